@@ -1,0 +1,57 @@
+"""Settings, read once at the edge and passed down: nothing below reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from geneva.errors import UserInputError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a connection was told about how to work."""
+
+    local_slots: int | None = None
+    """Tasks at once on the embedded Spark (GENEVA_LOCAL_SLOTS); None: one per core."""
+    version_conflict_max_retries: int = 10
+    """Rounds without progress before a job gives up on a table that keeps changing."""
+    jvm_archive: bool = True
+    """Whether a class archive may be kept in the user's cache folder to start Spark faster."""
+    progress: bool | None = None
+    """Show progress bars: yes, no, or None: when the output is a terminal or a notebook."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the settings from environment variables."""
+        env = os.environ if environment is None else environment
+        return cls(
+            local_slots=_integer(env, "GENEVA_LOCAL_SLOTS", None, least=1),
+            version_conflict_max_retries=_integer(
+                env, "GENEVA_VERSION_CONFLICT_MAX_RETRIES", 10, least=0
+            )
+            or 0,
+            jvm_archive=env.get("GENEVA_JVM_ARCHIVE", "1") not in ("0", "false", "no"),
+            progress=_flag(env, "GENEVA_PROGRESS"),
+        )
+
+
+def _integer(env: Mapping[str, str], name: str, default: int | None, *, least: int) -> int | None:
+    text = env.get(name)
+    if text is None or not text.strip():
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise UserInputError(f"{name} must be a whole number of at least {least}, not {text!r}.")
+    return value
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool | None:
+    text = env.get(name, "").strip().lower()
+    if not text:
+        return None
+    return text not in ("0", "false", "no", "off")

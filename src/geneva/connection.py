@@ -1,0 +1,142 @@
+"""A database: LanceDB's connection, and the jobs, Spark session and settings that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from geneva.config import Settings
+from geneva.errors import TableNotFoundError
+from geneva.execution.prepare import PreparedBackfill
+from geneva.execution.runner import Runner
+from geneva.jobs import Job
+from geneva.model import JobStatus, Secrets, TableRef
+from geneva.storage.database import is_missing_table, list_table_names, open_database
+from geneva.storage.history import JobHistory, JobRecord
+from geneva.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def connect(
+    uri: str | Path,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    spark: SparkSession | None = None,
+    settings: Settings | None = None,
+    runner: Callable[[], Runner] | None = None,
+    **lancedb_options: Any,
+) -> Connection:
+    """Connect to a database of Lance tables.
+
+    Args:
+        uri: A folder, or an object-store URI such as `s3://bucket/path`.
+        storage_options: Keys and settings of the object store.
+        spark: The Spark session to run on, classic or Connect. Without it, jobs run on an embedded local Spark,
+            which is started when the first job has something to compute.
+        settings: How to work; by default what the environment says.
+        runner: Makes the runner that carries out tasks. For tests: Spark is the product.
+        lancedb_options: Passed on to `lancedb.connect`.
+    """
+    secrets = Secrets(storage_options)
+    path = str(uri)
+    if "://" not in path:
+        path = str(Path(path).expanduser().absolute())
+    database = open_database(path, secrets, lancedb_options)
+    return Connection(
+        database, path, secrets, spark, settings or Settings.from_environment(), runner
+    )
+
+
+class Connection:
+    """An open database. What is not defined here is LanceDB's own connection."""
+
+    def __init__(
+        self,
+        database: Any,
+        uri: str,
+        storage_options: Secrets,
+        spark: SparkSession | None,
+        settings: Settings,
+        runner: Callable[[], Runner] | None,
+    ) -> None:
+        """Use `connect`."""
+        self._database, self._uri, self._storage_options = database, uri, storage_options
+        self._spark, self._settings, self._runner = spark, settings, runner
+        self._history = JobHistory(uri, storage_options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Hand everything else to LanceDB."""
+        if name.startswith("__") or name == "_database":
+            raise AttributeError(name)
+        return getattr(self._database, name)
+
+    def __repr__(self) -> str:
+        """Show where the database is."""
+        return f"Connection({self._uri!r})"
+
+    @property
+    def uri(self) -> str:
+        """Where the database is."""
+        return self._uri
+
+    def table_names(self) -> list[str]:
+        """The names of all tables, sorted. Geneva's own tables are not among them."""
+        return list_table_names(self._database)
+
+    def create_table(self, name: str, *args: Any, **kwargs: Any) -> Table:
+        """Create a table, as LanceDB does.
+
+        `storage_options={"new_table_enable_stable_row_ids": "true"}` gives it stable row ids.
+        """
+        return Table(self, self._database.create_table(name, *args, **kwargs))
+
+    def open_table(self, name: str, *, version: int | None = None, **kwargs: Any) -> Table:
+        """Open a table, at its latest version or a given one."""
+        try:
+            table = self._database.open_table(name, **kwargs)
+        except (ValueError, OSError) as error:
+            if not is_missing_table(error):
+                raise
+            raise TableNotFoundError(
+                f"There is no table {name!r} in {self._uri}. Tables: {self.table_names()}."
+            ) from error
+        if version is not None:
+            table.checkout(version)
+        return Table(self, table)
+
+    def list_jobs(
+        self, table_name: str | None = None, status: JobStatus | str | None = None
+    ) -> list[JobRecord]:
+        """The jobs of this database, newest first."""
+        return self._history.list(table_name, status)
+
+    def get_job(self, job_id: str) -> JobRecord:
+        """One job with its events and metrics."""
+        return self._history.get(job_id)
+
+    def _table_ref(self, lancedb_table: Any) -> TableRef:
+        options = {**self._storage_options, **(lancedb_table.initial_storage_options() or {})}
+        return TableRef(lancedb_table.name, str(lancedb_table.uri).rstrip("/"), Secrets(options))
+
+    def _job(self, prepared: PreparedBackfill, on_commit: Callable[[], None]) -> Job:
+        return Job(prepared, self._history, self._settings, self._make_runner, on_commit)
+
+    def _make_runner(self) -> Runner:
+        if self._runner is not None:
+            return self._runner()
+        from geneva.execution.local_spark import LocalOptions
+        from geneva.execution.spark import SparkRunner, embedded_session
+
+        session = self._spark
+        if session is None:
+            options = replace(
+                LocalOptions(),
+                slots=self._settings.local_slots,
+                class_archive=self._settings.jvm_archive,
+            )
+            session = embedded_session(options)
+        return SparkRunner(session)

@@ -1,0 +1,121 @@
+"""Every error Geneva raises on purpose, grouped by what the reader should do about it.
+
+::
+
+    GenevaError
+    ├── UserInputError(ValueError)       fix the call and run it again; no job was started
+    │   ├── ColumnNotFoundError          a column that was named is not there
+    │   ├── ColumnExistsError            a column that would be added is there already
+    │   ├── InvalidUDFError              the function or its declaration can't be used
+    │   ├── TypeMismatchError            the table's types and the UDF's don't agree
+    │   ├── InvalidFilterError           the where clause doesn't parse or doesn't fit the table
+    │   └── TableNotFoundError           no such table in the database
+    ├── UDFError                         fix the function, then run again: finished work is kept
+    │   ├── UDFExecutionError            the function raised
+    │   └── UDFOutputError               the function returned something the column can't hold
+    ├── TableChangedError                the table changed under the job; look, then run again
+    │   └── ColumnChangedError           the column was dropped, replaced or re-typed
+    ├── JobError                         the job could not go on; finished work is kept
+    │   ├── JobNotFoundError             no job of that id in this database
+    │   ├── JobCancelledError            somebody asked the job to stop
+    │   ├── JobTimeoutError              the time given to the job or to the wait ran out
+    │   └── WorkerLostError              workers died again and again (out of memory, segfault)
+    ├── UDFIntegrityError                the stored function is not what was written: don't run it
+    └── MissingDependencyError           this machine or cluster lacks something
+        ├── JavaNotFoundError
+        └── SparkUnavailableError
+"""
+
+from __future__ import annotations
+
+
+class GenevaError(Exception):
+    """Base of every error that Geneva raises on purpose."""
+
+
+class UserInputError(GenevaError, ValueError):
+    """The request can't be carried out as given. No job was started."""
+
+
+class ColumnNotFoundError(UserInputError):
+    """A column that the request names is not in the table."""
+
+
+class ColumnExistsError(UserInputError):
+    """A column that the request would add is in the table already."""
+
+
+class InvalidUDFError(UserInputError):
+    """The function, or how it was declared, can't be used as a UDF."""
+
+
+class TypeMismatchError(UserInputError, TypeError):
+    """A column's type and the UDF's declared type don't agree."""
+
+
+class InvalidFilterError(UserInputError):
+    """The where clause doesn't parse, or names what the table doesn't have."""
+
+
+class TableNotFoundError(UserInputError):
+    """The database has no table of that name."""
+
+
+class UDFError(GenevaError):
+    """The user's function failed. Work that finished before is kept."""
+
+
+class UDFExecutionError(UDFError):
+    """The user's function raised an exception."""
+
+
+class UDFOutputError(UDFError, TypeError):
+    """The user's function returned a wrong count, type, width or NULL."""
+
+
+class TableChangedError(GenevaError):
+    """The table changed in a way that the running job can't absorb."""
+
+
+class ColumnChangedError(TableChangedError):
+    """The column was dropped, replaced or re-typed while a job computed it."""
+
+
+class JobError(GenevaError):
+    """The job could not go on. Work that finished before is kept."""
+
+
+class JobNotFoundError(JobError, KeyError):
+    """No job of that id is known to this database."""
+
+    def __str__(self) -> str:
+        """Return the message as it is (KeyError would quote it)."""
+        return str(self.args[0]) if self.args else ""
+
+
+class JobCancelledError(JobError):
+    """The job was cancelled. Finished fragments were committed."""
+
+
+class JobTimeoutError(JobError, TimeoutError):
+    """The time given to a job, or to a wait for it, ran out."""
+
+
+class WorkerLostError(JobError):
+    """Worker processes died repeatedly (out of memory, segfault, kill)."""
+
+
+class UDFIntegrityError(GenevaError):
+    """A stored UDF's bytes don't match the digest recorded for them: it is not run."""
+
+
+class MissingDependencyError(GenevaError):
+    """This machine or cluster lacks something that Geneva needs."""
+
+
+class JavaNotFoundError(MissingDependencyError):
+    """No Java runtime of version 17 or later could be found."""
+
+
+class SparkUnavailableError(MissingDependencyError):
+    """A Spark session could not be started or reached."""

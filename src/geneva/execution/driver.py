@@ -1,0 +1,344 @@
+"""Running a plan: tasks out, reports in, fragments committed in groups, until nothing is left."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+from geneva.errors import (
+    JobCancelledError,
+    JobTimeoutError,
+    TableChangedError,
+    UDFError,
+    UDFExecutionError,
+    UDFOutputError,
+)
+from geneva.execution.prepare import PreparedBackfill, prepare_backfill
+from geneva.execution.progress import JobProgress, ProgressListener
+from geneva.execution.runner import Resources, Runner
+from geneva.execution.task import PartFailure, PartResult, PartWork, Task, TaskReport
+from geneva.execution.worker import run_task
+from geneva.model import Reason
+from geneva.planning.backfill import Action, FragmentPlan
+from geneva.planning.sizing import WorkQueue
+from geneva.rows import RowRange
+from geneva.storage.checkpoints import index_keys
+from geneva.storage.commit import CommitOutcome, commit_columns, verified_definition
+from geneva.storage.dataset import open_dataset
+from geneva.storage.fragments import StagedFile
+from geneva.storage.staging import open_checkpoints
+
+_POLL_SECONDS = 0.5
+_JOBS_IN_FLIGHT = 16
+"""Spark jobs at once; on a large cluster each of them carries several tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobControl:
+    """What the driver needs to know of the world around it."""
+
+    job_id: str
+    make_runner: Callable[[], Runner]
+    """Called when there is something to run, and not before: it may start Spark."""
+    listeners: tuple[ProgressListener, ...] = ()
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    max_conflict_retries: int = 10
+    watch_checkpoints: bool = False
+    """Look into running tasks through the checkpoint store, for somebody who watches."""
+
+
+def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress:
+    """Carry a plan out, round after round, until what was asked for is in the table.
+
+    A round that meets changes made by others may leave fragments over, or make some of its own
+    results stale; the next one plans again on the latest version.
+    """
+    run = _BackfillRun(prepared, control)
+    for _ in range(control.max_conflict_retries + 1):
+        with _pinned(run.prepared, control.job_id):
+            moved_on = run.round()
+        if not moved_on:
+            return run.progress
+        run.replan()
+        left = [f for f in run.prepared.plan.fragments if f.reason is not Reason.NEW]
+        if run.prepared.plan.is_empty:
+            return run.progress
+    if not left:
+        # Somebody appends faster than rounds go; the rows that were there at the start are done.
+        return run.progress
+    named = ", ".join(f"{f.fragment_id} ({f.reason.value})" for f in left[:5])
+    raise TableChangedError(
+        f"Table {prepared.ref.name!r} kept changing under the backfill of {prepared.plan.column!r} "
+        f"through {control.max_conflict_retries + 1} rounds. Fragments left over: {named}. What was "
+        "computed is kept; run the backfill again when the table is calmer. "
+        "(GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number of rounds.)"
+    )
+
+
+@contextmanager
+def _pinned(prepared: PreparedBackfill, job_id: str) -> Iterator[None]:
+    """Keep the planned version from being cleaned up while the job reads it."""
+    tag = f"geneva-job-{job_id}"
+    tags = prepared.dataset.tags
+    tags.create(tag, prepared.snapshot.version)
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            tags.delete(tag)
+
+
+@dataclass(slots=True)
+class _Split:
+    """A fragment that several tasks share."""
+
+    plan: FragmentPlan
+    rows_done: int = 0
+    checkpoints: list[RowRange] = field(default_factory=list)
+
+
+class _BackfillRun:
+    """The state of one running backfill."""
+
+    def __init__(self, prepared: PreparedBackfill, control: JobControl) -> None:
+        self.prepared, self._control = prepared, control
+        self.progress = JobProgress(
+            total=prepared.plan.rows_to_compute, fragments=len(prepared.plan.fragments)
+        )
+        self._started = time.monotonic()
+        self._runner: Runner | None = None
+        self._speed: float | None = None
+        self._committed_files: set[str] = set()
+
+    def replan(self) -> None:
+        """Plan what is left, on the latest version."""
+        old = self.prepared
+        dataset = open_dataset(old.ref)
+        self.prepared = prepare_backfill(
+            old.ref,
+            dataset,
+            verified_definition(dataset.schema, old.ref, old.definition),
+            old.request,
+            only_fragments_without=frozenset(self._committed_files),
+        )
+        waiting = self.prepared.plan.rows_to_compute
+        self._note(total=self.progress.committed + waiting)
+
+    def round(self) -> bool:
+        """Run the plan once; return whether the table moved on under it."""
+        plan = self.prepared.plan
+        self._plans = {f.fragment_id: f for f in plan.fragments}
+        self._work = self.prepared.column_work(self._control.job_id)
+        self._queue = WorkQueue(plan.fragments, self._work.sizes.task_size)
+        self._assemblies: deque[PartWork] = deque()
+        self._splits: dict[int, _Split] = {}
+        self._ready: list[StagedFile] = []
+        self._in_flight: dict[Future[list[str]], int] = {}
+        self._moved_on = False
+        self._note(rounds=self.progress.rounds + 1)
+        for fragment in plan.fragments:
+            if fragment.action is Action.REUSE:
+                self._reuse(fragment)
+        try:
+            self._run_tasks()
+        except BaseException:
+            self._stop()
+            # Finished fragments are worth keeping whatever went wrong with the others.
+            with suppress(OSError, TableChangedError):
+                self._commit(least=1)
+            raise
+        self._commit(least=1)
+        return self._moved_on
+
+    def _reuse(self, fragment: FragmentPlan) -> None:
+        rows = fragment.compute.count
+        self._ready.append(self.prepared.staged[fragment.fragment_id])
+        self._note(
+            checkpointed=self.progress.checkpointed + rows,
+            ready_to_commit=self.progress.ready_to_commit + rows,
+            reused_rows=self.progress.reused_rows + rows,
+        )
+
+    def _run_tasks(self) -> None:
+        self._commit(least=self.prepared.request.commit_granularity)
+        while self._queue or self._assemblies or self._in_flight:
+            self._check_stop()
+            self._fill()
+            done, _ = wait(self._in_flight, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+            for future in done:
+                self._in_flight.pop(future)
+                for text in future.result():
+                    self._take(TaskReport.from_json(text))
+            if not done and self._control.watch_checkpoints:
+                self._look_inside()
+            self._commit(least=self.prepared.request.commit_granularity)
+
+    def _check_stop(self) -> None:
+        if self._control.cancelled.is_set():
+            raise JobCancelledError(
+                f"Job {self._control.job_id} was cancelled. Finished fragments are committed; "
+                "running the backfill again goes on from there."
+            )
+        limit = self.prepared.request.timeout_seconds
+        if limit is not None and time.monotonic() - self._started > limit:
+            raise JobTimeoutError(
+                f"Job {self._control.job_id} did not finish within {limit:g} s. Finished fragments "
+                "are committed; running the backfill again goes on from there."
+            )
+
+    def _fill(self) -> None:
+        """Keep every slot busy, with one task waiting behind them to bridge the gaps."""
+        runner = self._get_runner()
+        asked = self.prepared.request.concurrency
+        slots = max(1, min(asked, runner.slots) if asked else runner.slots)
+        per_job = max(1, slots // _JOBS_IN_FLIGHT)
+        limit = slots if asked else slots + 1
+        resources = Resources(
+            self.prepared.definition.num_cpus,
+            self.prepared.definition.num_gpus,
+            self.prepared.definition.memory,
+        )
+        while (self._queue or self._assemblies) and sum(self._in_flight.values()) < limit:
+            tasks: list[Task] = []
+            while len(tasks) < per_job and (parts := self._next_parts(slots)):
+                tasks.append(Task(self._work, parts))
+            self._in_flight[runner.submit(run_task, tasks, resources)] = len(tasks)
+            self._note(tasks=self.progress.tasks + len(tasks))
+
+    def _next_parts(self, slots: int) -> tuple[PartWork, ...]:
+        if self._assemblies:
+            parts = tuple(self._assemblies)
+            self._assemblies.clear()
+            return parts
+        if not self._queue:
+            return ()
+        taken = self._queue.take(self._queue.share(slots, self._speed))
+        for part in taken:
+            if not part.whole:
+                self._splits.setdefault(part.plan.fragment_id, _Split(part.plan))
+        return tuple(self.prepared.part_work(part) for part in taken)
+
+    def _get_runner(self) -> Runner:
+        if self._runner is None:
+            self._runner = self._control.make_runner()
+        return self._runner
+
+    def _take(self, report: TaskReport) -> None:
+        """Book what a task did."""
+        rows_run = sum(result.rows_run for result in report.results)
+        # Of the rows alone: what a task costs besides them must not make tasks smaller.
+        working = report.timings.read + report.timings.udf
+        if rows_run and working > 0:
+            self._speed = rows_run / working
+        self._note(timings=self.progress.timings.plus(report.timings))
+        for result in report.results:
+            self._book(result)
+        if report.failure is not None:
+            raise _failure(report.failure)
+
+    def _book(self, result: PartResult) -> None:
+        plan = self._plans[result.fragment_id]
+        split = self._splits.get(result.fragment_id)
+        assembled = split is not None and result.staged_path is not None
+        progress = self.progress
+        if assembled:
+            # Its rows were booked when their ranges were; only damaged checkpoints ran again.
+            self._note(udf_rows=progress.udf_rows + result.rows_run)
+        else:
+            self._note(
+                checkpointed=progress.checkpointed + result.rows_run + result.rows_reused,
+                udf_rows=progress.udf_rows + result.rows_run,
+                reused_rows=progress.reused_rows + result.rows_reused,
+            )
+        if result.staged_path is not None:
+            self._ready.append(self._staged(plan, result.staged_path))
+            self._note(ready_to_commit=self.progress.ready_to_commit + plan.compute.count)
+        elif split is not None:
+            split.rows_done += result.end - result.start
+            split.checkpoints.extend(RowRange(start, end) for start, end in result.checkpoints)
+            if split.rows_done == plan.physical_rows:
+                self._assemblies.append(self.prepared.assembly_work(plan, split.checkpoints))
+
+    def _staged(self, plan: FragmentPlan, path: str) -> StagedFile:
+        committed = self.prepared.committed[plan.fragment_id]
+        return StagedFile(
+            plan.fragment_id,
+            path,
+            plan.physical_rows,
+            self.prepared.definition.uuid,
+            self._work.field_ids,
+            committed.inputs,
+            committed.output_file,
+        )
+
+    def _commit(self, *, least: int) -> None:
+        """Publish what is ready, in groups."""
+        size = self.prepared.request.commit_granularity
+        while len(self._ready) >= max(least, 1):
+            group, self._ready = self._ready[:size], self._ready[size:]
+            started = time.monotonic()
+            outcome = commit_columns(
+                self.prepared.ref,
+                self.prepared.dataset,
+                self.prepared.definition,
+                group,
+                self._control.job_id,
+                self._control.max_conflict_retries,
+            )
+            self._booked_commit(outcome, time.monotonic() - started)
+
+    def _booked_commit(self, outcome: CommitOutcome, seconds: float) -> None:
+        progress = self.progress
+        self._moved_on = self._moved_on or outcome.moved_on
+        self._committed_files.update(file.path for file in outcome.landed)
+        landed = sum(self._plans[f.fragment_id].compute.count for f in outcome.landed)
+        lost = sum(self._plans[f.fragment_id].compute.count for f, _ in outcome.lost)
+        self._note(
+            committed=progress.committed + landed,
+            ready_to_commit=progress.ready_to_commit - lost,
+            checkpointed=progress.checkpointed - lost,
+            fragments_committed=progress.fragments_committed + len(outcome.landed),
+            commits=progress.commits + 1,
+            commit_seconds=progress.commit_seconds + seconds,
+        )
+
+    def _look_inside(self) -> None:
+        """Count the rows that running tasks have checkpointed so far."""
+        keys = index_keys(open_checkpoints(self.prepared.ref).list_keys("udf-"))
+        booked = {id_ for id_, split in self._splits.items() if split.rows_done}
+        running = sum(
+            self._plans[fragment_id].compute.slice(key.rows).count
+            for (prefix, fragment_id), found in keys.items()
+            if fragment_id in self._plans
+            and fragment_id not in booked
+            and self.prepared.prefixes.get(fragment_id) == prefix
+            for key in found
+            if key.rows is not None and key.rows.end <= self._plans[fragment_id].physical_rows
+        )
+        seen = min(self.progress.total, self.progress.ready_to_commit + running)
+        for listener in self._control.listeners:
+            listener(replace(self.progress, checkpointed=max(self.progress.checkpointed, seen)))
+
+    def _stop(self) -> None:
+        """Stop what still runs, and wait for it: leaving tasks behind would steal the next job's slots."""
+        if self._runner is not None and self._in_flight:
+            self._runner.cancel()
+            wait(self._in_flight, timeout=30)
+
+    def _note(self, **changes: object) -> None:
+        seconds = time.monotonic() - self._started
+        self.progress = replace(self.progress, seconds=seconds, **changes)  # type: ignore[arg-type]
+        for listener in self._control.listeners:
+            listener(self.progress)
+
+
+def _failure(failure: PartFailure) -> UDFError:
+    kind = UDFOutputError if failure.kind == "output" else UDFExecutionError
+    error = kind(failure.message)
+    error.failure = failure  # type: ignore[attr-defined]
+    return error

@@ -1,0 +1,296 @@
+"""Gathering the facts for a backfill and joining them with the planner's decisions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import lance
+
+from geneva.execution.task import ColumnWork, PartWork
+from geneva.model import ColumnDefinition, Reason, Sizes, TableRef
+from geneva.planning.backfill import (
+    BackfillPlan,
+    FragmentPlan,
+    FragmentState,
+    choose_fragments,
+    plan_fragment,
+)
+from geneva.planning.ranges import disjoint
+from geneva.planning.sizing import Part
+from geneva.rows import RowRange, RowSet
+from geneva.storage.checkpoints import CheckpointKey, WorkIdentity, index_keys
+from geneva.storage.column_state import Committed, read_committed
+from geneva.storage.dataset import (
+    FragmentFacts,
+    TableSnapshot,
+    read_live_rows,
+    read_matching_rows,
+    read_snapshot,
+)
+from geneva.storage.fragments import StagedFile, size_of_inputs, window_rows
+from geneva.storage.staging import open_checkpoints, read_staged
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillRequest:
+    """What was asked for, after checking."""
+
+    where: str | None = None
+    concurrency: int | None = None
+    threads: int = 1
+    sizes: Sizes = field(default_factory=Sizes)
+    commit_granularity: int = 64
+    num_frags: int | None = None
+    flush_seconds: float | None = None
+    shuffle_diversity: int | None = None
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBackfill:
+    """A plan with everything that is needed to carry it out."""
+
+    ref: TableRef
+    dataset: lance.LanceDataset
+    snapshot: TableSnapshot
+    definition: ColumnDefinition
+    request: BackfillRequest
+    plan: BackfillPlan
+    facts: dict[int, FragmentFacts]
+    committed: dict[int, Committed]
+    prefixes: dict[int, str]
+    staged: dict[int, StagedFile]
+    """Staged files of earlier runs, for the fragments whose plan is to reuse them."""
+
+    def column_work(self, job_id: str) -> ColumnWork:
+        """What every task of the job shares."""
+        definition, request = self.definition, self.request
+        return ColumnWork(
+            job_id=job_id,
+            ref=self.ref,
+            version=self.snapshot.version,
+            column=definition.name,
+            column_uuid=definition.uuid,
+            field_ids=self.snapshot.field_ids[definition.name],
+            udf_name=definition.udf_name,
+            udf_version=definition.udf_version,
+            udf_digest=definition.udf_digest,
+            inputs=definition.inputs,
+            nullable=definition.nullable,
+            sizes=definition.sizes.overridden_by(request.sizes),
+            flush_seconds=request.flush_seconds,
+            threads=request.threads,
+        )
+
+    def part_work(self, part: Part) -> PartWork:
+        """A planned part as it is shipped."""
+        covered = tuple(
+            r for r in part.plan.covered if part.rows.start <= r.start and r.end <= part.rows.end
+        )
+        return self._ship(part.plan, part.rows, covered, whole=part.whole)
+
+    def assembly_work(self, plan: FragmentPlan, covered: Sequence[RowRange]) -> PartWork:
+        """Put a fragment together whose ranges are all in the checkpoint store."""
+        rows = RowRange(0, plan.physical_rows)
+        return self._ship(plan, rows, disjoint(covered, plan.physical_rows), whole=True)
+
+    def _ship(
+        self, plan: FragmentPlan, rows: RowRange, covered: tuple[RowRange, ...], *, whole: bool
+    ) -> PartWork:
+        committed = self.committed[plan.fragment_id]
+        paths = (*self.definition.inputs, *((self.definition.name,) if plan.keeps_old else ()))
+        field_ids = [i for path in paths for i in self.snapshot.field_ids[path]]
+        sizes = size_of_inputs(self.facts[plan.fragment_id], field_ids)
+        return PartWork(
+            fragment_id=plan.fragment_id,
+            physical_rows=plan.physical_rows,
+            rows=rows,
+            whole=whole,
+            compute=plan.compute.slice(rows),
+            valid_after=plan.valid_after if whole else None,
+            complete=plan.complete,
+            keeps_old=plan.keeps_old,
+            covered=covered,
+            prefix=self.prefixes[plan.fragment_id],
+            inputs=committed.inputs,
+            base=committed.output_file,
+            window=window_rows(self.snapshot.schema, paths, sizes, plan.physical_rows),
+        )
+
+
+def prepare_backfill(
+    ref: TableRef,
+    dataset: lance.LanceDataset,
+    definition: ColumnDefinition,
+    request: BackfillRequest,
+    *,
+    only_fragments_without: frozenset[str] = frozenset(),
+) -> PreparedBackfill:
+    """Look at the table and decide what to do. Reads only; runs no user code.
+
+    `only_fragments_without` names data files that this very job committed: the rows that an
+    explicit where clause asked for are done there.
+    """
+    snapshot = read_snapshot(dataset, ref)
+    committed = read_committed(dataset, snapshot, definition)
+    done_here = {i for i, c in committed.items() if c.output_file in only_fragments_without}
+    candidates = _candidates(snapshot, committed, request, done_here)
+    live = read_live_rows(dataset, candidates)
+    selected = None
+    if request.where is not None and candidates:
+        selected = read_matching_rows(dataset, candidates, request.where)
+    prefixes = {
+        f.id: _identity(ref, definition, request, committed[f.id]).prefix() for f in candidates
+    }
+    states = [
+        _state(f, live[f.id], committed[f.id], selected[f.id] if selected is not None else None)
+        for f in candidates
+    ]
+    plans = [plan_fragment(state) for state in states]
+    needed, _ = choose_fragments(plans, request.num_frags)
+    staged: dict[int, StagedFile] = {}
+    if needed:
+        chosen = {plan.fragment_id for plan in needed}
+        states = [state for state in states if state.fragment_id in chosen]
+        states, staged = _with_unpublished(ref, definition, states, committed, prefixes)
+        needed, _ = choose_fragments(map(plan_fragment, states), None)
+    plan = BackfillPlan(
+        table=ref.name,
+        version=snapshot.version,
+        column=definition.name,
+        udf_name=definition.udf_name,
+        udf_version=definition.udf_version,
+        where=request.where,
+        fragments=_ordered(needed, request.shuffle_diversity),
+        skipped_fragments=len(snapshot.fragments) - len(needed),
+        total_rows=sum(f.live_rows for f in snapshot.fragments),
+    )
+    return PreparedBackfill(
+        ref=ref,
+        dataset=dataset,
+        snapshot=snapshot,
+        definition=definition,
+        request=request,
+        plan=plan,
+        facts={f.id: f for f in candidates},
+        committed=committed,
+        prefixes=prefixes,
+        staged=staged,
+    )
+
+
+def _candidates(
+    snapshot: TableSnapshot,
+    committed: dict[int, Committed],
+    request: BackfillRequest,
+    done_here: set[int],
+) -> list[FragmentFacts]:
+    """The fragments that may need something; the rest is up to date by the manifest alone."""
+    if request.where is not None:
+        return [f for f in snapshot.fragments if f.id not in done_here and f.live_rows]
+    return [f for f in snapshot.fragments if not committed[f.id].valid.is_full and f.live_rows]
+
+
+def _state(
+    fragment: FragmentFacts, live: RowSet, committed: Committed, selected: RowSet | None
+) -> FragmentState:
+    return FragmentState(
+        fragment_id=fragment.id,
+        physical_rows=fragment.physical_rows,
+        live=live,
+        valid=committed.valid,
+        reason=committed.reason,
+        has_output=committed.output_file is not None,
+        selected=selected,
+    )
+
+
+def _identity(
+    ref: TableRef, definition: ColumnDefinition, request: BackfillRequest, committed: Committed
+) -> WorkIdentity:
+    """What the work on a fragment is. Where old values are carried over, their file is a source too:
+
+    so that a clause that is run again after its result was committed is new work, and one that is run
+    again after a crash is not.
+    """
+    carries = committed.output_file is not None and (
+        request.where is not None or bool(committed.valid) or committed.reason is Reason.NULL
+    )
+    base = (committed.output_file,) if carries and committed.output_file else ()
+    return WorkIdentity(
+        udf_name=definition.udf_name,
+        udf_version=definition.udf_version,
+        column=definition.name,
+        where=request.where or "",
+        uri=ref.uri,
+        source_files=(*committed.inputs, *base),
+    )
+
+
+def _with_unpublished(
+    ref: TableRef,
+    definition: ColumnDefinition,
+    states: list[FragmentState],
+    committed: dict[int, Committed],
+    prefixes: dict[int, str],
+) -> tuple[list[FragmentState], dict[int, StagedFile]]:
+    """Add what earlier runs left in the checkpoint store."""
+    store = open_checkpoints(ref)
+    index = index_keys(store.list_keys("udf-"))
+    if not index:
+        return states, {}
+    staged: dict[int, StagedFile] = {}
+    found: list[FragmentState] = []
+    for state in states:
+        prefix = prefixes[state.fragment_id]
+        keys = index.get((prefix, state.fragment_id), [])
+        file = None
+        if CheckpointKey(prefix, state.fragment_id) in keys:
+            file = read_staged(store, ref, prefix, state.fragment_id)
+            if file is not None and _still_fits(file, state, definition, committed):
+                staged[state.fragment_id] = file
+        found.append(
+            FragmentState(
+                fragment_id=state.fragment_id,
+                physical_rows=state.physical_rows,
+                live=state.live,
+                valid=state.valid,
+                reason=state.reason,
+                has_output=state.has_output,
+                selected=state.selected,
+                checkpointed=tuple(key.rows for key in keys if key.rows is not None),
+                staged=state.fragment_id in staged,
+            )
+        )
+    return found, staged
+
+
+def _still_fits(
+    file: StagedFile,
+    state: FragmentState,
+    definition: ColumnDefinition,
+    committed: dict[int, Committed],
+) -> bool:
+    """Whether a staged file is of this column as it is now. Inputs and UDF are in its key already."""
+    return (
+        file.column_uuid == definition.uuid
+        and file.physical_rows == state.physical_rows
+        and file.base == committed[state.fragment_id].output_file
+    )
+
+
+def _ordered(plans: tuple[FragmentPlan, ...], diversity: int | None) -> tuple[FragmentPlan, ...]:
+    """Mix the fragments within a sliding window, so that slow regions are spread over the workers."""
+    if not diversity or diversity < 2:
+        return plans
+    rng = random.Random(0)
+    window: list[FragmentPlan] = []
+    mixed: list[FragmentPlan] = []
+    for plan in plans:
+        window.append(plan)
+        if len(window) >= diversity:
+            mixed.append(window.pop(rng.randrange(len(window))))
+    rng.shuffle(window)
+    return tuple(mixed + window)

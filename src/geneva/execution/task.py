@@ -1,0 +1,144 @@
+"""What travels: the work that the driver ships to a worker, and the report that comes back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from geneva.model import Sizes, TableRef
+from geneva.rows import RowRange, RowSet
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnWork:
+    """What is the same for every task of a job."""
+
+    job_id: str
+    ref: TableRef
+    version: int
+    column: str
+    column_uuid: str
+    field_ids: tuple[int, ...]
+    udf_name: str
+    udf_version: str
+    udf_digest: str
+    inputs: tuple[str, ...]
+    nullable: bool
+    sizes: Sizes
+    flush_seconds: float | None = None
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartWork:
+    """A range of one fragment to compute. `whole`: the range is the fragment, and its file gets staged.
+
+    Assembling a fragment from checkpoints is the same work, with every row covered.
+    """
+
+    fragment_id: int
+    physical_rows: int
+    rows: RowRange
+    whole: bool
+    compute: RowSet
+    """Rows of the range that get a new value (offsets count from the range's start)."""
+    valid_after: RowSet | None
+    """Rows of the fragment whose value is right afterwards; only for a whole one."""
+    complete: bool
+    keeps_old: bool
+    covered: tuple[RowRange, ...]
+    prefix: str
+    """Prefix of the checkpoints' keys."""
+    inputs: tuple[str, ...]
+    """Input signature of the fragment."""
+    base: str | None
+    """The column's present file in the fragment."""
+    window: int
+    """Rows to read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task: several parts of one job."""
+
+    work: ColumnWork
+    parts: tuple[PartWork, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds spent, by what they were spent on."""
+
+    read: float = 0.0
+    udf: float = 0.0
+    checkpoint: float = 0.0
+    write: float = 0.0
+
+    def plus(self, other: Timings) -> Timings:
+        """Add up."""
+        return Timings(
+            self.read + other.read,
+            self.udf + other.udf,
+            self.checkpoint + other.checkpoint,
+            self.write + other.write,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """A part that is done: staged when it was a whole fragment, checkpointed otherwise."""
+
+    fragment_id: int
+    start: int
+    end: int
+    rows_run: int
+    rows_reused: int
+    checkpoints: tuple[tuple[int, int], ...]
+    """Ranges that are in the checkpoint store now, ascending."""
+    staged_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailure:
+    """A part in which the user's function failed."""
+
+    fragment_id: int
+    start: int
+    end: int
+    kind: str
+    """Which error to raise: `execution` or `output`."""
+    message: str
+    traceback: str
+    rows_run: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """What a task did."""
+
+    results: tuple[PartResult, ...]
+    failure: PartFailure | None = None
+    timings: Timings = field(default_factory=Timings)
+    seconds: float = 0.0
+
+    def to_json(self) -> str:
+        """The report as text, as it travels."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> TaskReport:
+        """Read a report back."""
+        record: dict[str, Any] = json.loads(text)
+        failure = record["failure"]
+        return cls(
+            results=tuple(_result(item) for item in record["results"]),
+            failure=PartFailure(**failure) if failure is not None else None,
+            timings=Timings(**record["timings"]),
+            seconds=record["seconds"],
+        )
+
+
+def _result(item: dict[str, Any]) -> PartResult:
+    checkpoints = tuple((int(start), int(end)) for start, end in item.pop("checkpoints"))
+    return PartResult(checkpoints=checkpoints, **item)

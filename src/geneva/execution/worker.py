@@ -1,0 +1,403 @@
+"""The one function that is shipped: read, apply the UDF, checkpoint, stage.
+
+State is in storage. A task may run twice, at the same time even, and nothing breaks: staged names are unique,
+checkpoints of one key hold the same rows, and only the driver publishes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from geneva.errors import UDFError, UDFOutputError
+from geneva.execution.apply import Applier
+from geneva.execution.task import (
+    ColumnWork,
+    PartFailure,
+    PartResult,
+    PartWork,
+    Task,
+    TaskReport,
+    Timings,
+)
+from geneva.model import TableRef
+from geneva.planning.ranges import gaps
+from geneva.planning.sizing import BatchRule
+from geneva.rows import Offsets, RowRange
+from geneva.storage.checkpoints import CheckpointKey, CheckpointStore
+from geneva.storage.columns import load_udf
+from geneva.storage.dataset import open_pinned, row_addresses
+from geneva.storage.fragments import (
+    Piece,
+    RowTaker,
+    StagedFile,
+    concat,
+    read_windows,
+    scatter,
+    stage_column,
+)
+from geneva.storage.provenance import Provenance
+from geneva.storage.staging import open_checkpoints, record_staged
+
+_SPARSE = 0.2
+"""Below this share of wanted rows they are read by address instead of scanning past the others."""
+_BUFFER_BYTES = 64 * 1024 * 1024
+"""Results held for the next checkpoint; more are made durable early, to bound memory."""
+_LEAST_RECORDED_SECONDS = 0.1
+"""Staged files that took less work than this are cheaper to make again than to record."""
+
+
+def run_task(task: Task) -> str:
+    """Do the parts of a task in order; return a `TaskReport` as JSON.
+
+    A failure of the user's function is reported, not raised: Spark would run the task again.
+    """
+    started = time.perf_counter()
+    run = _TaskRun(task.work)
+    results: list[PartResult] = []
+    failure = None
+    for part in task.parts:
+        part_run = _PartRun(run, part)
+        try:
+            results.append(part_run.execute())
+        except UDFError as error:
+            failure = part_run.failed(error)
+            break
+    run.record_pending(_LEAST_RECORDED_SECONDS)
+    report = TaskReport(tuple(results), failure, run.clock.timings(), time.perf_counter() - started)
+    return report.to_json()
+
+
+class _Clock:
+    """Seconds by activity."""
+
+    def __init__(self) -> None:
+        self.read = self.udf = self.checkpoint = self.write = 0.0
+
+    def timings(self) -> Timings:
+        return Timings(self.read, self.udf, self.checkpoint, self.write)
+
+    @property
+    def work(self) -> float:
+        """Seconds that would be lost with the results: not those spent on saving them."""
+        return self.read + self.udf
+
+
+class _TaskRun:
+    """What the parts of one task share."""
+
+    def __init__(self, work: ColumnWork) -> None:
+        self.work = work
+        self.dataset = open_pinned(work.ref, work.version)
+        self.store: CheckpointStore = open_checkpoints(work.ref)
+        self.clock = _Clock()
+        self.arrow_field = self.dataset.schema.field(work.column)
+        self.batch_rows: int | None = None
+        self.checkpoint_cost = 0.0
+        self._pending: list[tuple[str, StagedFile]] = []
+        self._pending_since = 0.0
+
+    @property
+    def applier(self) -> Applier:
+        return _live_applier(self.work, self.arrow_field)
+
+    def staged(self, prefix: str, staged: StagedFile) -> None:
+        """Note a staged file; it is recorded once enough work hangs on it."""
+        self._pending.append((prefix, staged))
+        pause = 0.0 if self.work.sizes.checkpoint_size is not None else 1.0
+        self.record_pending(pause if self.work.flush_seconds is None else self.work.flush_seconds)
+
+    def record_pending(self, least_seconds: float) -> None:
+        """Record staged files, if at least that much work would be lost with them."""
+        if self.clock.work - self._pending_since < least_seconds:
+            return
+        for prefix, staged in self._pending:
+            record_staged(self.store, prefix, staged)
+        self._pending.clear()
+        self._pending_since = self.clock.work
+
+
+@dataclass(slots=True)
+class _Unsaved:
+    """Results since the last checkpoint, and the range they are of."""
+
+    start: int
+    pieces: list[Piece] = field(default_factory=list)
+    rows: int = 0
+    bytes: int = 0
+    since: float = 0.0
+
+    def add(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        self.rows += len(piece.offsets)
+        self.bytes += piece.values.nbytes
+
+
+class _PartRun:
+    """One part being computed."""
+
+    def __init__(self, task: _TaskRun, part: PartWork) -> None:
+        self._task, self._part, self._work = task, part, task.work
+        self._rule = BatchRule.of(task.work.sizes, part.window, task.work.flush_seconds)
+        self._unsaved = _Unsaved(part.rows.start)
+        self._checkpoints: list[RowRange] = []
+        self._rows_run = self._rows_reused = 0
+        self._at: tuple[int, int] = (part.rows.start, part.rows.end)
+
+    def execute(self) -> PartResult:
+        part = self._part
+        path = self._stage() if part.whole else None
+        if not part.whole:
+            for _ in self._pieces():
+                pass
+        return PartResult(
+            part.fragment_id,
+            part.rows.start,
+            part.rows.end,
+            self._rows_run,
+            self._rows_reused,
+            tuple((r.start, r.end) for r in self._checkpoints),
+            path,
+        )
+
+    def failed(self, error: UDFError) -> PartFailure:
+        """Keep what was computed before the failure, and describe it."""
+        self._flush(self._at[0])
+        failure = getattr(error, "failure", None)
+        row = getattr(failure, "row", None)
+        start, end = self._at
+        where = f"rows [{start}, {end})" if row is None else f"row {self._offset_of(row)}"
+        return PartFailure(
+            self._part.fragment_id,
+            start,
+            end,
+            "output" if isinstance(error, UDFOutputError) else "execution",
+            f"Table {self._work.ref.name!r}, column {self._work.column!r}, fragment "
+            f"{self._part.fragment_id}, {where} (of rows [{start}, {end})): {error}",
+            getattr(failure, "traceback", "") or "",
+            self._rows_run,
+        )
+
+    def _offset_of(self, row: int) -> int:
+        return int(self._batch_offsets[row])
+
+    def _stage(self) -> str:
+        part, work, task = self._part, self._work, self._task
+        assert part.valid_after is not None
+        provenance = Provenance(work.column_uuid, work.udf_version, part.inputs, part.valid_after)
+        arrays = scatter(
+            self._pieces(), task.arrow_field.type, part.rows, part.window, self._old_values()
+        )
+        before = task.clock.work + task.clock.checkpoint
+        started = time.perf_counter()
+        path, rows = stage_column(
+            work.ref, task.dataset, work.column, arrays, provenance, complete=part.complete
+        )
+        spent = time.perf_counter() - started
+        task.clock.write += spent - (task.clock.work + task.clock.checkpoint - before)
+        if rows != part.physical_rows:
+            raise AssertionError(
+                f"staged {rows} rows for fragment {part.fragment_id} of {part.physical_rows} rows"
+            )
+        staged = StagedFile(
+            part.fragment_id,
+            path,
+            part.physical_rows,
+            work.column_uuid,
+            work.field_ids,
+            part.inputs,
+            part.base,
+        )
+        task.staged(part.prefix, staged)
+        return path
+
+    def _old_values(self) -> Iterator[pa.Array] | None:
+        if not self._part.keeps_old:
+            return None
+        windows = read_windows(
+            self._task.dataset,
+            self._part.fragment_id,
+            [self._work.column],
+            self._part.rows,
+            self._part.window,
+        )
+        return (batch.column(0) for _, batch in windows)
+
+    def _pieces(self) -> Iterator[Piece]:
+        """New values in ascending order: out of checkpoints where there are some, else computed."""
+        part = self._part
+        at = part.rows.start
+        for covered in (*part.covered, None):
+            until = covered.start if covered is not None else part.rows.end
+            for open_range in gaps((), RowRange(at, until)):
+                yield from self._computed(open_range)
+            if covered is None:
+                break
+            at = covered.end
+            loaded = self._loaded(covered)
+            if loaded is None:
+                yield from self._computed(covered)
+            else:
+                self._unsaved.start = covered.end
+                yield loaded
+        if not part.whole or self._rule.checkpoint_rows is not None:
+            self._flush(part.rows.end)
+
+    def _loaded(self, rows: RowRange) -> Piece | None:
+        """The values of a checkpointed range; None when the checkpoint can't be used."""
+        key = CheckpointKey(self._part.prefix, self._part.fragment_id, rows).path()
+        wanted = self._wanted(rows)
+        started = time.perf_counter()
+        try:
+            batch = self._task.store[key]
+            values = batch.column(self._work.column)
+            addresses = batch.column("_rowaddr").to_numpy()
+        except KeyError:
+            return None
+        finally:
+            self._task.clock.checkpoint += time.perf_counter() - started
+        offsets = (addresses & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        if values.type != self._task.arrow_field.type:
+            return None
+        if not np.array_equal(offsets, wanted):
+            places = np.searchsorted(offsets, wanted)
+            found = places < len(offsets)
+            if not found.all() or not np.array_equal(offsets[places], wanted):
+                return None
+            values = values.take(pa.array(places))
+        self._checkpoints.append(rows)
+        self._rows_reused += len(wanted)
+        return Piece(wanted, values)
+
+    def _wanted(self, rows: RowRange) -> Offsets:
+        start = self._part.rows.start
+        inside = RowRange(rows.start - start, rows.end - start)
+        return self._part.compute.slice(inside).offsets() + rows.start
+
+    def _computed(self, rows: RowRange) -> Iterator[Piece]:
+        """Run the UDF over the wanted rows of a range."""
+        self._flush_if_elsewhere(rows.start)
+        for offsets, batch in self._timed(self._inputs(rows)):
+            done = 0
+            while done < len(offsets):
+                size = self._batch_size(len(offsets) - done)
+                piece = self._apply(offsets[done : done + size], batch.slice(done, size))
+                done += size
+                yield piece
+                self._save(piece)
+        self._at = (rows.end, rows.end)
+
+    def _inputs(self, rows: RowRange) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        wanted = self._wanted(rows)
+        if not len(wanted):
+            return
+        dataset, part, paths = self._task.dataset, self._part, self._work.inputs
+        if len(wanted) < _SPARSE * len(rows):
+            taker = RowTaker(dataset, part.fragment_id, paths)
+            for i in range(0, len(wanted), part.window):
+                chunk = wanted[i : i + part.window]
+                yield chunk, taker.take(chunk)
+            return
+        at = 0
+        for start, batch in read_windows(dataset, part.fragment_id, paths, rows, part.window):
+            stop = int(np.searchsorted(wanted, start + batch.num_rows, side="left"))
+            chunk = wanted[at:stop]
+            at = stop
+            if len(chunk) == batch.num_rows:
+                yield chunk, batch
+            elif len(chunk):
+                yield chunk, batch.take(pa.array(chunk - start))
+
+    def _timed(
+        self, inputs: Iterator[tuple[Offsets, pa.RecordBatch]]
+    ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        while True:
+            started = time.perf_counter()
+            item = next(inputs, None)
+            self._task.clock.read += time.perf_counter() - started
+            if item is None:
+                return
+            yield item
+
+    def _batch_size(self, available: int) -> int:
+        size = self._task.batch_rows or self._rule.first
+        if self._rule.checkpoint_rows is not None:
+            size = min(size, self._rule.checkpoint_rows - self._unsaved.rows)
+        return max(1, min(size, available))
+
+    def _apply(self, offsets: Offsets, batch: pa.RecordBatch) -> Piece:
+        self._at = (int(offsets[0]), int(offsets[-1]) + 1)
+        self._batch_offsets = offsets
+        self._rows_run += len(offsets)
+        started = time.perf_counter()
+        try:
+            values = self._task.applier.apply(batch)
+        finally:
+            seconds = time.perf_counter() - started
+            self._task.clock.udf += seconds
+        full = self._task.batch_rows or self._rule.first
+        if len(offsets) >= full:
+            self._task.batch_rows = self._rule.next_size(full, seconds)
+        return Piece(offsets, values)
+
+    def _save(self, piece: Piece) -> None:
+        unsaved, clock = self._unsaved, self._task.clock
+        unsaved.add(piece)
+        seconds = clock.work - unsaved.since
+        due = self._rule.is_due(unsaved.rows, seconds, self._task.checkpoint_cost)
+        if due or unsaved.bytes >= _BUFFER_BYTES:
+            self._flush(int(piece.offsets[-1]) + 1)
+
+    def _flush_if_elsewhere(self, start: int) -> None:
+        """A checkpoint is one range: close the one before a jump."""
+        if self._unsaved.pieces:
+            self._flush(start)
+        self._unsaved.start = start
+
+    def _flush(self, end: int) -> None:
+        """Make the results up to `end` durable as one batch checkpoint."""
+        unsaved, clock = self._unsaved, self._task.clock
+        if unsaved.pieces:
+            rows = RowRange(unsaved.start, end)
+            started = time.perf_counter()
+            self._write_checkpoint(rows, unsaved.pieces)
+            self._task.checkpoint_cost = time.perf_counter() - started
+            clock.checkpoint += self._task.checkpoint_cost
+            self._checkpoints.append(rows)
+        self._unsaved = _Unsaved(end, since=clock.work)
+
+    def _write_checkpoint(self, rows: RowRange, pieces: list[Piece]) -> None:
+        part = self._part
+        key = CheckpointKey(part.prefix, part.fragment_id, rows).path()
+        offsets = np.concatenate([piece.offsets for piece in pieces])
+        addresses = pa.array(row_addresses(part.fragment_id, offsets), pa.uint64())
+        values = concat([piece.values for piece in pieces])
+        self._task.store[key] = pa.record_batch(
+            [values, addresses], names=[self._work.column, "_rowaddr"]
+        )
+
+
+_APPLIERS: OrderedDict[tuple[TableRef, str, pa.Field, int], Applier] = OrderedDict()
+_APPLIERS_KEPT = 4
+_APPLIERS_LOCK = threading.Lock()
+
+
+def _live_applier(work: ColumnWork, arrow_field: pa.Field) -> Applier:
+    """The function, made once a worker process: a model is loaded once, however many tasks run."""
+    output = pa.field(arrow_field.name, arrow_field.type, nullable=work.nullable)
+    key = (work.ref, work.udf_digest, output, work.threads)
+    with _APPLIERS_LOCK:
+        applier = _APPLIERS.get(key)
+        if applier is None:
+            udf = load_udf(work.ref, work.udf_digest).with_inputs(list(work.inputs))
+            applier = _APPLIERS[key] = Applier(udf, output, threads=work.threads)
+        _APPLIERS.move_to_end(key)
+        if len(_APPLIERS) > _APPLIERS_KEPT:
+            _APPLIERS.popitem(last=False)[1].close()
+    return applier

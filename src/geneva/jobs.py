@@ -1,0 +1,222 @@
+"""Jobs as users meet them: the result of one, the future of one, and running one with its history kept."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import ExitStack
+from dataclasses import replace
+
+from geneva.config import Settings
+from geneva.errors import JobCancelledError, JobTimeoutError
+from geneva.execution.driver import JobControl, run_backfill
+from geneva.execution.prepare import PreparedBackfill
+from geneva.execution.progress import JobProgress, ProgressBars, wants_bars
+from geneva.execution.runner import Runner
+from geneva.model import JobStatus
+from geneva.storage.history import JobEvent, JobHistory
+
+
+class JobResult(str):
+    """The outcome of a job. It is its job id, so that it goes wherever an id goes."""
+
+    status: JobStatus
+    """How the job ended."""
+    progress: JobProgress
+    """What it did, in numbers."""
+
+    __slots__ = ("progress", "status")
+
+    def __new__(cls, job_id: str, status: JobStatus, progress: JobProgress) -> JobResult:
+        """Make a result."""
+        self = super().__new__(cls, job_id)
+        self.status, self.progress = status, progress
+        return self
+
+    @property
+    def job_id(self) -> str:
+        """The id, as a plain string."""
+        return str.__str__(self)
+
+    @property
+    def rows_computed(self) -> int:
+        """Rows for which the UDF was called."""
+        return self.progress.udf_rows
+
+    @property
+    def rows_committed(self) -> int:
+        """Rows whose new value is in the table."""
+        return self.progress.committed
+
+    @property
+    def rows_reused(self) -> int:
+        """Rows whose value an earlier run had computed already."""
+        return self.progress.reused_rows
+
+    @property
+    def fragments_committed(self) -> int:
+        """Fragments that got a new column file."""
+        return self.progress.fragments_committed
+
+    def __repr__(self) -> str:
+        """Show the outcome at a glance."""
+        return (
+            f"JobResult({self.job_id!r}, {self.status}, computed={self.rows_computed}, "
+            f"reused={self.rows_reused}, committed={self.rows_committed}, "
+            f"seconds={self.progress.seconds:.2f})"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with its numbers."""
+        return JobResult, (self.job_id, self.status, self.progress)
+
+
+class Job:
+    """A planned backfill that is about to run, runs, or ran; its history is kept as it goes."""
+
+    def __init__(
+        self,
+        prepared: PreparedBackfill,
+        history: JobHistory,
+        settings: Settings,
+        make_runner: Callable[[], Runner],
+        on_commit: Callable[[], None],
+    ) -> None:
+        """Take a plan; nothing is written or run yet. `on_commit` is told of every commit."""
+        self.job_id = str(uuid.uuid4())
+        self.status = JobStatus.PENDING
+        self.progress = JobProgress(total=prepared.plan.rows_to_compute)
+        self.cancelled = threading.Event()
+        self._prepared, self._history = prepared, history
+        self._settings, self._make_runner, self._on_commit = settings, make_runner, on_commit
+
+    def run(self) -> JobResult:
+        """Run to the end in this thread."""
+        if self._prepared.plan.is_empty:
+            self._record(self._created(), self._ended(JobStatus.DONE))
+            return self._result()
+        self._record(self._created(), self._changed(JobStatus.RUNNING))
+        try:
+            self._drive()
+        except (JobCancelledError, KeyboardInterrupt):
+            self._record(self._ended(JobStatus.CANCELLED))
+            raise
+        except BaseException as error:
+            self._record(self._ended(JobStatus.FAILED, f"{type(error).__name__}: {error}"))
+            raise
+        self._record(self._ended(JobStatus.DONE))
+        return self._result()
+
+    def _drive(self) -> None:
+        show = wants_bars(self._settings.progress)
+        with ExitStack() as stack:
+            listeners = [self._follow]
+            if show:
+                bars = stack.enter_context(ProgressBars(self._prepared.plan.column))
+                listeners.append(bars)
+            control = JobControl(
+                job_id=self.job_id,
+                make_runner=self._make_runner,
+                listeners=tuple(listeners),
+                cancelled=self.cancelled,
+                max_conflict_retries=self._settings.version_conflict_max_retries,
+                watch_checkpoints=show,
+            )
+            self._follow(run_backfill(self._prepared, control))
+
+    def _follow(self, progress: JobProgress) -> None:
+        committed = progress.commits > self.progress.commits
+        self.progress = progress
+        if committed:
+            self._on_commit()
+            self._record(JobEvent(self.job_id, "committed", {"metrics": progress.metrics()}))
+
+    def _created(self) -> JobEvent:
+        plan, request = self._prepared.plan, self._prepared.request
+        config = {
+            "where": plan.where,
+            "read_version": plan.version,
+            "udf_name": plan.udf_name,
+            "udf_version": plan.udf_version,
+            "concurrency": request.concurrency,
+            "commit_granularity": request.commit_granularity,
+        }
+        return JobEvent(
+            self.job_id,
+            "created",
+            {"table": plan.table, "column": plan.column, "type": "BACKFILL", "config": config},
+        )
+
+    def _changed(self, status: JobStatus) -> JobEvent:
+        self.status = status
+        return JobEvent(self.job_id, "status", {"status": status.value})
+
+    def _ended(self, status: JobStatus, error: str | None = None) -> JobEvent:
+        event = self._changed(status)
+        payload = {**event.payload, "metrics": self.progress.metrics()}
+        return replace(event, payload=payload if error is None else {**payload, "error": error})
+
+    def _record(self, *events: JobEvent) -> None:
+        self._history.append(events)
+
+    def _result(self) -> JobResult:
+        return JobResult(self.job_id, self.status, self.progress)
+
+
+class JobFuture:
+    """A job that runs in the background."""
+
+    def __init__(self, job: Job) -> None:
+        """Start the job in a thread of its own."""
+        self._job = job
+        self._future: Future[JobResult] = Future()
+        self._thread = threading.Thread(
+            target=self._run, name=f"geneva-job-{job.job_id[:8]}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def job_id(self) -> str:
+        """The job's id."""
+        return self._job.job_id
+
+    def done(self) -> bool:
+        """Whether the job has ended, well or not."""
+        return self._future.done()
+
+    def status(self) -> JobStatus:
+        """Where the job stands."""
+        return self._job.status
+
+    def progress(self) -> JobProgress:
+        """How far the job is."""
+        return self._job.progress
+
+    def result(self, timeout: float | None = None) -> JobResult:
+        """Wait for the end and return the outcome, or raise what the job raised."""
+        try:
+            return self._future.result(timeout)
+        except FutureTimeoutError as error:
+            if self._future.done():
+                raise
+            raise JobTimeoutError(
+                f"Job {self.job_id} is still running after {timeout} s of waiting."
+            ) from error
+
+    def cancel(self) -> None:
+        """Ask the job to stop; finished fragments are committed. `result()` then raises."""
+        self._job.cancelled.set()
+
+    def __repr__(self) -> str:
+        """Show the job and where it stands."""
+        return f"JobFuture({self.job_id!r}, {self.status()})"
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._job.run())
+        except BaseException as error:
+            # Whatever it is belongs to the one who asks for the result.
+            self._future.set_exception(error)

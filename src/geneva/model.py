@@ -1,0 +1,151 @@
+"""The nouns that several rooms share: where a table is, what a column is, what is asked for."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+
+
+class Secrets(Mapping[str, str]):
+    """Storage options. They work as a mapping, and show in no repr, message, log or plain pickle."""
+
+    __slots__ = ("_options",)
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        """Keep a copy of `options`."""
+        self._options = {str(key): str(value) for key, value in (options or {}).items()}
+
+    def __getitem__(self, key: str) -> str:
+        """Return one option."""
+        return self._options[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the option names."""
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        """Return how many options there are."""
+        return len(self._options)
+
+    def __repr__(self) -> str:
+        """Say how many there are, and nothing of what they are."""
+        return f"<{len(self)} storage options>"
+
+    def __hash__(self) -> int:
+        """Hash by content, so that records which hold options can be cache keys."""
+        return hash(frozenset(self._options.items()))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by content."""
+        return isinstance(other, Secrets) and self._options == other._options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle compressed: workers need the options, but a pickle at rest shows none in the clear."""
+        text = "\0".join(part for pair in self._options.items() for part in pair)
+        return _open_secrets, (zlib.compress(text.encode()) if self._options else b"",)
+
+    def plain(self) -> dict[str, str] | None:
+        """The options as the storage libraries want them; None when there are none."""
+        return dict(self._options) or None
+
+
+def _open_secrets(sealed: bytes) -> Secrets:
+    parts = zlib.decompress(sealed).decode().split("\0") if sealed else []
+    return Secrets(dict(zip(parts[::2], parts[1::2], strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """Where a table is, and what it takes to open it. Pickles; opens nothing by itself."""
+
+    name: str
+    uri: str
+    storage_options: Secrets = field(default_factory=Secrets)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How big the pieces of work are, in rows. None: chosen by the engine."""
+
+    batch_size: int | None = None
+    """Rows handed to one call of a batch UDF."""
+    checkpoint_size: int | None = None
+    """Rows a batch checkpoint holds, exactly; None: by time, between the two bounds below."""
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    task_size: int | None = None
+    """Rows a worker task computes."""
+
+    def overridden_by(self, other: Sizes) -> Sizes:
+        """These sizes, except where `other` says something."""
+        return Sizes(
+            *(
+                theirs if theirs is not None else mine
+                for mine, theirs in (
+                    (self.batch_size, other.batch_size),
+                    (self.checkpoint_size, other.checkpoint_size),
+                    (self.min_checkpoint_size, other.min_checkpoint_size),
+                    (self.max_checkpoint_size, other.max_checkpoint_size),
+                    (self.task_size, other.task_size),
+                )
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDefinition:
+    """A computed column, as its field metadata tells it. Reading one runs no user code."""
+
+    name: str
+    arrow_field: pa.Field
+    uuid: str
+    """Identity: field ids are reused by Lance, this never is."""
+    udf_name: str
+    udf_version: str
+    udf_digest: str
+    """SHA-256 of the pickled function: checked before it is ever loaded."""
+    inputs: tuple[str, ...]
+    """Column paths, in the order of the function's parameters."""
+    nullable: bool = True
+    """Whether the function may return NULL."""
+    sizes: Sizes = field(default_factory=Sizes)
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+
+
+class Reason(str, Enum):
+    """Why rows of a fragment have to be computed."""
+
+    NEW = "new"
+    UDF_CHANGED = "UDF changed"
+    INPUT_CHANGED = "input changed"
+    PARTIAL = "not computed yet"
+    NULL = "value is NULL"
+    ASKED = "asked for"
+    UP_TO_DATE = "up to date"
+
+
+class JobStatus(str, Enum):
+    """Where a job stands."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing will change any more."""
+        return self in (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED)
+
+    def __str__(self) -> str:
+        """Return the plain word."""
+        return self.value

@@ -1,0 +1,153 @@
+"""What a backfill has to do, decided fragment by fragment from facts alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from geneva.model import Reason
+from geneva.planning.ranges import disjoint
+from geneva.rows import RowRange, RowSet
+
+
+class Action(str, Enum):
+    """What to do with a fragment."""
+
+    SKIP = "skip"
+    REUSE = "reuse staged file"
+    COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentState:
+    """What storage knows about one fragment and one column."""
+
+    fragment_id: int
+    physical_rows: int
+    live: RowSet
+    valid: RowSet
+    """Rows whose committed value is right for the current UDF and inputs."""
+    reason: Reason
+    """Why the other rows are not."""
+    has_output: bool
+    """Whether the fragment has values of the column at all."""
+    selected: RowSet | None = None
+    """The rows that an explicit where clause matches; None: no clause was given."""
+    checkpointed: tuple[RowRange, ...] = ()
+    staged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentPlan:
+    """What one fragment needs."""
+
+    fragment_id: int
+    physical_rows: int
+    action: Action
+    reason: Reason
+    compute: RowSet
+    """Rows that get a new value."""
+    valid_after: RowSet
+    """Rows whose value is right once this is committed."""
+    complete: bool
+    """Whether no live row is left to compute afterwards."""
+    keeps_old: bool
+    """Whether some rows keep the value they have."""
+    covered: tuple[RowRange, ...] = ()
+    """Ranges whose results are in the checkpoint store already, disjoint and ascending."""
+
+    @property
+    def rows_to_run(self) -> int:
+        """Rows for which the UDF will be called."""
+        if self.action is not Action.COMPUTE:
+            return 0
+        return self.compute.count - sum(self.compute.slice(r).count for r in self.covered)
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillPlan:
+    """Everything a backfill will do. The driver runs it and `explain` prints it: one value, two readers."""
+
+    table: str
+    version: int
+    column: str
+    udf_name: str
+    udf_version: str
+    where: str | None
+    fragments: tuple[FragmentPlan, ...]
+    """The fragments that need something; those that don't are only counted."""
+    skipped_fragments: int
+    total_rows: int
+    """Live rows of the table."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.fragments
+
+    @property
+    def rows_to_compute(self) -> int:
+        """Rows that get a new value."""
+        return sum(f.compute.count for f in self.fragments)
+
+    @property
+    def rows_to_run(self) -> int:
+        """Rows for which the UDF will be called."""
+        return sum(f.rows_to_run for f in self.fragments)
+
+    @property
+    def rows_reused(self) -> int:
+        """Rows whose value was computed by an earlier run and is only waiting to be committed."""
+        return self.rows_to_compute - self.rows_to_run
+
+    def reasons(self) -> dict[Reason, int]:
+        """Rows to compute, by reason."""
+        counts: Counter[Reason] = Counter()
+        for fragment in self.fragments:
+            counts[fragment.reason] += fragment.compute.count
+        return dict(counts)
+
+    def __str__(self) -> str:
+        """Return the plan as text."""
+        from geneva.planning.explain import explain
+
+        return explain(self)
+
+
+def plan_fragment(state: FragmentState) -> FragmentPlan:
+    """Decide what one fragment needs."""
+    if state.selected is None:
+        compute, reason = state.live.minus(state.valid), state.reason
+    else:
+        compute, reason = state.selected.intersect(state.live), Reason.ASKED
+    valid_after = state.valid.union(compute)
+    kept = state.live.minus(compute)
+    if not compute:
+        action, reason = Action.SKIP, Reason.UP_TO_DATE
+    else:
+        action = Action.REUSE if state.staged else Action.COMPUTE
+    return FragmentPlan(
+        fragment_id=state.fragment_id,
+        physical_rows=state.physical_rows,
+        action=action,
+        reason=reason,
+        compute=compute,
+        valid_after=valid_after,
+        complete=not state.live.minus(valid_after),
+        keeps_old=state.has_output and bool(kept),
+        covered=disjoint(state.checkpointed, state.physical_rows)
+        if action is Action.COMPUTE
+        else (),
+    )
+
+
+def choose_fragments(
+    plans: Iterable[FragmentPlan], limit: int | None
+) -> tuple[tuple[FragmentPlan, ...], int]:
+    """The plans that need something, at most `limit` of them, and how many were skipped."""
+    every = tuple(plans)
+    needed = tuple(plan for plan in every if plan.action is not Action.SKIP)
+    return needed if limit is None else needed[:limit], len(every) - len(needed)

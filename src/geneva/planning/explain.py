@@ -1,0 +1,48 @@
+"""A plan as text for people."""
+
+from __future__ import annotations
+
+from geneva.planning.backfill import Action, BackfillPlan
+
+_SHOWN_FRAGMENTS = 12
+
+
+def explain(plan: BackfillPlan) -> str:
+    """Say what the plan will do and why, in a few lines."""
+    lines = [
+        f"Backfill of column {plan.column!r} of table {plan.table!r} at version {plan.version}",
+        f"  UDF        {plan.udf_name} (version {plan.udf_version})",
+        f"  where      {plan.where if plan.where is not None else 'rows not yet computed'}",
+    ]
+    if plan.is_empty:
+        lines.append(
+            f"  nothing to do: {_count(plan.total_rows, 'row')} in "
+            f"{_count(plan.skipped_fragments, 'fragment')} up to date"
+        )
+    else:
+        lines.append(
+            f"  compute    {plan.rows_to_compute:,} of {_count(plan.total_rows, 'row')} in "
+            f"{_count(len(plan.fragments), 'fragment')}; "
+            f"{_count(plan.skipped_fragments, 'fragment')} skipped"
+        )
+        if plan.rows_reused:
+            lines.append(
+                f"  reuse      {_count(plan.rows_reused, 'row')} computed by an earlier run"
+            )
+        lines.extend(
+            f"  because    {reason.value}: {_count(rows, 'row')}"
+            for reason, rows in sorted(plan.reasons().items(), key=lambda item: -item[1])
+        )
+        for fragment in plan.fragments[:_SHOWN_FRAGMENTS]:
+            action = fragment.action.value
+            if fragment.action is Action.COMPUTE:
+                action = f"run the UDF on {_count(fragment.rows_to_run, 'row')}"
+            lines.append(f"    fragment {fragment.fragment_id}: {action} ({fragment.reason.value})")
+        if len(plan.fragments) > _SHOWN_FRAGMENTS:
+            lines.append(f"    ... and {len(plan.fragments) - _SHOWN_FRAGMENTS:,} more fragments")
+    lines.extend(f"  note       {note}" for note in plan.notes)
+    return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

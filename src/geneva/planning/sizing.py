@@ -1,0 +1,170 @@
+"""How big the pieces of work are: tasks, batches, checkpoints. Arithmetic only."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from geneva.model import Sizes
+from geneva.planning.backfill import Action, FragmentPlan
+from geneva.planning.ranges import gaps
+from geneva.rows import RowRange
+
+MAX_FRAGMENTS_PER_TASK = 256
+_LEAST_TASK_SECONDS = 0.15
+"""A task shorter than this is mostly overhead."""
+_MOST_TASK_SECONDS = 60.0
+"""A task longer than this is late with its first result and dear to lose."""
+_SPLIT_TOLERANCE = 1.5
+"""A fragment up to this much over its share stays whole: splitting costs a second pass over its results."""
+_SLICE_SECONDS = 0.25
+_SLICE_GROWTH = 8
+_FLUSH_SECONDS = 1.0
+_FLUSH_COST_RATIO = 50
+"""A checkpoint may cost one fiftieth of the work it protects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one fragment that one task computes. `whole`: it stages the fragment's file as well."""
+
+    plan: FragmentPlan
+    rows: RowRange
+    whole: bool
+
+
+class WorkQueue:
+    """The fragments still to be handed out, cut into tasks on demand.
+
+    Tasks are cut when a slot is free, not in advance: by then the speed of the UDF is known. A
+    large share first and ever smaller ones (guided self-scheduling) end all slots together.
+    """
+
+    def __init__(self, plans: Iterable[FragmentPlan], task_size: int | None) -> None:
+        """Queue the plans in their order."""
+        self._waiting = deque(plan for plan in plans if plan.action is Action.COMPUTE)
+        self._task_size = task_size
+        self._started = 0
+        self.remaining_rows = sum(plan.rows_to_run for plan in self._waiting)
+        self.split_fragments: set[int] = set()
+
+    def __bool__(self) -> bool:
+        """Whether anything is left."""
+        return bool(self._waiting)
+
+    def share(self, slots: int, rows_per_second: float | None) -> int:
+        """How many rows the next task should compute."""
+        if self._task_size is not None:
+            return self._task_size
+        share = self.remaining_rows / (2 * slots)
+        if rows_per_second is not None:
+            share = min(share, rows_per_second * _MOST_TASK_SECONDS)
+            share = max(share, rows_per_second * _LEAST_TASK_SECONDS)
+        return max(1, math.ceil(share))
+
+    def take(self, rows: int) -> tuple[Part, ...]:
+        """Cut the next task, of about `rows` rows to run."""
+        parts: list[Part] = []
+        room = rows
+        while self._waiting and len(parts) < MAX_FRAGMENTS_PER_TASK:
+            plan = self._waiting[0]
+            if self._started or plan.rows_to_run > max(room, 1) * self._tolerance:
+                if not parts:
+                    parts.append(self._cut(plan, rows))
+                break
+            self._waiting.popleft()
+            parts.append(Part(plan, RowRange(0, plan.physical_rows), whole=True))
+            room -= plan.rows_to_run
+            if room <= 0:
+                break
+        self.remaining_rows -= sum(rows_to_run(part) for part in parts)
+        return tuple(parts)
+
+    @property
+    def _tolerance(self) -> float:
+        return 1.0 if self._task_size is not None else _SPLIT_TOLERANCE
+
+    def _cut(self, plan: FragmentPlan, rows: int) -> Part:
+        """Take the next range of a fragment that is too big for one task."""
+        start = self._started
+        end = _end_of_share(plan, start, rows)
+        if end < plan.physical_rows and not rows_to_run(
+            Part(plan, RowRange(end, plan.physical_rows), whole=False)
+        ):
+            end = plan.physical_rows
+        whole = start == 0 and end == plan.physical_rows
+        if end == plan.physical_rows:
+            self._waiting.popleft()
+            self._started = 0
+        else:
+            self._started = end
+        if not whole:
+            self.split_fragments.add(plan.fragment_id)
+        return Part(plan, RowRange(start, end), whole)
+
+
+def rows_to_run(part: Part) -> int:
+    """Rows of a part for which the UDF will be called."""
+    return sum(part.plan.compute.slice(r).count for r in gaps(part.plan.covered, part.rows))
+
+
+def _end_of_share(plan: FragmentPlan, start: int, rows: int) -> int:
+    """Where a range from `start` ends that has `rows` rows to run."""
+    left = rows
+    for open_range in gaps(plan.covered, RowRange(start, plan.physical_rows)):
+        members = plan.compute.slice(open_range)
+        if members.count >= left:
+            return open_range.start + int(members.offsets()[left - 1]) + 1
+        left -= members.count
+    return plan.physical_rows
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRule:
+    """How many rows go into one call of the UDF, and when results are made durable."""
+
+    first: int
+    most: int
+    checkpoint_rows: int | None
+    """Exactly this many rows a checkpoint; None: by time."""
+    least_checkpoint_rows: int
+    most_checkpoint_rows: int | None
+    flush_seconds: float
+
+    @classmethod
+    def of(cls, sizes: Sizes, window: int, flush_seconds: float | None) -> BatchRule:
+        """Work out the rule from what the user set and how many rows are read at once."""
+        fixed = sizes.checkpoint_size
+        batch = sizes.batch_size or fixed
+        low, high = sizes.min_checkpoint_size, sizes.max_checkpoint_size
+        if fixed is not None:
+            high = min(high, fixed) if high is not None else None
+            fixed = fixed if high is None and low is None else None
+        most = max(1, min(bound for bound in (batch, high, window) if bound is not None))
+        adaptive = batch is None or (sizes.batch_size is None and low is not None)
+        return cls(
+            first=min(most, max(low or 1, 1)) if adaptive else most,
+            most=most,
+            checkpoint_rows=fixed,
+            least_checkpoint_rows=low or 1,
+            most_checkpoint_rows=high,
+            flush_seconds=_FLUSH_SECONDS if flush_seconds is None else flush_seconds,
+        )
+
+    def next_size(self, size: int, seconds: float) -> int:
+        """The size of the next batch, after one of `size` rows took `seconds`."""
+        wish = size * _SLICE_GROWTH
+        if seconds > 0:
+            wish = min(wish, int(size * _SLICE_SECONDS / seconds))
+        return max(self.first, min(self.most, wish))
+
+    def is_due(self, rows: int, seconds: float, last_cost_seconds: float) -> bool:
+        """Whether results of `rows` rows and `seconds` of work should be made durable now."""
+        if self.checkpoint_rows is not None:
+            return rows >= self.checkpoint_rows
+        if self.most_checkpoint_rows is not None and rows >= self.most_checkpoint_rows:
+            return True
+        pause = max(self.flush_seconds, last_cost_seconds * _FLUSH_COST_RATIO)
+        return rows >= self.least_checkpoint_rows and seconds >= pause

@@ -1,0 +1,1 @@
+"""Everything durable. The only room that imports lance and lancedb."""

@@ -1,0 +1,170 @@
+"""Computed columns: their definitions in field metadata, their functions in the table's `_udfs` folder.
+
+Reading a definition reads text. Only `load_udf` turns stored bytes into code, and only workers call it.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Any
+
+import lance
+import pyarrow as pa
+from lance.file import LanceFileSession
+
+from geneva.errors import ColumnNotFoundError, UDFIntegrityError
+from geneva.model import ColumnDefinition, Sizes, TableRef
+from geneva.udf import UDF, deserialize_udf, serialize_udf, udf_digest
+
+_PREFIX = "virtual_column"
+_FORMAT = "geneva-spark/1"
+_OPTIONS = ("num_cpus", "num_gpus", "memory")
+
+
+def define_column(name: str, udf: UDF, inputs: tuple[str, ...], digest: str) -> ColumnDefinition:
+    """Describe a new column computed by `udf`, with an identity of its own."""
+    user_metadata = {str(k): str(v) for k, v in (udf.field_metadata or {}).items()}
+    return ColumnDefinition(
+        name=name,
+        # Lance adds columns as NULL, so that the stored field is nullable whatever the UDF promises.
+        arrow_field=pa.field(name, udf.data_type, nullable=True, metadata=user_metadata or None),
+        uuid=uuid.uuid4().hex,
+        inputs=inputs,
+        **_udf_part(udf, digest),
+    )
+
+
+def redefine_column(
+    current: ColumnDefinition, udf: UDF, inputs: tuple[str, ...], digest: str
+) -> ColumnDefinition:
+    """The same column, computed by another function from now on."""
+    return replace(current, inputs=inputs, **_udf_part(udf, digest))
+
+
+def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
+    return {
+        "udf_name": udf.name,
+        "udf_version": udf.version,
+        "udf_digest": digest,
+        "nullable": udf.nullable,
+        "sizes": Sizes(
+            udf.batch_size,
+            udf.checkpoint_size,
+            udf.min_checkpoint_size,
+            udf.max_checkpoint_size,
+            udf.task_size,
+        ),
+        **{option: getattr(udf, option) for option in _OPTIONS},
+    }
+
+
+def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
+    """The definition as field metadata."""
+    options = {o: getattr(definition, o) for o in _OPTIONS if getattr(definition, o) is not None}
+    sizes = {key: value for key, value in asdict(definition.sizes).items() if value is not None}
+    return {
+        _PREFIX: "true",
+        f"{_PREFIX}.format": _FORMAT,
+        f"{_PREFIX}.uuid": definition.uuid,
+        f"{_PREFIX}.udf": f"_udfs/{definition.udf_digest}",
+        f"{_PREFIX}.udf_name": definition.udf_name,
+        f"{_PREFIX}.udf_version": definition.udf_version,
+        f"{_PREFIX}.udf_inputs": json.dumps(list(definition.inputs)),
+        f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
+        f"{_PREFIX}.udf_options": json.dumps({**sizes, **options}, sort_keys=True),
+    }
+
+
+def defined_field(definition: ColumnDefinition) -> pa.Field:
+    """The Arrow field to add to the table: NULL everywhere, with the definition on it."""
+    own = {k.decode(): v.decode() for k, v in (definition.arrow_field.metadata or {}).items()}
+    return definition.arrow_field.with_metadata({**own, **definition_metadata(definition)})
+
+
+def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
+    """The definition of a column; None for a plain one. Runs no user code."""
+    arrow_field = schema.field(name)
+    metadata = {k.decode(): v.decode() for k, v in (arrow_field.metadata or {}).items()}
+    if metadata.get(_PREFIX) != "true" or f"{_PREFIX}.uuid" not in metadata:
+        return None
+    options: Mapping[str, Any] = json.loads(metadata.get(f"{_PREFIX}.udf_options", "{}"))
+    return ColumnDefinition(
+        name=name,
+        arrow_field=arrow_field,
+        uuid=metadata[f"{_PREFIX}.uuid"],
+        udf_name=metadata[f"{_PREFIX}.udf_name"],
+        udf_version=metadata[f"{_PREFIX}.udf_version"],
+        udf_digest=metadata[f"{_PREFIX}.udf"].removeprefix("_udfs/"),
+        inputs=tuple(json.loads(metadata[f"{_PREFIX}.udf_inputs"])),
+        nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
+        sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),
+        **{option: options.get(option) for option in _OPTIONS},
+    )
+
+
+def read_definitions(schema: pa.Schema) -> dict[str, ColumnDefinition]:
+    """Every computed column of a table, by name."""
+    found = {name: read_definition(schema, name) for name in schema.names}
+    return {name: definition for name, definition in found.items() if definition is not None}
+
+
+def commit_new_columns(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:
+    """Add the columns, NULL everywhere, in one commit."""
+    dataset.add_columns([defined_field(definition) for definition in definitions])
+
+
+def commit_redefinitions(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:
+    """Point the columns at their new functions, in one commit."""
+    dataset.update_field_metadata({d.name: definition_metadata(d) for d in definitions})
+
+
+def _udf_session(ref: TableRef) -> LanceFileSession:
+    return LanceFileSession(f"{ref.uri}/_udfs", storage_options=ref.storage_options.plain())
+
+
+def stage_udf(ref: TableRef, udf: UDF) -> str:
+    """Store a function under the digest of its bytes, and return the digest. Nothing refers to it yet."""
+    data = serialize_udf(udf)
+    digest = udf_digest(data)
+    session = _udf_session(ref)
+    name = f"{digest}.lance"
+    if not session.contains(name):
+        schema = pa.schema([pa.field("pickled_udf", pa.large_binary())])
+        writer = session.open_writer(name, schema=schema)
+        writer.write_batch(pa.record_batch([pa.array([data], pa.large_binary())], schema=schema))
+        writer.close()
+    return digest
+
+
+@lru_cache(maxsize=32)
+def load_udf(ref: TableRef, digest: str) -> UDF:
+    """Read a function and make it code again, after checking that it is what was stored."""
+    try:
+        reader = _udf_session(ref).open_reader(f"{digest}.lance")
+        data = reader.read_all().to_table().column(0)[0].as_py()
+    except (OSError, ValueError) as error:
+        raise UDFIntegrityError(
+            f"The function of table {ref.name!r} stored as _udfs/{digest} can't be read: {error}. "
+            "Declare it again with alter_columns."
+        ) from error
+    return deserialize_udf(data, digest)
+
+
+def required_definition(schema: pa.Schema, table: str, name: str) -> ColumnDefinition:
+    """The definition of a column that must be a computed one."""
+    if name not in schema.names:
+        raise ColumnNotFoundError(
+            f"Column {name!r} is not defined in this table ({table!r} has {schema.names}). "
+            "Run table.add_columns() first."
+        )
+    definition = read_definition(schema, name)
+    if definition is None:
+        raise ColumnNotFoundError(
+            f"Column {name!r} is not defined in this table as a computed column: it has no UDF. "
+            "Give one with backfill(..., udf=...), or declare one with alter_columns()."
+        )
+    return definition

@@ -1,0 +1,146 @@
+"""Publishing staged column files: the only place where a backfill changes the table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import lance
+import pyarrow as pa
+from lance import LanceOperation, Transaction
+
+from geneva.errors import ColumnChangedError, TableChangedError
+from geneva.model import ColumnDefinition, TableRef
+from geneva.storage.column_state import input_field_ids
+from geneva.storage.columns import read_definition
+from geneva.storage.dataset import TableSnapshot, open_dataset, read_snapshot
+from geneva.storage.fragments import StagedFile, data_file
+from geneva.storage.provenance import input_signature
+
+JOB_PROPERTY = "geneva.job"
+_RETRY_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutcome:
+    """What became of a group of staged files."""
+
+    version: int
+    landed: tuple[StagedFile, ...]
+    lost: tuple[tuple[StagedFile, str], ...]
+    """Files that no longer fit the table, each with what happened to their fragment."""
+    moved_on: bool
+    """Whether somebody else committed in between."""
+
+
+def commit_columns(
+    ref: TableRef,
+    dataset: lance.LanceDataset,
+    definition: ColumnDefinition,
+    staged: Sequence[StagedFile],
+    job_id: str,
+    max_retries: int,
+) -> CommitOutcome:
+    """Replace the column's files of several fragments in one commit.
+
+    The planned version is the read version, so that Lance itself checks everything that happened since. Where
+    it refuses, each file is checked against the latest version; those that still fit are committed on
+    top of it, the others are handed back.
+    """
+    fitting, lost = list(staged), list[tuple[StagedFile, str]]()
+    read_from, moved_on = dataset, False
+    for attempt in range(max_retries + 1):
+        if not fitting:
+            return CommitOutcome(read_from.version, (), tuple(lost), moved_on)
+        try:
+            version = _commit(read_from, fitting, job_id)
+            moved_on = moved_on or version > read_from.version + 1
+            return CommitOutcome(version, tuple(fitting), tuple(lost), moved_on)
+        except OSError as error:
+            # lance.commit.CommitConflictError, or a plain OSError with the same text.
+            if not _is_conflict(error):
+                raise
+        time.sleep(_RETRY_SECONDS * attempt)
+        moved_on = True
+        read_from = open_dataset(ref)
+        snapshot = read_snapshot(read_from, ref)
+        verified_definition(snapshot.schema, ref, definition)
+        checked = [(file, _misfit(file, snapshot, definition)) for file in fitting]
+        lost.extend((file, why) for file, why in checked if why is not None)
+        fitting = [file for file, why in checked if why is None]
+    raise TableChangedError(
+        f"Could not commit column {definition.name!r} of table {ref.name!r} after {max_retries} "
+        f"retries, because other writers kept getting in between. What was computed is kept: "
+        f"run the backfill again. (GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number.)"
+    )
+
+
+def _commit(dataset: lance.LanceDataset, staged: Sequence[StagedFile], job_id: str) -> int:
+    operation = LanceOperation.DataReplacement(
+        [
+            LanceOperation.DataReplacementGroup(
+                file.fragment_id, data_file(dataset, file.path, file.field_ids)
+            )
+            for file in staged
+        ]
+    )
+    transaction = Transaction(
+        dataset.version, operation, transaction_properties={JOB_PROPERTY: job_id}
+    )
+    return int(lance.LanceDataset.commit(dataset, transaction).version)
+
+
+def _is_conflict(error: OSError) -> bool:
+    text = str(error)
+    return any(
+        sign in text
+        for sign in (
+            "commit conflict",
+            "Incompatible transaction",
+            "Fragment being replaced not found",
+            "no changes were made",
+        )
+    )
+
+
+def verified_definition(
+    schema: pa.Schema, ref: TableRef, planned: ColumnDefinition
+) -> ColumnDefinition:
+    """The planned column, if the table still has it; ColumnChangedError otherwise."""
+    name = planned.name
+    found = read_definition(schema, name) if name in schema.names else None
+    if found is None or found.uuid != planned.uuid:
+        raise ColumnChangedError(
+            f"Column {name!r} of table {ref.name!r} was dropped or replaced while it was being "
+            "computed. The finished work is kept in the checkpoint store. Look at the table, then "
+            "run the backfill again."
+        )
+    if found.arrow_field.type != planned.arrow_field.type:
+        raise ColumnChangedError(
+            f"Column {name!r} of table {ref.name!r} changed its type from "
+            f"{planned.arrow_field.type} to {found.arrow_field.type} while it was being computed. "
+            "Declare a UDF of the new type with alter_columns, then run the backfill again."
+        )
+    return planned
+
+
+def _misfit(
+    staged: StagedFile, snapshot: TableSnapshot, definition: ColumnDefinition
+) -> str | None:
+    """Why a staged file can't be put into the table as it is now; None when it can."""
+    fragment = next((f for f in snapshot.fragments if f.id == staged.fragment_id), None)
+    if fragment is None:
+        return "its fragment was rewritten or removed"
+    if fragment.physical_rows != staged.physical_rows:
+        return "its fragment has another number of rows"
+    if tuple(snapshot.field_ids[definition.name]) != staged.field_ids:
+        return "the column's fields changed"
+    if any(path not in snapshot.field_ids for path in definition.inputs):
+        return "an input column was dropped or renamed"
+    if input_signature(fragment, input_field_ids(snapshot, definition)) != staged.inputs:
+        return "an input changed"
+    files = "\n".join(f.path for f in fragment.files_of(staged.field_ids)) or None
+    if files != staged.base:
+        return "another job wrote the same column"
+    return None

@@ -1,0 +1,303 @@
+"""Reading rows of one fragment, and staging a column file for it. Nothing here publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from lance.file import LanceFileWriter
+
+from geneva.model import TableRef
+from geneva.rows import Offsets, RowRange
+from geneva.storage.dataset import FragmentFacts, file_version, quote_path, row_addresses
+from geneva.storage.provenance import PROVENANCE_METADATA, Provenance
+
+_MAX_WINDOW_ROWS = 65_536
+_WINDOW_BYTES = 32 * 1024 * 1024
+_VARIABLE_WIDTH_GUESS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Computed values of some rows of a fragment, ascending."""
+
+    offsets: Offsets
+    values: pa.Array
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the rows follow each other without a gap."""
+        return len(self.offsets) == 0 or bool(
+            self.offsets[-1] - self.offsets[0] + 1 == len(self.offsets)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A column file that is written but not yet part of the table."""
+
+    fragment_id: int
+    path: str
+    physical_rows: int
+    column_uuid: str
+    field_ids: tuple[int, ...]
+    inputs: tuple[str, ...]
+    """The input signature that it was computed from."""
+    base: str | None
+    """The column's file that it replaces; None when there was none."""
+
+
+def window_rows(
+    schema: pa.Schema, paths: Sequence[str], files: Iterable[int | None], physical_rows: int
+) -> int:
+    """How many rows of these columns to read at once, so that a window stays small in memory."""
+    widths = [_fixed_width(field_at(schema, path).type) for path in paths]
+    row_bytes = sum(width for width in widths if width is not None)
+    if any(width is None for width in widths):
+        on_disk = sum(size or 0 for size in files)
+        row_bytes += max(_VARIABLE_WIDTH_GUESS, on_disk // max(physical_rows, 1))
+    return max(1, min(_MAX_WINDOW_ROWS, _WINDOW_BYTES // max(row_bytes, 1)))
+
+
+def field_at(schema: pa.Schema, path: str) -> pa.Field:
+    """The field at a column path."""
+    if path in schema.names:
+        return schema.field(path)
+    head, *rest = path.split(".")
+    found = schema.field(head)
+    for name in rest:
+        found = found.type.field(found.type.get_field_index(name))
+    return found
+
+
+def _fixed_width(kind: pa.DataType) -> int | None:
+    if pa.types.is_fixed_size_list(kind):
+        item = _fixed_width(kind.value_type)
+        return None if item is None else item * kind.list_size
+    if pa.types.is_struct(kind):
+        widths = [_fixed_width(kind.field(i).type) for i in range(kind.num_fields)]
+        return None if None in widths else sum(w for w in widths if w is not None)
+    try:
+        return max(1, kind.bit_width // 8)
+    except ValueError:
+        return None
+
+
+def read_windows(
+    dataset: lance.LanceDataset,
+    fragment_id: int,
+    paths: Sequence[str],
+    rows: RowRange,
+    batch_rows: int,
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Read a range densely, deleted rows included, as (first offset, batch) in order."""
+    scanner = dataset.scanner(
+        columns=_projection(dataset.schema, paths),
+        fragments=[dataset.get_fragment(fragment_id)],
+        offset=rows.start,
+        limit=len(rows),
+        batch_size=batch_rows,
+        include_deleted_rows=True,
+        with_row_id=True,
+        **_blob_options(dataset.schema, paths),
+    )
+    at = rows.start
+    for batch in scanner.to_batches():
+        yield at, _renamed(batch, paths)
+        at += batch.num_rows
+    if at != rows.end:
+        raise OSError(
+            f"fragment {fragment_id} of {dataset.uri} gave {at - rows.start} rows for "
+            f"[{rows.start}, {rows.end}): its data files don't agree with its manifest"
+        )
+
+
+class RowTaker:
+    """Reads scattered rows of one fragment by offset."""
+
+    def __init__(self, dataset: lance.LanceDataset, fragment_id: int, paths: Sequence[str]) -> None:
+        """Prepare; with stable row ids this reads the fragment's ids once."""
+        self._dataset, self._fragment_id, self._paths = dataset, fragment_id, paths
+        self._ids: np.ndarray[Any, Any] | None = None
+        if dataset.has_stable_row_ids:
+            self._ids = self._read_row_ids()
+
+    def take(self, offsets: Offsets) -> pa.RecordBatch:
+        """The rows at `offsets`, in that order. They must be live."""
+        ids = row_addresses(self._fragment_id, offsets)
+        if self._ids is not None:
+            ids = self._ids[offsets]
+        table = self._dataset._take_rows(
+            ids.tolist(), _projection(self._dataset.schema, self._paths)
+        )
+        if table.num_rows != len(offsets):
+            raise OSError(
+                f"fragment {self._fragment_id} of {self._dataset.uri} gave {table.num_rows} of "
+                f"{len(offsets)} rows asked for by id"
+            )
+        return _renamed(table.combine_chunks().to_batches()[0], self._paths)
+
+    def _read_row_ids(self) -> np.ndarray[Any, Any]:
+        fragment = self._dataset.get_fragment(self._fragment_id)
+        table = self._dataset.scanner(
+            columns=[], with_row_id=True, with_row_address=True, fragments=[fragment]
+        ).to_table()
+        ids = np.zeros(fragment.physical_rows, dtype=np.uint64)
+        offsets = table.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
+        ids[offsets.astype(np.int64)] = table.column("_rowid").to_numpy()
+        return ids
+
+
+def _projection(schema: pa.Schema, paths: Sequence[str]) -> dict[str, str]:
+    return {f"c{i}": quote_path(path, schema) for i, path in enumerate(dict.fromkeys(paths))}
+
+
+def _renamed(batch: pa.RecordBatch, paths: Sequence[str]) -> pa.RecordBatch:
+    place = {path: f"c{i}" for i, path in enumerate(dict.fromkeys(paths))}
+    return pa.RecordBatch.from_arrays(
+        [batch.column(place[path]) for path in paths], names=list(paths)
+    )
+
+
+def is_blob(arrow_field: pa.Field) -> bool:
+    """Whether Lance keeps the field's bytes out of line."""
+    return (arrow_field.metadata or {}).get(b"lance-encoding:blob") == b"true"
+
+
+def _blob_options(schema: pa.Schema, paths: Sequence[str]) -> Mapping[str, Any]:
+    blobs = any(is_blob(field_at(schema, path)) for path in paths)
+    return {"blob_handling": "all_binary"} if blobs else {}
+
+
+def scatter(
+    pieces: Iterable[Piece],
+    kind: pa.DataType,
+    rows: RowRange,
+    step: int,
+    old: Iterator[pa.Array] | None,
+) -> Iterator[pa.Array]:
+    """Lay pieces out densely over `rows`: the old value, or NULL, where nothing was computed.
+
+    `old` yields arrays that cover `rows` in order, in any lengths; without it the gaps are NULL.
+    """
+    at = rows.start
+    old_values = _Buffered(old) if old is not None else None
+    for piece in pieces:
+        if not len(piece.offsets):
+            continue
+        first, last = int(piece.offsets[0]), int(piece.offsets[-1])
+        yield from _gap(kind, at, first, step, old_values)
+        width = last + 1 - first
+        base = old_values.next(width) if old_values is not None else None
+        yield piece.values if piece.is_contiguous else _merge(piece, first, width, kind, base)
+        at = last + 1
+    yield from _gap(kind, at, rows.end, step, old_values)
+
+
+def _gap(
+    kind: pa.DataType, start: int, end: int, step: int, old_values: _Buffered | None
+) -> Iterator[pa.Array]:
+    for at in range(start, end, step):
+        width = min(step, end - at)
+        yield old_values.next(width) if old_values is not None else pa.nulls(width, kind)
+
+
+def _merge(
+    piece: Piece, first: int, width: int, kind: pa.DataType, base: pa.Array | None
+) -> pa.Array:
+    places = piece.offsets - first
+    if base is None:
+        base = pa.nulls(1, kind)
+        indices = np.zeros(width, dtype=np.int64)
+    else:
+        indices = np.arange(width, dtype=np.int64)
+    indices[places] = len(base) + np.arange(len(places), dtype=np.int64)
+    return pc.take(concat([base, piece.values]), pa.array(indices))
+
+
+def concat(arrays: Sequence[pa.Array]) -> pa.Array:
+    """One array of many; dictionaries are unified."""
+    if len(arrays) == 1:
+        return arrays[0]
+    if pa.types.is_dictionary(arrays[0].type):
+        chunked = pa.chunked_array(arrays).unify_dictionaries()
+        return pa.concat_arrays(chunked.chunks)
+    return pa.concat_arrays(arrays)
+
+
+class _Buffered:
+    """Hands out exact lengths of a stream of arrays."""
+
+    def __init__(self, stream: Iterator[pa.Array]) -> None:
+        self._stream, self._rest, self._used = stream, None, 0
+
+    def next(self, rows: int) -> pa.Array:
+        parts: list[pa.Array] = []
+        while rows:
+            if self._rest is None or self._used == len(self._rest):
+                self._rest, self._used = next(self._stream), 0
+            part = self._rest.slice(self._used, rows)
+            self._used += len(part)
+            rows -= len(part)
+            # Lance's writer panics on sliced nested structs: take makes a compact copy.
+            whole = len(part) == len(self._rest)
+            parts.append(part if whole else part.take(pa.array(np.arange(len(part)))))
+        return concat(parts)
+
+
+def stage_column(
+    ref: TableRef,
+    dataset: lance.LanceDataset,
+    column: str,
+    arrays: Iterable[pa.Array],
+    provenance: Provenance,
+    *,
+    complete: bool,
+) -> tuple[str, int]:
+    """Write a fragment's column file next to the table's own; return its name and row count."""
+    arrow_field = dataset.schema.field(column)
+    # The dataset's exact type: the commit checks none of it, and a wrong one reads as garbage.
+    schema = pa.schema([pa.field(column, arrow_field.type, nullable=arrow_field.nullable)])
+    name = provenance.file_name(complete=complete)
+    writer = LanceFileWriter(
+        f"{ref.uri}/data/{name}",
+        schema,
+        version=dataset.data_storage_version,
+        storage_options=ref.storage_options.plain(),
+    )
+    # Never `with`: leaving the block by an exception would publish a truncated file.
+    writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
+    for array in arrays:
+        writer.write_batch(pa.record_batch([array], schema=schema))
+    return name, int(writer.close() or 0)
+
+
+def staged_file_is_whole(ref: TableRef, staged: StagedFile) -> bool:
+    """Whether a staged file found from an earlier run is there, ours, and complete."""
+    from lance.file import LanceFileReader
+
+    try:
+        reader = LanceFileReader(
+            f"{ref.uri}/data/{staged.path}", storage_options=ref.storage_options.plain()
+        )
+        return int(reader.num_rows()) == staged.physical_rows
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def data_file(dataset: lance.LanceDataset, path: str, field_ids: Sequence[int]) -> Any:
+    """The manifest entry of a staged file."""
+    major, minor = file_version(dataset)
+    return lance.fragment.DataFile(
+        path, list(field_ids), list(range(len(field_ids))), major, minor, None
+    )
+
+
+def size_of_inputs(fragment: FragmentFacts, field_ids: Iterable[int]) -> list[int | None]:
+    """The sizes on disk of the files that hold the fields."""
+    return [file.size_bytes for file in fragment.files_of(field_ids)]

@@ -1,0 +1,170 @@
+"""Job history: an append-only table of events in the database; a job's record is the fold of its events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from geneva.errors import JobNotFoundError
+from geneva.model import JobStatus, Secrets
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("job_id", pa.string()),
+        pa.field("at", pa.timestamp("us", tz="UTC")),
+        pa.field("kind", pa.string()),
+        pa.field("payload", pa.string()),
+    ]
+)
+_COMPACT_AT_FRAGMENTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that happened to a job."""
+
+    job_id: str
+    kind: str
+    payload: dict[str, Any] = field(default_factory=dict)
+    at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as its events tell it."""
+
+    job_id: str
+    table_name: str
+    column_name: str
+    job_type: str
+    status: JobStatus
+    created_at: datetime
+    updated_at: datetime
+    config: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    events: tuple[JobEvent, ...] = ()
+
+
+class JobHistory:
+    """The jobs of a database. It lives beside the tables and shows in no list of them."""
+
+    def __init__(self, database_uri: str, storage_options: Secrets) -> None:
+        """Point at a database; nothing is read or written yet."""
+        self._uri = f"{database_uri.rstrip('/')}/_geneva/jobs.lance"
+        self._storage_options = storage_options
+
+    def append(self, events: Sequence[JobEvent]) -> None:
+        """Write events, in one commit."""
+        table = pa.Table.from_pylist(
+            [
+                {
+                    "job_id": event.job_id,
+                    "at": event.at,
+                    "kind": event.kind,
+                    "payload": json.dumps(event.payload, default=str),
+                }
+                for event in events
+            ],
+            schema=_SCHEMA,
+        )
+        dataset = lance.write_dataset(
+            table, self._uri, mode="append", storage_options=self._storage_options.plain()
+        )
+        if len(dataset.get_fragments()) >= _COMPACT_AT_FRAGMENTS:
+            self._compact(dataset)
+
+    def list(
+        self, table_name: str | None = None, status: JobStatus | str | None = None
+    ) -> list[JobRecord]:
+        """The jobs, newest first."""
+        wanted = JobStatus(str(status).upper()) if status is not None else None
+        records = fold_events(self._read(None))
+        return [
+            record
+            for record in sorted(records, key=lambda r: r.created_at, reverse=True)
+            if table_name in (None, record.table_name) and wanted in (None, record.status)
+        ]
+
+    def get(self, job_id: str) -> JobRecord:
+        """One job; JobNotFoundError when there is none of that id."""
+        records = fold_events(self._read(str(job_id)))
+        if not records:
+            raise JobNotFoundError(f"There is no job {str(job_id)!r} in this database.")
+        return records[0]
+
+    def _read(self, job_id: str | None) -> list[JobEvent]:
+        try:
+            dataset = lance.dataset(self._uri, storage_options=self._storage_options.plain())
+        except ValueError as error:
+            if "not found" in str(error).lower():
+                return []
+            raise
+        condition = None if job_id is None else "job_id = '" + job_id.replace("'", "''") + "'"
+        rows = dataset.to_table(filter=condition).to_pylist()
+        return [
+            JobEvent(row["job_id"], row["kind"], json.loads(row["payload"]), row["at"])
+            for row in rows
+        ]
+
+    @staticmethod
+    def _compact(dataset: lance.LanceDataset) -> None:
+        try:
+            dataset.optimize.compact_files()
+            dataset.cleanup_old_versions()
+        except OSError:
+            # Another process compacts at the same moment: one of the two is enough.
+            return
+
+
+def fold_events(events: Iterable[JobEvent]) -> list[JobRecord]:
+    """Jobs out of their events."""
+    by_job: dict[str, list[JobEvent]] = {}
+    for event in events:
+        by_job.setdefault(event.job_id, []).append(event)
+    return [_fold(sorted(own, key=lambda e: e.at)) for own in by_job.values()]
+
+
+def _fold(events: list[JobEvent]) -> JobRecord:
+    first = events[0]
+    record = JobRecord(
+        job_id=first.job_id,
+        table_name="",
+        column_name="",
+        job_type="",
+        status=JobStatus.PENDING,
+        created_at=first.at,
+        updated_at=first.at,
+    )
+    for event in events:
+        record = _apply(record, event)
+    return replace(record, events=tuple(events))
+
+
+def _apply(record: JobRecord, event: JobEvent) -> JobRecord:
+    payload = event.payload
+    record = replace(record, updated_at=event.at)
+    match event.kind:
+        case "created":
+            return replace(
+                record,
+                table_name=payload["table"],
+                column_name=payload["column"],
+                job_type=payload["type"],
+                config=payload.get("config", {}),
+            )
+        case "status":
+            return replace(
+                record,
+                status=JobStatus(payload["status"]),
+                error=payload.get("error", record.error),
+                metrics={**record.metrics, **payload.get("metrics", {})},
+            )
+        case _:
+            return replace(record, metrics={**record.metrics, **payload.get("metrics", {})})

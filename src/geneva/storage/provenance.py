@@ -1,0 +1,129 @@
+"""How a column's data file says what it holds: in its name for the manifest, in its metadata in full.
+
+Data and provenance are published by the same commit, so that they can't disagree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from lance.file import LanceFileReader
+
+from geneva.model import TableRef
+from geneva.rows import RowSet
+from geneva.storage.dataset import FragmentFacts
+
+PROVENANCE_METADATA = "geneva.provenance"
+_NAME = re.compile(
+    r"^geneva-(?P<extent>full|part)-(?P<column>[0-9a-f]{8})-(?P<udf>[0-9a-f]{12})"
+    r"-(?P<inputs>[0-9a-f]{12})-[0-9a-f]{12}\.lance$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What made the values of one column in one fragment, and which of its rows it made."""
+
+    column_uuid: str
+    udf_version: str
+    inputs: tuple[str, ...]
+    """The data files and fields that the values were computed from (`input_signature`)."""
+    valid: RowSet
+    """Rows whose value is right, given the above. The others hold older values or NULL."""
+
+    def file_name(self, *, complete: bool) -> str:
+        """A fresh data file name that tells this provenance to whoever reads the manifest."""
+        extent = "full" if complete else "part"
+        return f"geneva-{extent}-{self.digests()}-{uuid.uuid4().hex[:12]}.lance"
+
+    def digests(self) -> str:
+        """Short digests of column, UDF and inputs, as they stand in the file name."""
+        return "-".join(
+            (
+                _digest(self.column_uuid, 8),
+                _digest(self.udf_version, 12),
+                _digest("\n".join(self.inputs), 12),
+            )
+        )
+
+    def to_text(self) -> str:
+        """The whole provenance, for the file's metadata."""
+        return json.dumps(
+            {
+                "column": self.column_uuid,
+                "udf": self.udf_version,
+                "inputs": list(self.inputs),
+                "valid": self.valid.encode(),
+            }
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> Provenance:
+        """The provenance that `to_text` wrote; ValueError or KeyError for anything else."""
+        record: dict[str, Any] = json.loads(text)
+        return cls(
+            record["column"],
+            record["udf"],
+            tuple(record["inputs"]),
+            RowSet.decode(record["valid"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NamedProvenance:
+    """What a data file's name alone tells."""
+
+    complete: bool
+    column: str
+    udf: str
+    inputs: str
+
+
+def parse_file_name(path: str) -> NamedProvenance | None:
+    """Read a data file's name; None when it was not written by Geneva."""
+    match = _NAME.match(path)
+    if match is None:
+        return None
+    return NamedProvenance(
+        match["extent"] == "full", match["column"], match["udf"], match["inputs"]
+    )
+
+
+def named(provenance: Provenance) -> NamedProvenance:
+    """What the name of a complete file of this provenance tells."""
+    column, udf, inputs = provenance.digests().split("-")
+    return NamedProvenance(True, column, udf, inputs)
+
+
+def read_provenance(ref: TableRef, path: str) -> Provenance | None:
+    """The provenance in a data file's metadata; None when there is none or the file is gone."""
+    try:
+        reader = LanceFileReader(
+            f"{ref.uri}/data/{path}", storage_options=ref.storage_options.plain()
+        )
+        text = (reader.metadata().schema.metadata or {}).get(PROVENANCE_METADATA.encode())
+        return Provenance.from_text(text.decode()) if text is not None else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def input_signature(fragment: FragmentFacts, inputs: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """Which files and fields a fragment's input values come from, sorted.
+
+    `inputs` maps a column path to its field ids. The names are left out on purpose: a renamed input is the same input.
+    The order of the inputs is kept: f(a, b) is not f(b, a).
+    """
+    return tuple(
+        f"{position}:{file.path}:{','.join(map(str, sorted(set(field_ids) & set(file.fields))))}"
+        for position, field_ids in enumerate(inputs.values())
+        for file in sorted(fragment.files_of(field_ids), key=lambda file: file.path)
+    )
+
+
+def _digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -1,0 +1,57 @@
+"""Where unpublished work is kept between runs: batch checkpoints and records of staged files."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+import pyarrow as pa
+
+from geneva.model import TableRef
+from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, LanceCheckpointStore
+from geneva.storage.fragments import StagedFile, staged_file_is_whole
+
+
+@lru_cache(maxsize=8)
+def open_checkpoints(ref: TableRef) -> CheckpointStore:
+    """The checkpoint store of a table, in its own folder and object store."""
+    return LanceCheckpointStore(f"{ref.uri}/_checkpoints", ref.storage_options)
+
+
+def record_staged(store: CheckpointStore, prefix: str, staged: StagedFile) -> None:
+    """Note a staged file, so that a later run finds it if this one never commits it."""
+    key = CheckpointKey(prefix, staged.fragment_id).path()
+    store[key] = pa.RecordBatch.from_pylist(
+        [
+            {
+                "file": staged.path,
+                "src_data_files": json.dumps(sorted(staged.inputs)),
+                "inputs": json.dumps(list(staged.inputs)),
+                "output_field_ids": json.dumps(sorted(staged.field_ids)),
+                "field_ids": json.dumps(list(staged.field_ids)),
+                "column_uuid": staged.column_uuid,
+                "physical_rows": staged.physical_rows,
+                "base": staged.base or "",
+            }
+        ]
+    )
+
+
+def read_staged(
+    store: CheckpointStore, ref: TableRef, prefix: str, fragment_id: int
+) -> StagedFile | None:
+    """A staged file that an earlier run recorded; None when there is none, or it is not whole."""
+    try:
+        record = store[CheckpointKey(prefix, fragment_id).path()].to_pylist()[0]
+        staged = StagedFile(
+            fragment_id,
+            record["file"],
+            int(record["physical_rows"]),
+            record["column_uuid"],
+            tuple(json.loads(record["field_ids"])),
+            tuple(json.loads(record["inputs"])),
+            record["base"] or None,
+        )
+    except (KeyError, IndexError, ValueError, TypeError):
+        return None
+    return staged if staged_file_is_whole(ref, staged) else None

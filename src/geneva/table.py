@@ -1,0 +1,198 @@
+"""A table: everything a LanceDB table can do, and computed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+from geneva import declarations
+from geneva.declarations import BackfillOptions
+from geneva.execution.prepare import PreparedBackfill, prepare_backfill
+from geneva.jobs import Job, JobFuture, JobResult
+from geneva.model import ColumnDefinition, TableRef
+from geneva.planning.backfill import BackfillPlan
+from geneva.storage.columns import read_definitions
+from geneva.storage.dataset import open_dataset
+from geneva.udf import UDF
+
+if TYPE_CHECKING:
+    from geneva.connection import Connection
+
+ColumnSource: TypeAlias = UDF | tuple[UDF, Sequence[str]] | str
+
+
+class Table:
+    """A LanceDB table with computed columns.
+
+    What is not defined here is LanceDB's own: `add`, `delete`, `update`, `merge_insert`, `search`, `to_arrow`, `to_pandas`,
+    `create_index`, `optimize`, `checkout` and all the rest.
+    """
+
+    def __init__(self, connection: Connection, lancedb_table: Any) -> None:
+        """Wrap an open LanceDB table."""
+        self._connection = connection
+        self._table = lancedb_table
+
+    def __getattr__(self, name: str) -> Any:
+        """Hand everything else to LanceDB."""
+        if name.startswith("__") or name == "_table":
+            raise AttributeError(name)
+        return getattr(self._table, name)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self._table.count_rows())
+
+    def __repr__(self) -> str:
+        """Show the table, its version and which columns are computed."""
+        computed = ", ".join(f"{c.name} <- {c.udf_name}" for c in self.computed_columns().values())
+        return f"Table({self.name!r}, version={self.version}, computed=[{computed}])"
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return str(self._table.name)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's schema."""
+        return self._table.schema
+
+    @property
+    def version(self) -> int:
+        """The version that this handle reads."""
+        return int(self._table.version)
+
+    @property
+    def ref(self) -> TableRef:
+        """Where the table is."""
+        return self._connection._table_ref(self._table)
+
+    def compact_files(self, *args: Any, **kwargs: Any) -> Any:
+        """Merge small fragments. Computed values move along; nothing is computed again."""
+        return self._table.compact_files(*args, **kwargs)
+
+    def computed_columns(self) -> dict[str, ColumnDefinition]:
+        """The computed columns and what is known of their UDFs. Runs no user code."""
+        return read_definitions(self.schema)
+
+    def add_columns(self, transforms: Mapping[str, ColumnSource] | Any, **kwargs: Any) -> None:
+        """Add columns: by UDF, `(udf, [input columns])`, or an SQL expression.
+
+        A UDF column costs a metadata commit; its values are NULL until `backfill`. All UDF columns of one call are one commit.
+        """
+        udfs, others = declarations.split_transforms(transforms)
+        if udfs:
+            declarations.add_udf_columns(self.ref, udfs)
+            self._table.checkout_latest()
+        if others is not None:
+            self._table.add_columns(others, **kwargs)
+
+    def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
+        """Alter columns: `{"path": "c", "udf": new_udf}` gives a computed column another UDF.
+
+        The next backfill computes it anew. Other alterations (rename, nullable, data_type) are LanceDB's.
+        """
+        udfs, others = declarations.split_alterations(alterations)
+        if udfs:
+            declarations.alter_udf_columns(self.ref, udfs)
+            self._table.checkout_latest()
+        if others:
+            self._table.alter_columns(*others)
+
+    def drop_columns(self, columns: str | Sequence[str]) -> Any:
+        """Drop columns. Only metadata changes."""
+        names = [columns] if isinstance(columns, str) else list(columns)
+        declarations.check_droppable(self.ref, names)
+        return self._table.drop_columns(names)
+
+    def plan_backfill(
+        self,
+        col_name: str,
+        *,
+        udf: UDF | tuple[UDF, Sequence[str]] | None = None,
+        where: str | None = None,
+        read_version: int | None = None,
+        **options: Any,
+    ) -> BackfillPlan:
+        """Say what `backfill` with the same arguments would do. Changes nothing, runs nothing."""
+        settings = BackfillOptions(where=where, read_version=read_version, **options)
+        return self._prepare(col_name, udf, settings, planning_only=True).plan
+
+    def backfill(
+        self,
+        col_name: str,
+        *,
+        udf: UDF | tuple[UDF, Sequence[str]] | None = None,
+        where: str | None = None,
+        concurrency: int | None = None,
+        intra_applier_concurrency: int = 1,
+        checkpoint_size: int | None = None,
+        min_checkpoint_size: int | None = None,
+        max_checkpoint_size: int | None = None,
+        task_size: int | None = None,
+        commit_granularity: int = 64,
+        read_version: int | None = None,
+        num_frags: int | None = None,
+        batch_checkpoint_flush_interval_seconds: float | None = None,
+        task_shuffle_diversity: int | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> JobResult:
+        """Compute the column's values and wait until they are in the table.
+
+        Args:
+            col_name: The column to compute.
+            udf: Another UDF than the column's own, for this run.
+            where: SQL condition: compute exactly the rows that it selects, again if need be; the others keep their values.
+                Without it, the rows that are not computed yet or whose UDF or inputs changed.
+            concurrency: Tasks at once; None: as many as Spark has slots.
+            intra_applier_concurrency: Threads in each task.
+            checkpoint_size: Rows a batch checkpoint holds, exactly. None: by time.
+            min_checkpoint_size: Least rows of a checkpoint that is made by time.
+            max_checkpoint_size: Most rows of a checkpoint that is made by time.
+            task_size: Rows a task computes.
+            commit_granularity: Fragments a commit publishes.
+            read_version: The version to read the inputs from; None: the latest.
+            num_frags: Compute at most this many fragments.
+            batch_checkpoint_flush_interval_seconds: Seconds of work between checkpoints.
+            task_shuffle_diversity: Mix the order of this many neighbouring fragments.
+            timeout: Seconds after which the job is stopped; what is finished stays.
+
+        Returns:
+            The job's outcome, which is also its id.
+        """
+        return self._job(col_name, udf, _options(locals())).run()
+
+    def backfill_async(self, col_name: str, **options: Any) -> JobFuture:
+        """Start a `backfill` and return at once. Wrong arguments raise here, not in the future."""
+        udf = options.pop("udf", None)
+        return JobFuture(self._job(col_name, udf, BackfillOptions(**options)))
+
+    def _job(
+        self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: BackfillOptions
+    ) -> Job:
+        prepared = self._prepare(column, udf, options, planning_only=False)
+        return self._connection._job(prepared, on_commit=self._table.checkout_latest)
+
+    def _prepare(
+        self,
+        column: str,
+        udf: UDF | tuple[UDF, Sequence[str]] | None,
+        options: BackfillOptions,
+        *,
+        planning_only: bool,
+    ) -> PreparedBackfill:
+        request = options.request()
+        ref = self.ref
+        dataset = open_dataset(ref, options.read_version)
+        definition = declarations.definition_for(ref, dataset, column, udf, store=not planning_only)
+        return prepare_backfill(ref, dataset, definition, request)
+
+
+def _options(arguments: Mapping[str, Any]) -> BackfillOptions:
+    return BackfillOptions(
+        **{k: v for k, v in arguments.items() if k not in ("self", "col_name", "udf")}
+    )
