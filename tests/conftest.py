@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support import Calls
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
+    from geneva.execution.runner import Runner
 
 # Both: no deadline, because a first call may import Lance or start a session.
 settings.register_profile(
@@ -29,13 +32,44 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("GENEVA_HYPOTHESIS_PROFILE", "ci"))
 
+RunnerFactory = Callable[[], "Runner"]
+
+
+def connect(path: Path, runner: RunnerFactory | None) -> Connection:
+    """Connect with settings of the tests' own: two slots, no bars, nothing in the user's cache."""
+    import geneva
+    from geneva.config import Settings
+
+    quiet = Settings(local_slots=2, jvm_archive=False, progress=False)
+    return geneva.connect(path, runner=runner, settings=quiet)
+
+
+@pytest.fixture(params=["in_process", pytest.param("spark", marks=pytest.mark.spark)])
+def runner(request: pytest.FixtureRequest) -> RunnerFactory | None:
+    """What carries out the tasks: threads of this process, or (None) geneva's embedded Spark."""
+    from geneva.execution.runner import InProcessRunner
+
+    return InProcessRunner if request.param == "in_process" else None
+
 
 @pytest.fixture
-def db(tmp_path: Path) -> Connection:
-    """An empty database of this test's own."""
-    import geneva
+def db(tmp_path: Path, runner: RunnerFactory | None) -> Connection:
+    """An empty database of this test's own; the test runs once on each runner."""
+    return connect(tmp_path / "db", runner)
 
-    return geneva.connect(tmp_path / "db")
+
+@pytest.fixture
+def local_db(tmp_path: Path) -> Connection:
+    """An empty database that runs in this process: for what no runner can make a difference to."""
+    from geneva.execution.runner import InProcessRunner
+
+    return connect(tmp_path / "db", InProcessRunner)
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Calls:
+    """An empty log of UDF calls, which any process can write to."""
+    return Calls(str(tmp_path / "calls"))
 
 
 @pytest.fixture(scope="session")

@@ -194,7 +194,7 @@ def alter_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] 
         changes.append(
             define_column(name, udf, inputs, digest)
             if current is None
-            else redefine_column(current, udf, inputs, digest)
+            else redefine_column(current, udf, inputs, digest, dataset.version)
         )
     commit_redefinitions(dataset, changes)
 
@@ -270,7 +270,7 @@ def definition_for(
     inputs = inputs_of(function, own, schema, column)
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     if current is not None:
-        return redefine_column(current, function, inputs, digest)
+        return redefine_column(current, function, inputs, digest, dataset.version)
     definition = define_column(column, function, inputs, digest)
     if store:
         commit_redefinitions(dataset, [definition])

@@ -223,7 +223,7 @@ _CLASS_NOISE = frozenset(
         *("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__"),
         *("__firstlineno__", "__static_attributes__", "__classdictcell__", "__type_params__"),
         *("__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__"),
-        *("__dataclass_fields__", "__dataclass_params__", "__signature__"),
+        *("__dataclass_fields__", "__dataclass_params__", "__signature__", "__slotnames__"),
     }
 )
 
@@ -286,7 +286,8 @@ class _Walk:
     def _code(self, value: Any) -> bytes | None:
         if isinstance(value, types.FunctionType):
             return self._function(value)
-        if isinstance(value, type):
+        # Python 3.10 takes list[int] for a class.
+        if isinstance(value, type) and not isinstance(value, types.GenericAlias):
             return self._class(value)
         if isinstance(value, types.MethodType):
             return _node("method", self.digest(value.__func__), self.digest(value.__self__))
@@ -320,14 +321,13 @@ class _Walk:
         tree = _verified_tree(code)
         # A wrapper made by an installed decorator is its code and what it wraps: the globals of
         # its module are that module's own affair.
-        is_users = code.co_filename.startswith("<") or _is_user_file(code.co_filename)
         return _node(
             "function",
             _code_digest(code, self) if tree is None else _node("source", _canonical(tree)),
             self.digest(function.__defaults__ or ()),
             self.digest(function.__kwdefaults__ or {}),
             self._named(_closure(function)),
-            self._named(_globals(function).items() if is_users else ()),
+            self._named(_globals(function).items() if _is_user_code(code) else ()),
             *sorted(_imported_sources(code, function.__globals__.get("__package__") or "")),
         )
 
@@ -339,7 +339,7 @@ class _Walk:
             for name, value in vars(cls).items()
             if name not in _CLASS_NOISE
             and not name.startswith("__pydantic_")
-            and not _is_generated(value)
+            and not _is_generated(cls, name, value)
         }
         if issubclass(cls, enum.Enum):
             attributes = {n: v for n, v in attributes.items() if _is_method(v)}
@@ -350,7 +350,8 @@ class _Walk:
             ]
         if hasattr(cls, "__pydantic_fields__"):
             attributes["pydantic fields"] = repr(cls.__pydantic_fields__)
-        bases = self._all((*cls.__bases__, type(cls)))
+        metaclass = (type(cls),) if is_user_module(type(cls).__module__) else ()
+        bases = self._all((*cls.__bases__, *metaclass))
         return _node("class", cls.__name__, _node("bases", *bases), self._named(attributes.items()))
 
     # -- values
@@ -410,10 +411,28 @@ def _qualified_name(value: Any) -> str:
     return f"{module}.{name}"
 
 
-def _is_generated(value: Any) -> bool:
-    """Say whether a method was generated (by @dataclass and the like): its class says it all."""
-    code = getattr(value, "__code__", None)
-    return code is not None and code.co_filename == "<string>"
+# What @dataclass and NamedTuple write into a class: its fields say the same, in every version.
+_GENERATED = frozenset(
+    {
+        *("__init__", "__new__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__"),
+        *("__hash__", "__setattr__", "__delattr__", "__getstate__", "__setstate__"),
+        *("__replace__", "__getnewargs__"),
+    }
+)
+
+
+def _is_generated(cls: type, name: str, value: Any) -> bool:
+    if type(value).__name__ == "_tuplegetter":  # a field of a NamedTuple
+        return True
+    code = getattr(getattr(value, "__func__", value), "__code__", None)
+    if code is None or name not in _GENERATED:
+        return False
+    is_record = dataclasses.is_dataclass(cls) or hasattr(cls, "_field_defaults")
+    return is_record and (code.co_filename == "<string>" or not _is_user_code(code))
+
+
+def _is_user_code(code: types.CodeType) -> bool:
+    return code.co_filename.startswith("<") or _is_user_file(code.co_filename)
 
 
 def _is_method(value: Any) -> bool:
@@ -482,6 +501,9 @@ def _compiles_to(node: ast.Lambda, free_names: tuple[str, ...], wanted: bytes) -
 _NO_MEANING = frozenset({"ctx", "kind", "type_comment", "type_ignores", "type_params", "returns"})
 
 
+_EMPTY = "str:''"
+
+
 def _canonical(node: Any) -> str:
     """Write out a function's tree: no name, decorators, defaults, docstrings or annotations."""
     if isinstance(node, ast.Lambda):
@@ -519,6 +541,9 @@ def _dump(node: Any, *, in_class: bool) -> str:
         return f"Assign({_dump(node.target, in_class=False)}, {value})"
     if isinstance(node, ast.arg):
         return node.arg
+    if isinstance(node, ast.JoinedStr):  # some versions put empty strings between the values
+        pieces = [_dump(v, in_class=False) for v in node.values]
+        return f"JoinedStr({', '.join(piece for piece in pieces if piece != _EMPTY)})"
     inner_class = isinstance(node, ast.ClassDef)
     is_scope = inner_class or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     parts = []

@@ -114,6 +114,8 @@ class ColumnDefinition:
     """Column paths, in the order of the function's parameters."""
     nullable: bool = True
     """Whether the function may return NULL."""
+    since: int = 0
+    """Values committed up to this version are another UDF's work; 0: it is the column's first."""
     sizes: Sizes = field(default_factory=Sizes)
     num_cpus: float | None = None
     num_gpus: float | None = None

@@ -155,6 +155,8 @@ class RowSet:
         """The set that `encode` wrote; ValueError when the text is not one."""
         head, _, body = text.partition(":")
         size = int(head)
+        if size < 0:
+            raise ValueError("not a row set: negative size")
         if body == "all":
             return cls.full(size)
         if body == "none":

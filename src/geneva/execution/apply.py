@@ -266,10 +266,9 @@ def python_values(array: pa.Array) -> list[Any]:
         return _with_nulls(rows, array)
     if _is_list_of_numbers(kind):
         return _numpy_rows(array)
-    # Asking for dicts makes pyarrow ten times slower, so only where there can be maps.
-    values: list[Any] = array.to_pylist(
-        **({"maps_as_pydicts": "lossy"} if pt.is_nested(kind) else {})
-    )
+    # Asking for dicts makes pyarrow ten times slower, so only where there are maps.
+    options = {"maps_as_pydicts": "lossy"} if "map<" in str(kind) else {}
+    values: list[Any] = array.to_pylist(**options)
     return values
 
 

@@ -162,20 +162,24 @@ def start_jvm(command: Sequence[str], directory: Path) -> Jvm:
             env=environ,
             start_new_session=True,  # Ctrl-C in a terminal is for us: we cancel, then leave
         )
+    if (trouble := _wait_for(answer, process)) is not None:
+        process.communicate()  # closes the pipe, and waits
+        raise SparkUnavailableError(f"Spark's JVM {trouble}: {command[0]}{tail(log)}")
+    port, length = struct.unpack_from("!ii", content := answer.read_bytes())
+    return Jvm(process, port, content[8 : 8 + length].decode())
+
+
+def _wait_for(answer: Path, process: subprocess.Popen[bytes]) -> str | None:
+    """Wait until the JVM has written where it listens; return what happened instead, if so."""
     deadline = time.monotonic() + START_LIMIT_SECONDS
     while not answer.is_file():
         if process.poll() is not None:
-            raise SparkUnavailableError(
-                f"Spark's JVM ended before it was ready: {command[0]}{tail(log)}"
-            )
+            return "ended before it was ready"
         if time.monotonic() > deadline:
             os.killpg(process.pid, signal.SIGKILL)
-            raise SparkUnavailableError(
-                f"Spark's JVM was not ready after {START_LIMIT_SECONDS} s: {command[0]}{tail(log)}"
-            )
+            return f"was not ready after {START_LIMIT_SECONDS} s"
         time.sleep(0.01)
-    port, length = struct.unpack_from("!ii", content := answer.read_bytes())
-    return Jvm(process, port, content[8 : 8 + length].decode())
+    return None
 
 
 @contextlib.contextmanager

@@ -374,6 +374,8 @@ def _forget_dead_jvm() -> None:
 
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None and process.poll() is not None:
+        if process.stdin is not None:
+            process.stdin.close()
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = SparkSession._activeSession = None
     elif SparkContext._active_spark_context is not None:
@@ -386,6 +388,5 @@ def _end_jvm() -> None:
 
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None:
-        process.stdin.close()
-        process.wait()
+        process.communicate()  # closes the pipe, which ends the JVM, and waits
         _forget_dead_jvm()

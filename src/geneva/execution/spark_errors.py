@@ -21,10 +21,12 @@ _LOST = re.compile(
     r"Python worker (exited unexpectedly|failed to connect)|ExecutorLostFailure|Executor .*? lost"
     r"|Remote RPC client disassociated|exit(ed)? (code|status) 137|Container killed"
 )
-_UNREACHABLE = re.compile(
-    r"SparkContext (was|has been) shut ?down|stopped SparkContext|StatusCode.UNAVAILABLE"
-    r"|Connection refused|Answer from Java side is empty|while receiving|while sending"
+_GONE = re.compile(
+    r"SparkContext (was|has been) shut ?down|stopped SparkContext|StatusCode\.UNAVAILABLE"
+    r"|Connection refused|Answer from Java side is empty|Error while (receiving|sending)"
 )
+_LONGEST_TRACE = 30
+"""Lines of a worker's traceback that are worth showing: the last ones."""
 
 
 def explained(error: Exception) -> GenevaError:
@@ -36,43 +38,50 @@ def explained(error: Exception) -> GenevaError:
         return WorkerLostError(
             "Worker processes died again and again while running the same task, so Spark gave "
             "up. Usual causes: out of memory (use a smaller batch, or give workers more), or a "
-            f"crash in native code.\n{_worker_traceback(text) or _first_cause(text)}"
+            f"crash in native code.\n{_crash(text) or _reason(text)}"
         )
-    if trace := _worker_traceback(text):
-        last = trace.splitlines()[-1]
-        if last.startswith(("ModuleNotFoundError", "ImportError")):
+    if trace := _traceback(text):
+        if trace.rpartition("\n")[2].startswith(("ModuleNotFoundError", "ImportError")):
             return SparkUnavailableError(
                 "The workers' Python can't import what this task needs. Install the same packages "
                 "on every worker, or let PYSPARK_PYTHON name a Python that has them (before the "
                 f"session starts).\n{trace}"
             )
         return JobError(f"A task failed on its worker, also when tried again.\n{trace}")
-    if _UNREACHABLE.search(text) or isinstance(error, ConnectionError):
+    if _GONE.search(text) or isinstance(error, ConnectionError):
         return SparkUnavailableError(
-            f"Spark went away while the job ran. Start it and run the job again: finished work "
-            f"is kept.\n{_first_cause(text)}"
+            "Spark went away while the job ran. Start it and run the job again: finished work "
+            f"is kept.\n{_reason(text)}"
         )
-    return SparkUnavailableError(f"Spark could not run the job.\n{_first_cause(text)}")
+    return SparkUnavailableError(f"Spark could not run the job.\n{_reason(text)}")
 
 
-def _worker_traceback(text: str, lines: int = 30) -> str:
-    """Return the Python traceback in a Spark error, without Spark's own frames and the JVM's."""
-    found = re.search(
-        r"^(Traceback \(most recent|Fatal Python error).*?(?=^\s+at |^JVM stacktrace|^\tat |\Z)",
-        text,
-        re.MULTILINE | re.DOTALL,
-    )
+def _traceback(text: str) -> str:
+    """Return the worker's Python traceback, without Spark's own frames and the JVM's."""
+    found = re.search(r"^Traceback \(most recent.*?(?=^\s+at |^JVM stack|\Z)", text, re.M | re.S)
     if found is None:
         return ""
-    frames = re.sub(
-        r'^  File "[^"]*/pyspark/[^"]*", line .*\n(?:    .*\n)*', "", found.group(0), flags=re.M
-    )
-    kept = [line for line in frames.splitlines() if line.strip() and "SQLSTATE" not in line]
-    return "\n".join(kept[-lines:])
+    spark_frame = r'^  File "[^"]*/pyspark/[^"]*", line .*\n(?:    .*\n)*'
+    frames = re.sub(spark_frame, "", found.group(), flags=re.M)
+    lines = [line for line in frames.splitlines() if line.strip() and "SQLSTATE" not in line]
+    return "\n".join(lines[-_LONGEST_TRACE:])
 
 
-def _first_cause(text: str) -> str:
-    """Return the line of a JVM error that names the cause, without the stack below it."""
-    causes = [line.strip() for line in text.splitlines() if "xception:" in line or "rror:" in line]
-    plain = [line.strip() for line in text.splitlines() if line.strip()]
-    return (causes or plain or ["(Spark gave no reason)"])[0][:500]
+def _crash(text: str) -> str:
+    """Return where a worker was when native code crashed it, if Python lived to tell."""
+    fatal = re.search(r"Fatal Python error: .*", text)
+    thread = re.search(r"^Current thread .*\n((?:  File .*\n?)*)", text, re.M)
+    if fatal is None or thread is None:
+        return ""
+    frames = [frame for frame in thread.group(1).splitlines() if "/pyspark/" not in frame]
+    return "\n".join([fatal.group(), "Most recent call first:", *frames[:_LONGEST_TRACE]])
+
+
+def _reason(text: str) -> str:
+    """Return the one line of a JVM error that names its cause, without the stack below it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for mark in ("Job aborted due to stage failure", "Caused by:", "Exception:", "Error:"):
+        for line in lines:
+            if mark in line:
+                return line.removeprefix("Caused by:").strip(": ")[:600]
+    return lines[0][:600] if lines else "Spark gave no reason."

@@ -1,22 +1,21 @@
-"""Which values of a computed column are right, as the committed table itself tells."""
+"""Which values of a computed column are right, as the committed table and its history tell."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import lance
+import pyarrow as pa
 
-from geneva.model import ColumnDefinition, Reason, TableRef
+from geneva.model import ColumnDefinition, Reason
 from geneva.rows import RowSet
-from geneva.storage.dataset import FragmentFacts, TableSnapshot, quote_path, read_matching_rows
-from geneva.storage.provenance import (
-    Provenance,
-    input_signature,
-    named,
-    parse_file_name,
-    read_provenance,
-)
+from geneva.storage.checkpoints import CheckpointStore
+from geneva.storage.dataset import FragmentFacts, TableSnapshot
+from geneva.storage.lineage import ColumnIdentity, LineageTracer, Verdict
+from geneva.storage.staging import open_checkpoints
+from geneva.storage.transactions import TableHistory, VersionView
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,70 +29,113 @@ class Committed:
     """The file the values are in; None when the fragment has none."""
     inputs: tuple[str, ...]
     """Input signature of the fragment."""
+    certain: bool = True
+    """False when history is gone: rows with a value count as right."""
 
 
-def input_field_ids(
-    snapshot: TableSnapshot, definition: ColumnDefinition
-) -> dict[str, tuple[int, ...]]:
-    """The field ids behind each input of a column."""
-    return {path: snapshot.field_ids[path] for path in definition.inputs}
+def column_identity(snapshot: TableSnapshot, definition: ColumnDefinition) -> ColumnIdentity:
+    """A column and its inputs by field ids."""
+    return ColumnIdentity(
+        definition,
+        snapshot.field_ids[definition.name],
+        tuple(snapshot.field_ids[path] for path in definition.inputs),
+    )
 
 
 def read_committed(
     dataset: lance.LanceDataset, snapshot: TableSnapshot, definition: ColumnDefinition
 ) -> dict[int, Committed]:
-    """What is valid in each fragment. Files that Geneva wrote answer by their names alone."""
-    inputs = input_field_ids(snapshot, definition)
-    output = snapshot.field_ids[definition.name]
-    states: dict[int, Committed] = {}
-    unknown: list[tuple[FragmentFacts, str, tuple[str, ...]]] = []
+    """What is valid in each fragment.
+
+    Files that Geneva wrote mostly answer by their names. What had to be traced through the table's history
+    is noted in the checkpoint store, because history is cleaned up one day.
+    """
+    column = column_identity(snapshot, definition)
+    notes = _Notes(open_checkpoints(snapshot.ref), column)
+    tracer = LineageTracer(snapshot.ref, column, TableHistory(snapshot.ref, dataset), notes)
+    verdicts: dict[int, Verdict] = {}
+    unknown: list[FragmentFacts] = []
     for fragment in snapshot.fragments:
-        signature = input_signature(fragment, inputs)
-        files = fragment.files_of(output)
-        if not files:
-            nothing = RowSet.empty(fragment.physical_rows)
-            states[fragment.id] = Committed(nothing, Reason.NEW, None, signature)
-            continue
-        path = "\n".join(file.path for file in files)
-        valid = _by_name(snapshot.ref, definition, fragment, path, signature)
-        if valid is None:
-            unknown.append((fragment, path, signature))
+        easy = tracer.by_name(fragment)
+        if easy is None:
+            unknown.append(fragment)
         else:
-            states[fragment.id] = Committed(valid[0], valid[1], path, signature)
+            verdicts[fragment.id] = easy
     if unknown:
-        present = _rows_with_value(dataset, [f for f, _, _ in unknown], definition.name)
-        for fragment, path, signature in unknown:
-            states[fragment.id] = Committed(present[fragment.id], Reason.NULL, path, signature)
-    return states
+        view = VersionView(dataset)
+        for fragment in unknown:
+            verdict = tracer.verdict(view, fragment)
+            notes.add(fragment, verdict)
+            verdicts[fragment.id] = verdict
+        notes.save()
+    return {
+        fragment.id: Committed(
+            verdicts[fragment.id].valid,
+            verdicts[fragment.id].reason,
+            output_file(fragment, column),
+            column.signature(fragment),
+            verdicts[fragment.id].certain,
+        )
+        for fragment in snapshot.fragments
+    }
 
 
-def _by_name(
-    ref: TableRef,
-    definition: ColumnDefinition,
-    fragment: FragmentFacts,
-    path: str,
-    signature: tuple[str, ...],
-) -> tuple[RowSet, Reason] | None:
-    """What a file's name says of its rows; None when the file was not written by Geneva."""
-    found = parse_file_name(path)
-    if found is None:
+def output_file(fragment: FragmentFacts, column: ColumnIdentity) -> str | None:
+    """The file that holds the column; several, for a struct that grew, as one text."""
+    return "\n".join(file.path for file in fragment.files_of(column.output)) or None
+
+
+class _Notes:
+    """Verdicts that took a look into the past, kept under the column's UUID."""
+
+    def __init__(self, store: CheckpointStore, column: ColumnIdentity) -> None:
+        self._store, self._column = store, column
+        self._key = f"lineage-{column.definition.uuid}"
+        self._seen: dict[str, dict[str, str]] = {}
+
+    @cached_property
+    def _rows(self) -> dict[str, dict[str, str]]:
+        """Read at first need: most plans need none."""
+        try:
+            return {row["about"]: row for row in self._store[self._key].to_pylist()}
+        except KeyError:
+            return {}
+
+    @cached_property
+    def _files(self) -> frozenset[str]:
+        return frozenset(about.split("\n\n", 1)[0] for about in self._rows)
+
+    def knows(self, output_file: str) -> bool:
+        return output_file in self._files
+
+    def find(self, fragment: FragmentFacts) -> Verdict | None:
+        row = self._rows.get(self._about(fragment))
+        if row is None:
+            return None
+        with suppress(ValueError, KeyError):
+            valid = RowSet.decode(row["valid"])
+            if valid.size == fragment.physical_rows:
+                return Verdict(valid, Reason(row["reason"]), row["certain"] == "yes")
         return None
-    nothing = RowSet.empty(fragment.physical_rows)
-    wanted = named(Provenance(definition.uuid, definition.udf_version, signature, nothing))
-    if (found.column, found.udf) != (wanted.column, wanted.udf):
-        return nothing, Reason.UDF_CHANGED
-    if found.inputs != wanted.inputs:
-        return nothing, Reason.INPUT_CHANGED
-    if found.complete:
-        return RowSet.full(fragment.physical_rows), Reason.UP_TO_DATE
-    provenance = read_provenance(ref, path)
-    return (provenance.valid if provenance is not None else nothing), Reason.PARTIAL
 
+    def add(self, fragment: FragmentFacts, verdict: Verdict) -> None:
+        about = self._about(fragment)
+        self._seen[about] = {
+            "about": about,
+            "valid": verdict.valid.encode(),
+            "reason": verdict.reason.value,
+            "certain": "yes" if verdict.certain else "no",
+        }
 
-def _rows_with_value(
-    dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts], column: str
-) -> dict[int, RowSet]:
-    """The rows that have a value, whoever supplied it: there is nothing else to go by."""
-    return read_matching_rows(
-        dataset, fragments, f"{quote_path(column, dataset.schema)} IS NOT NULL"
-    )
+    def save(self) -> None:
+        """Keep what the present fragments need; a table that can only be read is no reason to fail."""
+        if self._seen == self._rows:
+            return
+        with suppress(OSError):
+            self._store[self._key] = pa.RecordBatch.from_pylist(list(self._seen.values()))
+
+    def _about(self, fragment: FragmentFacts) -> str:
+        """What a verdict is about: these values, by this UDF, from these inputs. It never changes."""
+        values = output_file(fragment, self._column) or ""
+        origin = (self._column.definition.udf_version, *self._column.signature(fragment))
+        return values + "\n\n" + "\n".join(origin)

@@ -39,10 +39,12 @@ def define_column(name: str, udf: UDF, inputs: tuple[str, ...], digest: str) -> 
 
 
 def redefine_column(
-    current: ColumnDefinition, udf: UDF, inputs: tuple[str, ...], digest: str
+    current: ColumnDefinition, udf: UDF, inputs: tuple[str, ...], digest: str, version: int
 ) -> ColumnDefinition:
-    """The same column, computed by another function from now on."""
-    return replace(current, inputs=inputs, **_udf_part(udf, digest))
+    """The same column, computed by another function from table version `version` on."""
+    same = (udf.version, inputs) == (current.udf_version, current.inputs)
+    since = current.since if same else version
+    return replace(current, inputs=inputs, since=since, **_udf_part(udf, digest))
 
 
 def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
@@ -75,6 +77,7 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_version": definition.udf_version,
         f"{_PREFIX}.udf_inputs": json.dumps(list(definition.inputs)),
         f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
+        f"{_PREFIX}.udf_since": str(definition.since),
         f"{_PREFIX}.udf_options": json.dumps({**sizes, **options}, sort_keys=True),
     }
 
@@ -101,6 +104,7 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         udf_digest=metadata[f"{_PREFIX}.udf"].removeprefix("_udfs/"),
         inputs=tuple(json.loads(metadata[f"{_PREFIX}.udf_inputs"])),
         nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
+        since=int(metadata.get(f"{_PREFIX}.udf_since", "0")),
         sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),
         **{option: options.get(option) for option in _OPTIONS},
     )

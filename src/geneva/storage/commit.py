@@ -12,11 +12,10 @@ from lance import LanceOperation, Transaction
 
 from geneva.errors import ColumnChangedError, TableChangedError
 from geneva.model import ColumnDefinition, TableRef
-from geneva.storage.column_state import input_field_ids
+from geneva.storage.column_state import column_identity, output_file
 from geneva.storage.columns import read_definition
 from geneva.storage.dataset import TableSnapshot, open_dataset, read_snapshot
 from geneva.storage.fragments import StagedFile, data_file
-from geneva.storage.provenance import input_signature
 
 JOB_PROPERTY = "geneva.job"
 _RETRY_SECONDS = 0.05
@@ -138,9 +137,9 @@ def _misfit(
         return "the column's fields changed"
     if any(path not in snapshot.field_ids for path in definition.inputs):
         return "an input column was dropped or renamed"
-    if input_signature(fragment, input_field_ids(snapshot, definition)) != staged.inputs:
+    column = column_identity(snapshot, definition)
+    if column.signature(fragment) != staged.inputs:
         return "an input changed"
-    files = "\n".join(f.path for f in fragment.files_of(staged.field_ids)) or None
-    if files != staged.base:
+    if output_file(fragment, column) != staged.base:
         return "another job wrote the same column"
     return None

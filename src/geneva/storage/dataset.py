@@ -88,7 +88,7 @@ def read_snapshot(dataset: lance.LanceDataset, ref: TableRef) -> TableSnapshot:
         storage_version=dataset.data_storage_version,
         stable_row_ids=dataset.has_stable_row_ids,
         fragments=tuple(fragment_facts(f.metadata) for f in dataset.get_fragments()),
-        field_ids=_field_ids(dataset),
+        field_ids=field_ids_of(dataset),
     )
 
 
@@ -112,7 +112,7 @@ def file_version(dataset: lance.LanceDataset) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _field_ids(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
+def field_ids_of(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
     """Per column path, the field ids a data file lists: every node on 2.0, leaves from 2.1 on."""
     every_node = file_version(dataset) < (2, 1)
     ids: dict[str, tuple[int, ...]] = {}

@@ -74,9 +74,7 @@ class JobHistory:
             ],
             schema=_SCHEMA,
         )
-        dataset = lance.write_dataset(
-            table, self._uri, mode="append", storage_options=self._storage_options.plain()
-        )
+        dataset = lance.write_dataset(table, self._open() or self._create(), mode="append")
         if len(dataset.get_fragments()) >= _COMPACT_AT_FRAGMENTS:
             self._compact(dataset)
 
@@ -99,13 +97,36 @@ class JobHistory:
             raise JobNotFoundError(f"There is no job {str(job_id)!r} in this database.")
         return records[0]
 
-    def _read(self, job_id: str | None) -> list[JobEvent]:
+    def _open(self) -> lance.LanceDataset | None:
         try:
-            dataset = lance.dataset(self._uri, storage_options=self._storage_options.plain())
+            return lance.dataset(self._uri, storage_options=self._storage_options.plain())
         except ValueError as error:
             if "not found" in str(error).lower():
-                return []
+                return None
             raise
+
+    def _create(self) -> lance.LanceDataset:
+        """Make the table, empty. Of several who try at once one succeeds, and all go on with its table.
+
+        Not by `write_dataset`: there the second one overwrites what the first has written since.
+        """
+        try:
+            return lance.LanceDataset.commit(
+                self._uri,
+                lance.LanceOperation.Overwrite(_SCHEMA, []),
+                read_version=0,
+                storage_options=self._storage_options.plain(),
+            )
+        except OSError:
+            dataset = self._open()
+            if dataset is None:
+                raise
+            return dataset
+
+    def _read(self, job_id: str | None) -> list[JobEvent]:
+        dataset = self._open()
+        if dataset is None:
+            return []
         condition = None if job_id is None else "job_id = '" + job_id.replace("'", "''") + "'"
         rows = dataset.to_table(filter=condition).to_pylist()
         return [

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,15 +113,17 @@ def read_provenance(ref: TableRef, path: str) -> Provenance | None:
         return None
 
 
-def input_signature(fragment: FragmentFacts, inputs: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Which files and fields a fragment's input values come from, sorted.
+def input_signature(
+    fragment: FragmentFacts, inputs: Sequence[tuple[int, ...]]
+) -> tuple[str, ...]:
+    """Which files and fields a fragment's input values come from.
 
-    `inputs` maps a column path to its field ids. The names are left out on purpose: a renamed input is the same input.
-    The order of the inputs is kept: f(a, b) is not f(b, a).
+    `inputs` are the field ids of each input, in order: f(a, b) is not f(b, a). Names are left out
+    on purpose: a renamed input is the same input.
     """
     return tuple(
         f"{position}:{file.path}:{','.join(map(str, sorted(set(field_ids) & set(file.fields))))}"
-        for position, field_ids in enumerate(inputs.values())
+        for position, field_ids in enumerate(inputs)
         for file in sorted(fragment.files_of(field_ids), key=lambda file: file.path)
     )
 

@@ -1,0 +1,205 @@
+"""`geneva demo`: a table, three computed columns, and only the work that is needed."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from geneva.cli.terminal import heading, out, say
+from geneva.errors import UserInputError
+
+if TYPE_CHECKING:
+    from geneva.connection import Connection
+    from geneva.jobs import JobResult
+    from geneva.table import Table
+    from geneva.udf import UDF
+
+TABLE = "pictures"
+FRAGMENTS = 4
+_SHOWN = ("id", "caption", "words", "kilopixels", "embedding")
+
+
+def demo(
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            help="Where to make the database; by default a new temporary folder.",
+            file_okay=False,
+        ),
+    ] = None,
+    rows: Annotated[
+        int, typer.Option("--rows", help="How many pictures to start with.", min=8, max=1_000_000)
+    ] = 4_000,
+) -> None:
+    """Make a table of pictures, add three computed columns, and watch them fill on local Spark."""
+    from geneva.execution.java import find_java
+
+    find_java()  # Without one nothing below can end well: say so before anything is written.
+    import geneva
+    from geneva.cli.demo_udfs import Embedding, kilopixels, words
+
+    columns: dict[str, UDF] = {
+        "words": words,
+        "kilopixels": kilopixels,
+        "embedding": cast("UDF", Embedding),  # a type checker sees the class, not its decorator
+    }
+    db = geneva.connect(_folder(directory))
+    table = _create(db, rows)
+    _declare(table, columns)
+    _fill(table, columns)
+    _append(table, columns, rows // 4)
+    _compact(table, columns)
+    _show(table)
+    _next_steps(db)
+
+
+def _folder(directory: Path | None) -> Path:
+    """Return the folder to work in, and refuse one that holds such a table already."""
+    if directory is None:
+        return Path(tempfile.mkdtemp(prefix="geneva-demo-"))
+    folder = directory.expanduser().absolute()
+    if (folder / f"{TABLE}.lance").exists():
+        raise UserInputError(
+            f"There is a table {TABLE!r} in {folder} already. Give another --dir, or remove it."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserInputError(f"{folder} can't be made: {error.strerror}.") from error
+    return folder
+
+
+def _create(db: Connection, rows: int) -> Table:
+    from geneva.cli.demo_udfs import make_pictures
+
+    heading(1, f"A table of {rows:,} generated pictures with captions")
+    size = -(-rows // FRAGMENTS)
+    table = db.create_table(
+        TABLE,
+        make_pictures(0, size),
+        storage_options={"new_table_enable_stable_row_ids": "true"},
+    )
+    for first in range(size, rows, size):
+        table.add(make_pictures(first, min(size, rows - first)))
+    say(
+        f"   {table.count_rows():,} rows in {_fragments(table)} fragments: "
+        f"{', '.join(table.schema.names)}"
+    )
+    return table
+
+
+def _declare(table: Table, columns: dict[str, UDF]) -> None:
+    heading(2, "Three columns, each the result of a Python function", "(only metadata is written)")
+    _code("\n\n".join(_source(udf) for udf in columns.values()))
+    names = ", ".join(f'"{column}": {udf.name}' for column, udf in columns.items())
+    say()
+    _code(f"table.add_columns({{{names}}})")
+    table.add_columns(columns)
+
+
+def _fill(table: Table, columns: dict[str, UDF]) -> None:
+    heading(3, "Backfill, on a Spark of this machine", "(its start takes a few seconds)")
+    _backfill(table, columns)
+
+
+def _append(table: Table, columns: dict[str, UDF], count: int) -> None:
+    from geneva.cli.demo_udfs import make_pictures
+
+    first = table.count_rows()
+    heading(4, f"{count:,} rows are appended: only they are computed")
+    table.add(make_pictures(first, count))
+    _plan(table, "embedding")
+    _backfill(table, columns)
+
+
+def _compact(table: Table, columns: dict[str, UDF]) -> None:
+    before = _fragments(table)
+    table.compact_files()
+    heading(5, f"{before} fragments are compacted into {_fragments(table)}: nothing is computed")
+    _plan(table, "embedding")
+    _backfill(table, columns)
+
+
+def _show(table: Table) -> None:
+    from rich.table import Column
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    first = table.search().where("id = 0").to_list()[0]
+    alike = table.search(first["embedding"], vector_column_name="embedding").limit(5).to_list()
+    heading(6, f"The pictures most like the first one, {first['caption']!r}")
+    grid = Grid(*(Column(name, no_wrap=True) for name in _SHOWN))
+    for row in alike:
+        start = ", ".join(f"{value:.2f}" for value in sorted(row["embedding"], reverse=True)[:2])
+        grid.add_row(
+            str(row["id"]),
+            row["caption"],
+            str(row["words"]),
+            f"{row['kilopixels']:.2f}",
+            Text(f"{len(row['embedding'])} x float, max {start}"),
+        )
+    out.print(grid)
+
+
+def _next_steps(db: Connection) -> None:
+    heading(7, "The data is yours")
+    say(f"   {db.uri}")
+    say("   Look at it with Python:")
+    _code(
+        f"import geneva\n"
+        f"db = geneva.connect({str(db.uri)!r})\n"
+        f"table = db.open_table({TABLE!r})\n"
+        f"table.update(where='id < 10', values={{'caption': 'a picture of nothing at all'}})\n"
+        f"print(table.plan_backfill('words'))\n"
+        f"print(repr(table.backfill('words')))\n"
+        f"print(db.list_jobs()[0])"
+    )
+
+
+# ------------------------------------------------------------------------------------- pieces
+
+
+def _backfill(table: Table, columns: dict[str, UDF]) -> None:
+    for column in columns:
+        _told(column, table.backfill(column), table.count_rows())
+
+
+def _told(column: str, result: JobResult, total: int) -> None:
+    say(
+        f"   {column:<12} {result.status}: {result.rows_computed:,} of {total:,} rows computed, "
+        f"{result.progress.seconds:.1f} s"
+    )
+
+
+def _plan(table: Table, column: str) -> None:
+    _code(f"print(table.plan_backfill({column!r}))")
+    say("\n".join(f"   | {line}" for line in str(table.plan_backfill(column)).splitlines()), "dim")
+
+
+def _fragments(table: Table) -> int:
+    return len(table.to_lance().get_fragments())
+
+
+def _source(udf: UDF) -> str:
+    target: Any = udf.__dict__["__wrapped__"]
+    return inspect.getsource(target).rstrip()
+
+
+def _code(text: str) -> None:
+    """Print Python, coloured where there are colours, and never wrapped: it is to be copied."""
+    from rich.syntax import Syntax
+
+    indented = "\n".join(f"   {line}" if line else line for line in text.splitlines())
+    if not out.is_terminal:
+        say(indented)
+        return
+    coloured = Syntax("", "python", theme="ansi_dark", background_color="default").highlight(
+        indented
+    )
+    coloured.rstrip()
+    out.print(coloured, soft_wrap=True)

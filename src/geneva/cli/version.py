@@ -1,0 +1,40 @@
+"""`geneva version`: what is installed here, for a bug report."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+import typer
+
+from geneva.cli.terminal import say
+
+DISTRIBUTION = "geneva-spark"
+_PARTS = ("pyspark", "pylance", "lancedb", "pyarrow")
+
+
+def version() -> None:
+    """Print the versions of Geneva, of Python and of what it builds on."""
+    say(own_version())
+    say(f"{'python':<12} {platform.python_version()}")
+    for part in _PARTS:
+        say(f"{part:<12} {_installed(part)}")
+
+
+def own_version() -> str:
+    """Return the distribution and its version, in one line."""
+    return f"{DISTRIBUTION} {_installed(DISTRIBUTION)}"
+
+
+def print_and_exit(wanted: bool) -> None:  # noqa: FBT001  typer calls it with the option's value
+    """Answer `--version`, and run no command."""
+    if wanted:
+        say(own_version())
+        raise typer.Exit
+
+
+def _installed(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,348 @@
+"""Which values are still right after rows were moved or inputs rewritten: provenance traced through history.
+
+A compaction copies rows, so that what was right stays right. An update or upsert moves whole rows with their old
+values: such a value is right where some row with the same inputs had it before. A rewritten input is
+compared row by row with what it was. Nothing here runs a UDF.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from geneva.model import ColumnDefinition, Reason, TableRef
+from geneva.rows import Mask, Offsets, RowRange, RowSet
+from geneva.storage.dataset import FragmentFacts, read_live_rows
+from geneva.storage.fragments import read_windows
+from geneva.storage.provenance import (
+    Provenance,
+    input_signature,
+    named,
+    parse_file_name,
+    read_provenance,
+)
+from geneva.storage.transactions import (
+    Birth,
+    Replaced,
+    Rewritten,
+    Supplied,
+    TableHistory,
+    Updated,
+    VersionView,
+)
+
+_WINDOW = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which rows of a fragment have a right value, and why the others don't."""
+
+    valid: RowSet
+    reason: Reason
+    certain: bool = True
+    """False when history is gone and only NULLs could be told from values."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnIdentity:
+    """A column and its inputs by what never changes: UUID, UDF version, field ids."""
+
+    definition: ColumnDefinition
+    output: tuple[int, ...]
+    inputs: tuple[tuple[int, ...], ...]
+
+    def signature(self, fragment: FragmentFacts) -> tuple[str, ...]:
+        """The input signature of a fragment."""
+        return input_signature(fragment, self.inputs)
+
+
+class Notes(Protocol):
+    """Verdicts of earlier looks into the past."""
+
+    def find(self, fragment: FragmentFacts) -> Verdict | None:
+        """The verdict on just these values and inputs."""
+
+    def knows(self, output_file: str) -> bool:
+        """Whether values of this file were judged before, whatever their inputs were then."""
+
+
+class LineageTracer:
+    """Answers which committed values are right, at the latest version or an older one."""
+
+    def __init__(
+        self, ref: TableRef, column: ColumnIdentity, history: TableHistory, notes: Notes
+    ) -> None:
+        """Trace one column."""
+        self._ref, self._column, self._history, self._notes = ref, column, history, notes
+        self._known: dict[tuple[int, int], Verdict] = {}
+
+    def verdict(self, view: VersionView, fragment: FragmentFacts) -> Verdict:
+        """What is right in a fragment at a version."""
+        key = (view.version, fragment.id)
+        if key not in self._known:
+            self._known[key] = self._judge(view, fragment)
+        return self._known[key]
+
+    def by_name(self, fragment: FragmentFacts) -> Verdict | None:
+        """What the names of a fragment's files tell by themselves; None when they don't tell enough."""
+        nothing = RowSet.empty(fragment.physical_rows)
+        files = fragment.files_of(self._column.output)
+        if not files:
+            return Verdict(nothing, Reason.NEW)
+        found = parse_file_name(files[0].path) if len(files) == 1 else None
+        if found is None:
+            return None
+        definition, signature = self._column.definition, self._column.signature(fragment)
+        wanted = named(Provenance(definition.uuid, definition.udf_version, signature, nothing))
+        if (found.column, found.udf) != (wanted.column, wanted.udf):
+            return Verdict(nothing, Reason.UDF_CHANGED)
+        if found.inputs != wanted.inputs:
+            return None
+        if found.complete:
+            return Verdict(RowSet.full(fragment.physical_rows), Reason.UP_TO_DATE)
+        return None
+
+    def _judge(self, view: VersionView, fragment: FragmentFacts) -> Verdict:
+        easy = self.by_name(fragment) or self._notes.find(fragment)
+        if easy is not None:
+            return easy
+        files = fragment.files_of(self._column.output)
+        if len(files) == 1 and parse_file_name(files[0].path) is not None:
+            return self._own_file(view, fragment, files[0].path)
+        birth = self._history.birth_of(files[0].path) if len(files) == 1 else None
+        match birth:
+            case Rewritten():
+                verdict = self._rewritten(birth, fragment, files[0].path)
+            case Updated():
+                verdict = self._updated(birth, fragment, files[0].path)
+            case Supplied() if birth.version <= self._column.definition.since:
+                return Verdict(RowSet.empty(fragment.physical_rows), Reason.UDF_CHANGED)
+            case Supplied():
+                return Verdict(self._with_value(view, fragment), Reason.NULL)
+            case _:
+                verdict = None
+        if birth is not None:
+            return self._since(birth, verdict or self._guess(view, fragment), view, fragment)
+        if self._inputs_came_later(fragment) and self._notes.knows(files[0].path):
+            return Verdict(RowSet.empty(fragment.physical_rows), Reason.INPUT_CHANGED)
+        return self._guess(view, fragment)
+
+    def _guess(self, view: VersionView, fragment: FragmentFacts) -> Verdict:
+        """Without a past, a value counts as right and a NULL as not computed.
+
+        Unless the column had another UDF before: then nobody knows which of the two made a value.
+        """
+        if self._column.definition.since:
+            return Verdict(RowSet.empty(fragment.physical_rows), Reason.UDF_CHANGED, certain=False)
+        return Verdict(self._with_value(view, fragment), Reason.NULL, certain=False)
+
+    def _inputs_came_later(self, fragment: FragmentFacts) -> bool:
+        """Whether an input is in another file than the output: then it was written at another time."""
+        inputs = {file.path for ids in self._column.inputs for file in fragment.files_of(ids)}
+        return not inputs <= {file.path for file in fragment.files_of(self._column.output)}
+
+    def _own_file(self, view: VersionView, fragment: FragmentFacts, path: str) -> Verdict:
+        """A file that Geneva wrote for some rows, or from inputs that were rewritten since."""
+        nothing = RowSet.empty(fragment.physical_rows)
+        provenance = read_provenance(self._ref, path)
+        if provenance is None:
+            return Verdict(nothing, Reason.PARTIAL)
+        if provenance.inputs == self._column.signature(fragment):
+            return Verdict(provenance.valid, Reason.PARTIAL)
+        birth = self._history.birth_of(path)
+        seen = self._history.at(birth.read_version) if isinstance(birth, Replaced) else None
+        before = seen.fragment(fragment.id) if seen is not None else None
+        if seen is None or before is None or self._column.signature(before) != provenance.inputs:
+            return Verdict(nothing, Reason.INPUT_CHANGED)
+        same = self._unchanged_inputs(fragment, seen, view)
+        return Verdict(provenance.valid.intersect(same), Reason.INPUT_CHANGED)
+
+    def _since(
+        self, birth: Birth, verdict: Verdict, view: VersionView, fragment: FragmentFacts
+    ) -> Verdict:
+        """Take back what inputs that were rewritten after the fragment was born made wrong."""
+        born = self._history.at(birth.version)
+        then = born.fragment(fragment.id) if born is not None else None
+        if born is None or then is None:
+            if not self._inputs_came_later(fragment):
+                return verdict
+            return Verdict(RowSet.empty(fragment.physical_rows), Reason.INPUT_CHANGED)
+        if self._column.signature(then) == self._column.signature(fragment):
+            return verdict
+        same = self._unchanged_inputs(fragment, born, view)
+        return Verdict(verdict.valid.intersect(same), Reason.INPUT_CHANGED)
+
+    def _rewritten(self, birth: Rewritten, fragment: FragmentFacts, path: str) -> Verdict | None:
+        """Rows that a compaction copied: each is as right as it was."""
+        masks: list[Mask] = []
+        reason = Reason.UP_TO_DATE
+        certain = True
+        for parent in birth.parents:
+            judged = self._parent_rows(birth.version - 1, parent)
+            if judged is None:
+                return None
+            mask, verdict = judged
+            masks.append(mask)
+            certain = certain and verdict.certain
+            if not mask.all():
+                reason = verdict.reason
+        every = np.concatenate(masks) if masks else np.zeros(0, dtype=np.bool_)
+        start = 0
+        for child in birth.children:
+            if any(file.path == path for file in child.files):
+                own = every[start : start + fragment.physical_rows]
+                if len(own) != fragment.physical_rows:
+                    return None
+                return Verdict(RowSet.from_mask(own), reason, certain)
+            start += child.physical_rows
+        return None
+
+    def _parent_rows(self, version: int, parent: FragmentFacts) -> tuple[Mask, Verdict] | None:
+        """Validity of a compacted fragment's live rows, in order."""
+        easy = self.by_name(parent) or self._notes.find(parent)
+        if easy is not None and (easy.valid.is_full or not easy.valid):
+            # Which rows were deleted makes no difference, so that nothing old needs to be read.
+            return np.full(parent.live_rows, bool(easy.valid), dtype=np.bool_), easy
+        view = self._history.at(version)
+        before = view.fragment(parent.id) if view is not None else None
+        if view is None or before is None:
+            return None
+        verdict = self.verdict(view, before)
+        live = read_live_rows(view.dataset, [before])[before.id]
+        return verdict.valid.mask()[live.mask()], verdict
+
+    def _updated(self, birth: Updated, fragment: FragmentFacts, path: str) -> Verdict | None:
+        """Rows that an update moved: right where a row with the same inputs had the same value."""
+        before, after = self._history.at(birth.version - 1), self._history.at(birth.version)
+        born = after.fragment(fragment.id) if after is not None else None
+        if before is None or after is None or born is None:
+            return None
+        right: set[str] = set()
+        old_values: set[str] = set()
+        for moved in self._moved_out(birth, before, after):
+            for pair, value, valid in moved:
+                old_values.add(value)
+                if valid:
+                    right.add(pair)
+        by_this_udf = birth.version > self._column.definition.since
+        mask = np.zeros(fragment.physical_rows, dtype=np.bool_)
+        everything = RowRange(0, born.physical_rows)
+        for start, cells in self._cells(after, born.id, everything):
+            for i, (pair, value) in enumerate(cells):
+                # A value that no moved row had was written by the user together with the row.
+                supplied = by_this_udf and value != _NULL and value not in old_values
+                mask[start + i] = pair in right or supplied
+        return Verdict(RowSet.from_mask(mask), Reason.INPUT_CHANGED)
+
+    def _moved_out(
+        self, birth: Updated, before: VersionView, after: VersionView
+    ) -> Iterator[list[tuple[str, str, bool]]]:
+        """The rows that an update took out of fragments, as (inputs and value, value, was it right)."""
+        for fragment_id in birth.touched:
+            was = before.fragment(fragment_id)
+            if was is None:
+                continue
+            gone = read_live_rows(before.dataset, [was])[fragment_id]
+            left = after.fragment(fragment_id)
+            if left is not None:
+                gone = gone.minus(read_live_rows(after.dataset, [left])[fragment_id])
+            if not gone:
+                continue
+            valid, gone_mask = self.verdict(before, was).valid.mask(), gone.mask()
+            for rows in _clusters(gone.offsets()):
+                for start, cells in self._cells(before, fragment_id, rows):
+                    yield [
+                        (pair, value, bool(valid[start + i]))
+                        for i, (pair, value) in enumerate(cells)
+                        if gone_mask[start + i]
+                    ]
+
+    def _cells(
+        self, view: VersionView, fragment_id: int, rows: RowRange
+    ) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+        """Rows as text: (inputs and value, value). Text compares exactly, whatever the types."""
+        paths = self._paths(view, (*self._column.inputs, self._column.output))
+        for start, batch in read_windows(view.dataset, fragment_id, paths, rows, _WINDOW):
+            columns = [_texts(batch.column(i)) for i in range(batch.num_columns)]
+            yield start, [("\0".join(cell), cell[-1]) for cell in zip(*columns, strict=True)]
+
+    def _unchanged_inputs(
+        self, fragment: FragmentFacts, then: VersionView, now: VersionView
+    ) -> RowSet:
+        """The rows whose inputs have the same values at two versions."""
+        everything = RowRange(0, fragment.physical_rows)
+        mask = np.ones(fragment.physical_rows, dtype=np.bool_)
+        streams = (
+            read_windows(
+                view.dataset, fragment.id, self._paths(view, self._column.inputs), everything, _WINDOW
+            )
+            for view in (then, now)
+        )
+        for (start, old), (_, new) in _aligned(*streams):
+            for i in range(old.num_columns):
+                mask[start : start + old.num_rows] &= _equal_rows(old.column(i), new.column(i))
+        return RowSet.from_mask(mask)
+
+    def _paths(self, view: VersionView, fields: Sequence[tuple[int, ...]]) -> list[str]:
+        paths = [view.path_of(ids) for ids in fields]
+        return [path for path in paths if path is not None]
+
+    def _with_value(self, view: VersionView, fragment: FragmentFacts) -> RowSet:
+        """The rows that have a value at all, deleted ones included."""
+        path = view.path_of(self._column.output)
+        assert path is not None
+        mask = np.zeros(fragment.physical_rows, dtype=np.bool_)
+        everything = RowRange(0, fragment.physical_rows)
+        for start, batch in read_windows(view.dataset, fragment.id, [path], everything, _WINDOW):
+            present = batch.column(0).is_valid().to_numpy(zero_copy_only=False)
+            mask[start : start + batch.num_rows] = present
+        return RowSet.from_mask(mask)
+
+
+_NULL = repr(None)
+
+
+def _texts(array: pa.Array) -> list[str]:
+    return [repr(value) for value in array.to_pylist()]
+
+
+def _equal_rows(old: pa.Array, new: pa.Array) -> Mask:
+    """Row by row equality; NULL equals NULL."""
+    if old.type != new.type:
+        return np.zeros(len(old), dtype=np.bool_)
+    if old.equals(new):
+        return np.ones(len(old), dtype=np.bool_)
+    if pa.types.is_nested(old.type) or pa.types.is_dictionary(old.type):
+        pairs = zip(_texts(old), _texts(new), strict=True)
+        return np.fromiter((a == b for a, b in pairs), dtype=np.bool_, count=len(old))
+    same = pc.fill_null(pc.equal(old, new), False)
+    both_null = pc.and_(old.is_null(), new.is_null())
+    return pc.or_(same, both_null).to_numpy(zero_copy_only=False)
+
+
+def _clusters(offsets: Offsets) -> Iterator[RowRange]:
+    """Few ranges that contain all offsets: near ones are read together."""
+    if not len(offsets):
+        return
+    cuts = np.flatnonzero(np.diff(offsets) > _WINDOW) + 1
+    for run in np.split(offsets, cuts):
+        yield RowRange(int(run[0]), int(run[-1]) + 1)
+
+
+def _aligned(
+    left: Iterator[tuple[int, pa.RecordBatch]], right: Iterator[tuple[int, pa.RecordBatch]]
+) -> Iterator[tuple[tuple[int, pa.RecordBatch], tuple[int, pa.RecordBatch]]]:
+    """Two dense streams over the same rows, cut to the same batches."""
+    a, b = next(left, None), next(right, None)
+    while a is not None and b is not None:
+        (start, old), (_, new) = a, b
+        rows = min(old.num_rows, new.num_rows)
+        yield (start, old.slice(0, rows)), (start, new.slice(0, rows))
+        a = (start + rows, old.slice(rows)) if old.num_rows > rows else next(left, None)
+        b = (start + rows, new.slice(rows)) if new.num_rows > rows else next(right, None)

@@ -1,0 +1,85 @@
+"""What is planned for a fragment, for any state of it; and what the plan says of itself."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geneva.model import Reason
+from geneva.planning.backfill import (
+    Action,
+    BackfillPlan,
+    FragmentState,
+    choose_fragments,
+    plan_fragment,
+)
+from geneva.rows import RowRange, RowSet
+
+
+@st.composite
+def states(draw: st.DrawFn, fragment_id: int = 0) -> FragmentState:
+    size = draw(st.integers(1, 30))
+    rows = st.sets(st.integers(0, size - 1))
+
+    def row_set() -> RowSet:
+        return RowSet.from_offsets(size, np.array(sorted(draw(rows)), dtype=np.int64))
+
+    valid = row_set()
+    starts = draw(st.lists(st.tuples(st.integers(0, size), st.integers(0, 9)), max_size=3))
+    return FragmentState(
+        fragment_id=fragment_id,
+        physical_rows=size,
+        live=row_set(),
+        valid=valid,
+        reason=draw(st.sampled_from(list(Reason))),
+        has_output=bool(valid) or draw(st.booleans()),
+        selected=row_set() if draw(st.booleans()) else None,
+        checkpointed=tuple(RowRange(s, s + n) for s, n in starts),
+        staged=draw(st.booleans()),
+    )
+
+
+def members(rows: RowSet) -> set[int]:
+    return set(rows.offsets().tolist())
+
+
+@given(states())
+def test_a_fragment_computes_what_was_asked_or_what_is_not_valid(state: FragmentState) -> None:
+    plan = plan_fragment(state)
+    live, valid = members(state.live), members(state.valid)
+    wanted = live - valid if state.selected is None else members(state.selected) & live
+    assert members(plan.compute) == wanted
+    assert members(plan.valid_after) == valid | wanted
+    assert plan.complete == (live <= valid | wanted)
+    assert plan.keeps_old == (state.has_output and bool(live - wanted))
+    assert (plan.action is Action.SKIP) == (not wanted)
+    if wanted:
+        assert (plan.action is Action.REUSE) == state.staged
+        assert plan.reason is (state.reason if state.selected is None else Reason.ASKED)
+    covered = [i for r in plan.covered for i in range(r.start, r.end)]
+    assert covered == sorted(set(covered))
+    assert all(i < state.physical_rows for i in covered)
+    runs = len(wanted - set(covered)) if plan.action is Action.COMPUTE else 0
+    assert plan.rows_to_run == runs
+
+
+@given(st.data(), st.one_of(st.none(), st.integers(1, 5)))
+def test_a_plan_adds_up_and_says_so(data: st.DataObject, limit: int | None) -> None:
+    count = data.draw(st.integers(0, 6))
+    plans = [plan_fragment(data.draw(states(i))) for i in range(count)]
+    needed, skipped = choose_fragments(plans, limit)
+    assert skipped == sum(p.action is Action.SKIP for p in plans)
+    assert needed == tuple(p for p in plans if p.action is not Action.SKIP)[:limit]
+    plan = BackfillPlan("t", 7, "c", "f", "v1", "a > 1", needed, skipped, 1_234)
+    assert plan.rows_to_compute == sum(p.compute.count for p in needed)
+    assert plan.rows_to_run + plan.rows_reused == plan.rows_to_compute
+    assert sum(plan.reasons().values()) == plan.rows_to_compute
+    text = str(plan)
+    for said in ("'t'", "version 7", "'c'", "f (version v1)", "a > 1"):
+        assert said in text
+    if plan.is_empty:
+        assert "nothing to do" in text
+    for fragment in needed:
+        assert f"fragment {fragment.fragment_id}: " in text
+        assert fragment.reason.value in text

@@ -1,0 +1,173 @@
+"""Tasks cut on demand cover every row once; batches and checkpoints stay in their bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geneva.model import Reason, Sizes
+from geneva.planning.backfill import Action, FragmentPlan
+from geneva.planning.ranges import disjoint, gaps
+from geneva.planning.sizing import MAX_FRAGMENTS_PER_TASK, BatchRule, Part, WorkQueue, rows_to_run
+from geneva.rows import RowRange, RowSet
+
+
+@st.composite
+def fragment_plans(draw: st.DrawFn, fragment_id: int = 0) -> FragmentPlan:
+    size = draw(st.integers(1, 40))
+    compute = draw(st.one_of(st.just(set(range(size))), st.sets(st.integers(0, size - 1))))
+    starts = draw(st.lists(st.tuples(st.integers(0, size), st.integers(0, 10)), max_size=4))
+    covered = disjoint([RowRange(s, min(s + n, size)) for s, n in starts], size)
+    rows = RowSet.from_offsets(size, np.array(sorted(compute), dtype=np.int64))
+    action = draw(st.sampled_from([Action.COMPUTE] * 4 + [Action.REUSE]))
+    return FragmentPlan(fragment_id, size, action, Reason.NEW, rows, rows, True, False, covered)
+
+
+@st.composite
+def plan_lists(draw: st.DrawFn) -> list[FragmentPlan]:
+    count = draw(st.integers(0, 8))
+    return [draw(fragment_plans(i)) for i in range(count)]
+
+
+def drain(queue: WorkQueue, shares: st.SearchStrategy[int], data: st.DataObject) -> list[Part]:
+    parts: list[Part] = []
+    while queue:
+        task = queue.take(data.draw(shares))
+        assert task, "a queue that is not empty hands something out"
+        assert len(task) <= MAX_FRAGMENTS_PER_TASK
+        parts.extend(task)
+    assert queue.take(1) == ()
+    return parts
+
+
+@given(st.data(), plan_lists(), st.one_of(st.none(), st.integers(1, 50)))
+def test_every_row_is_handed_out_once_whatever_the_shares(
+    data: st.DataObject, plans: list[FragmentPlan], task_size: int | None
+) -> None:
+    queue = WorkQueue(plans, task_size)
+    parts = drain(queue, st.integers(1, 60), data)
+    for plan in plans:
+        own = [part for part in parts if part.plan.fragment_id == plan.fragment_id]
+        rows = [i for part in own for i in range(part.rows.start, part.rows.end)]
+        wanted = list(range(plan.physical_rows)) if plan.action is Action.COMPUTE else []
+        assert rows == wanted
+        assert [part.whole for part in own] == [len(own) == 1] * len(own)
+        assert (plan.fragment_id in queue.split_fragments) == (len(own) > 1)
+    assert queue.remaining_rows == 0
+
+
+@given(st.data(), plan_lists(), st.integers(1, 50))
+def test_a_task_size_is_kept_to(
+    data: st.DataObject, plans: list[FragmentPlan], task_size: int
+) -> None:
+    queue = WorkQueue(plans, task_size)
+    assert queue.share(2, None) == queue.share(64, 1e6) == task_size
+    while queue:
+        task = queue.take(task_size)
+        assert sum(map(rows_to_run, task)) <= task_size
+
+
+@given(fragment_plans(), st.data())
+def test_rows_to_run_are_the_computed_ones_that_no_checkpoint_covers(
+    plan: FragmentPlan, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, plan.physical_rows))
+    rows = RowRange(start, data.draw(st.integers(start, plan.physical_rows)))
+    open_rows = {i for g in gaps(plan.covered, rows) for i in range(g.start, g.end)}
+    wanted = open_rows & set(plan.compute.offsets().tolist())
+    assert rows_to_run(Part(plan, rows, whole=False)) == len(wanted)
+
+
+@given(plan_lists(), st.integers(1, 64), st.one_of(st.none(), st.floats(0.01, 1e9)))
+def test_a_share_is_at_least_one_row(
+    plans: list[FragmentPlan], slots: int, speed: float | None
+) -> None:
+    assert WorkQueue(plans, None).share(slots, speed) >= 1
+
+
+def test_many_small_fragments_share_a_task() -> None:
+    rows = RowSet.full(10)
+    plans = [
+        FragmentPlan(i, 10, Action.COMPUTE, Reason.NEW, rows, rows, True, False) for i in range(500)
+    ]
+    queue = WorkQueue(plans, None)
+    first = queue.take(queue.share(2, None))
+    assert 100 <= len(first) <= MAX_FRAGMENTS_PER_TASK
+
+
+# ------------------------------------------------------------------------------------- batches
+
+COUNTS = st.one_of(st.none(), st.integers(1, 1_000))
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> tuple[Sizes, int, BatchRule]:
+    low, high = draw(COUNTS), draw(COUNTS)
+    if low is not None and high is not None and low > high:
+        low, high = high, low
+    sizes = Sizes(draw(COUNTS), draw(COUNTS), low, high, None)
+    window = draw(st.integers(1, 5_000))
+    return sizes, window, BatchRule.of(sizes, window, None)
+
+
+@given(rules(), st.lists(st.floats(0, 10), max_size=12))
+def test_batches_stay_within_their_bounds(
+    drawn: tuple[Sizes, int, BatchRule], seconds: list[float]
+) -> None:
+    sizes, window, rule = drawn
+    size = rule.first
+    for took in [0.0, *seconds]:
+        assert 1 <= size <= window
+        for bound in (sizes.batch_size, sizes.max_checkpoint_size, sizes.checkpoint_size):
+            if bound is not None and bound != sizes.checkpoint_size:
+                assert size <= bound
+        size = rule.next_size(size, took)
+
+
+@given(rules())
+def test_a_batch_size_alone_is_honoured_as_given(drawn: tuple[Sizes, int, BatchRule]) -> None:
+    sizes, window, _ = drawn
+    if sizes.batch_size is not None:
+        rule = BatchRule.of(Sizes(batch_size=sizes.batch_size), window, None)
+        assert rule.first == rule.most == min(sizes.batch_size, window)
+        assert rule.next_size(rule.first, 9.9) == rule.first
+
+
+@given(st.integers(1, 1_000), st.integers(1, 2_000), st.floats(0, 100))
+def test_an_explicit_checkpoint_size_is_due_by_rows_alone(
+    size: int, rows: int, seconds: float
+) -> None:
+    rule = BatchRule.of(Sizes(checkpoint_size=size), 65_536, None)
+    assert rule.is_due(rows, seconds, 0.0) == (rows >= size)
+
+
+@given(st.integers(1, 100), st.integers(0, 100), st.floats(0, 100), st.integers(1, 200))
+def test_a_checkpoint_by_time_is_due_between_its_bounds(
+    low: int, extra: int, seconds: float, rows: int
+) -> None:
+    rule = BatchRule.of(Sizes(min_checkpoint_size=low, max_checkpoint_size=low + extra), 1_000, 1.0)
+    due = rule.is_due(rows, seconds, 0.0)
+    if rows >= low + extra:
+        assert due
+    elif rows < low:
+        assert not due
+    else:
+        assert due == (seconds >= 1.0)
+
+
+def test_a_dear_checkpoint_is_made_less_often() -> None:
+    rule = BatchRule.of(Sizes(), 1_000, None)
+    assert rule.is_due(10, 2.0, last_cost_seconds=0.001)
+    assert not rule.is_due(10, 2.0, last_cost_seconds=1.0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.1, 1.0, 100.0])
+def test_batches_grow_towards_a_quarter_of_a_second(seconds: float) -> None:
+    rule = BatchRule.of(Sizes(), 100_000, None)
+    size = rule.first
+    for _ in range(40):
+        size = rule.next_size(size, size * seconds)
+    wanted = 100_000 if seconds == 0 else max(1, 0.25 / seconds)
+    assert wanted / 9 <= size <= max(wanted, 1) * 9
