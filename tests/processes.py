@@ -17,7 +17,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 RUN_LIMIT_SECONDS = 120
@@ -91,27 +90,3 @@ def nothing_left_in(folder: Path) -> Iterator[None]:
         for pid in processes_in(folder):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-
-
-@dataclass(frozen=True, slots=True)
-class CallLog:
-    """The calls of a UDF, in a file that survives every process: one line each.
-
-    A line is one write in append mode, so that lines of several processes never mix.
-    """
-
-    path: Path
-
-    def values(self) -> list[int]:
-        """Return what was logged, in order."""
-        try:
-            return [int(line) for line in self.path.read_text().splitlines()]
-        except FileNotFoundError:
-            return []
-
-    def __len__(self) -> int:
-        """Return the number of calls."""
-        try:
-            return self.path.read_bytes().count(b"\n")
-        except FileNotFoundError:
-            return 0

@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import string
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,8 @@ from geneva.model import JobStatus, Secrets, TableRef
 from geneva.storage.staging import open_checkpoints
 from geneva.table import Table
 from geneva.udf import UDF
-from processes import CallLog, finish, nothing_left_in, processes_in, start_script
+from processes import finish, nothing_left_in, processes_in, start_script
+from support import Calls
 from s3_server import ACCESS_KEY, SECRET_KEY, Bucket, bucket, s3_endpoint
 
 pytestmark = pytest.mark.s3
@@ -45,16 +47,14 @@ def open_database(bucket: Bucket) -> Connection:
     )
 
 
-def logged_double(log: Path, fail_at: int | None = None) -> UDF:
+def logged_double(calls: Calls, die_at: int) -> UDF:
     """A UDF that logs its calls, and dies at one value for as long as a mark is there."""
-    path, mark = str(log), str(log.with_suffix(".die"))
 
     @geneva.udf(data_type=pa.int64(), input_columns=["x"])
     def double(x: int) -> int:
-        if x == fail_at and os.path.exists(mark):  # noqa: PTH110
+        if x == die_at and Path(f"{calls.path}.die").exists():
             os._exit(9)
-        with open(path, "a") as file:  # noqa: PTH123
-            file.write(f"{x}\n")
+        calls.note([x])
         return x * 2
 
     return double
@@ -73,18 +73,13 @@ def no_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> CallLog:
-    return CallLog(tmp_path / "calls")
-
-
-@pytest.fixture
-def table(bucket: Bucket, log: CallLog) -> Table:
+def table(bucket: Bucket, calls: Calls) -> Table:
     """Three fragments of thirty rows, and a column that is declared but not computed."""
     db = open_database(bucket)
     table = db.create_table("t", pa.table({"x": range(30)}))
     for start in (30, 60):
         table.add(pa.table({"x": range(start, start + 30)}))
-    table.add_columns({"y": logged_double(log.path, fail_at=65)})
+    table.add_columns({"y": logged_double(calls, die_at=65)})
     return table
 
 
@@ -98,19 +93,19 @@ def doubled(rows: int = ROWS) -> list[int]:
 
 class TestBackfill:
     def test_fills_the_column_and_keeps_everything_in_the_bucket(
-        self, table: Table, log: CallLog, bucket: Bucket
+        self, table: Table, log: bucket: Bucket
     ) -> None:
         result = table.backfill("y", checkpoint_size=10)
         assert result.status is JobStatus.DONE
         assert values(table) == doubled()
-        assert sorted(log.values()) == list(range(ROWS))
+        assert calls.rows == list(range(ROWS))
         assert len(bucket.keys("t.lance/_udfs/")) == 1
         assert bucket.keys("t.lance/_checkpoints/")
         assert bucket.keys("_geneva/jobs.lance/")
         assert open_database(bucket).table_names() == ["t"]
 
     def test_second_run_computes_only_what_is_new(
-        self, table: Table, log: CallLog, bucket: Bucket
+        self, table: Table, log: bucket: Bucket
     ) -> None:
         table.backfill("y")
         assert table.backfill("y").rows_computed == 0
@@ -118,14 +113,14 @@ class TestBackfill:
         again = open_database(bucket).open_table("t")  # another handle: nothing is remembered
         assert again.backfill("y").rows_computed == 10
         assert values(again) == doubled(100)
-        assert sorted(log.values()) == list(range(100))
+        assert calls.rows == list(range(100))
 
-    def test_where_leaves_the_others_alone(self, table: Table, log: CallLog) -> None:
+    def test_where_leaves_the_others_alone(self, table: Table, calls: Calls) -> None:
         assert table.backfill("y", where="x % 3 = 0").rows_computed == 30
         assert values(table) == [2 * x if x % 3 == 0 else None for x in range(ROWS)]
         assert table.backfill("y").rows_computed == 60
         assert values(table) == doubled()
-        assert sorted(log.values()) == list(range(ROWS))
+        assert calls.rows == list(range(ROWS))
 
     def test_history_survives_the_process(self, table: Table, bucket: Bucket) -> None:
         done = table.backfill("y")
@@ -137,11 +132,11 @@ class TestBackfill:
 
 class TestResume:
     def test_staged_files_are_committed_without_running_the_udf(
-        self, table: Table, log: CallLog, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+        self, table: Table, log: bucket: Bucket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with no_commits(monkeypatch), pytest.raises(OSError, match="the store is away"):
             table.backfill("y", checkpoint_size=10)
-        assert sorted(log.values()) == list(range(ROWS))
+        assert calls.rows == list(range(ROWS))
         assert len(bucket.keys("t.lance/data/")) == 2 * FRAGMENTS  # x, and y staged
         (failed,) = open_database(bucket).list_jobs()
         assert failed.status is JobStatus.FAILED
@@ -150,9 +145,9 @@ class TestResume:
         assert values(open_database(bucket).open_table("t")) == doubled()
 
     def test_crash_in_the_middle_costs_the_batch_that_was_open(
-        self, table: Table, log: CallLog, bucket: Bucket, tmp_path: Path
+        self, table: Table, log: bucket: Bucket, tmp_path: Path
     ) -> None:
-        mark = log.path.with_suffix(".die")
+        mark = Path(f"{calls.path}.die")
         mark.touch()
         script = f"""
             import geneva
@@ -164,16 +159,16 @@ class TestResume:
         process = start_script(tmp_path, script)
         process.communicate(timeout=60)
         assert process.returncode == 9
-        assert log.values() == list(range(65))
+        assert calls.taken() == list(range(65))
         mark.unlink()
         assert open_database(bucket).list_jobs()[0].status is JobStatus.RUNNING  # as far as known
         result = open_database(bucket).open_table("t").backfill("y", checkpoint_size=10)
         assert result.rows_computed == 30
         assert values(open_database(bucket).open_table("t")) == doubled()
-        assert sorted(log.values()[65:]) == list(range(60, 90))
+        assert calls.rows == list(range(60, 90))
 
     def test_damaged_checkpoints_are_computed_again(
-        self, table: Table, log: CallLog, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+        self, table: Table, log: bucket: Bucket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with no_commits(monkeypatch), pytest.raises(OSError, match="away"):
             table.backfill("y", checkpoint_size=10, task_size=30)
@@ -300,22 +295,17 @@ def chain_of(error: BaseException | None) -> str:
 # ---------------------------------------------------------------------------------------- on Spark
 
 
-def double_and_look(log: Path) -> UDF:
+def double_and_look(calls: Calls) -> UDF:
     """A UDF that searches Spark's files on this machine for a key, and kills the driver once."""
-    path, mark, secret = str(log), str(log.with_suffix(".die")), SECRET_KEY[::-1]
+    secret = SECRET_KEY[::-1]  # the UDF must not be where the key is found
 
     @geneva.udf(data_type=pa.int64(), input_columns=["x"])
     def double(x: int) -> int:
-        import os
-        import time
-        from pathlib import Path
-
-        with Path(path).open("a") as file:
-            file.write(f"{x}\n")
+        calls.note([x])
         if x == 5:
             for found in Path(os.environ["TMPDIR"]).rglob("*"):
                 assert not found.is_file() or secret[::-1].encode() not in found.read_bytes(), found
-        if x == 85 and Path(mark).exists():
+        if x == 85 and Path(f"{calls.path}.die").exists():
             os.kill(int(os.environ["DRIVER"]), 9)
             time.sleep(60)
         return x * 2
@@ -325,10 +315,10 @@ def double_and_look(log: Path) -> UDF:
 
 @pytest.mark.spark
 def test_spark_killed_and_finished_by_another_process(
-    bucket: Bucket, table: Table, log: CallLog, tmp_path: Path
+    bucket: Bucket, table: Table, log: tmp_path: Path
 ) -> None:
     folder = tmp_path / "machine"
-    table.alter_columns({"path": "y", "udf": double_and_look(log.path)})
+    table.alter_columns({"path": "y", "udf": double_and_look(calls)})
     script = f"""
         import json, os, geneva
         os.environ["DRIVER"] = str(os.getpid())
@@ -338,7 +328,7 @@ def test_spark_killed_and_finished_by_another_process(
         print(json.dumps([result.status, result.rows_computed, result.rows_reused]))
         """
     options = json.dumps(bucket.storage_options)
-    mark = log.path.with_suffix(".die")
+    mark = Path(f"{calls.path}.die")
     mark.touch()
     with nothing_left_in(folder):
         first = start_script(folder, script, OPTIONS=options)
@@ -346,14 +336,14 @@ def test_spark_killed_and_finished_by_another_process(
         assert first.returncode == -9
         mark.unlink()
         wait_for(lambda: not processes_in(folder), "the killed driver's workers to leave", 10)
-        before = len(log)
+        before = calls.count
         assert 56 <= before < ROWS
         second = start_script(folder, script, OPTIONS=options)
         status, computed, reused = json.loads(finish(second))
         wait_for(lambda: not processes_in(folder), "the second driver's workers to leave", 10)
     assert status == "DONE"
     assert computed + reused == ROWS
-    assert len(log) == before + computed <= ROWS + 20  # a batch of ten on each of two slots
+    assert calls.count == before + computed <= ROWS + 20  # a batch of ten on each of two slots
     assert values(open_database(bucket).open_table("t")) == doubled()
     assert_no_secret_in_bucket(bucket)
     left = [path for path in folder.rglob("*") if not path.is_dir()]

@@ -1,15 +1,22 @@
 """Geneva on Spark: feature columns for Lance tables, computed by Python functions on Spark."""
 
 import os as _os
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
-# Lance warns on stderr that DataReplacement is young, at every commit. Whoever set a level keeps it.
+# Lance warns on stderr that DataReplacement is young, at every commit. Whoever set a level keeps
+# it.
 _os.environ.setdefault("LANCE_LOG", "error")
 
-from geneva.connection import Connection, connect  # noqa: E402
-from geneva.jobs import JobFuture, JobResult  # noqa: E402
-from geneva.model import JobStatus  # noqa: E402
-from geneva.table import Table  # noqa: E402
-from geneva.udf import UDF, udf  # noqa: E402
+# Not lazy like the rest: the module geneva.udf has the name of the decorator, and must not win.
+from geneva.udf import UDF, udf
+
+if TYPE_CHECKING:
+    from geneva.connection import Connection, connect
+    from geneva.jobs import JobFuture, JobResult
+    from geneva.model import JobStatus
+    from geneva.table import Table
 
 __version__ = "0.1.0"
 
@@ -24,3 +31,26 @@ __all__ = [
     "connect",
     "udf",
 ]
+
+_HOMES = {
+    "Connection": "geneva.connection",
+    "JobFuture": "geneva.jobs",
+    "JobResult": "geneva.jobs",
+    "JobStatus": "geneva.model",
+    "Table": "geneva.table",
+    "connect": "geneva.connection",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    """Load a public name at first use: workers need few, and LanceDB is slow to import."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

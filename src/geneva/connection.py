@@ -18,7 +18,7 @@ from geneva.storage.history import JobHistory, JobRecord
 from geneva.table import Table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from geneva.execution.spark import SparkSession
 
 
 def connect(
@@ -35,8 +35,8 @@ def connect(
     Args:
         uri: A folder, or an object-store URI such as `s3://bucket/path`.
         storage_options: Keys and settings of the object store.
-        spark: The Spark session to run on, classic or Connect. Without it, jobs run on an embedded local Spark,
-            which is started when the first job has something to compute.
+        spark: The Spark session to run on, classic or Connect. Without it, jobs run on an embedded
+            local Spark, which is started when the first job has something to compute.
         settings: How to work; by default what the environment says.
         runner: Makes the runner that carries out tasks. For tests: Spark is the product.
         lancedb_options: Passed on to `lancedb.connect`.

@@ -8,7 +8,6 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any
 
-import lance
 import pyarrow as pa
 
 from geneva.errors import (
@@ -29,8 +28,9 @@ from geneva.storage.columns import (
     redefine_column,
     required_definition,
     stage_udf,
+    with_present_inputs,
 )
-from geneva.storage.dataset import check_column_name, open_dataset
+from geneva.storage.dataset import Dataset, check_column_name, has_path, open_dataset
 from geneva.udf import UDF, resolve_inputs, serialize_udf, udf_digest
 
 
@@ -73,8 +73,7 @@ class BackfillOptions:
             raise UserInputError(
                 f"min_checkpoint_size ({low}) can't be larger than max_checkpoint_size ({high})."
             )
-        if self.where is not None and not (isinstance(self.where, str) and self.where.strip()):
-            raise UserInputError(f"where must be an SQL condition, not {self.where!r}.")
+        _check_condition(self.where)
         return BackfillRequest(
             where=self.where,
             concurrency=self.concurrency,
@@ -98,6 +97,11 @@ def _check_count(name: str, value: Any, *, least: int = 1) -> None:
         raise UserInputError(f"{name} must be a whole number of at least {least}, not {value!r}.")
 
 
+def _check_condition(where: Any) -> None:
+    if where is not None and (not isinstance(where, str) or not where.strip()):
+        raise UserInputError(f"where must be an SQL condition, not {where!r}.")
+
+
 def _seconds(name: str, value: Any) -> float | None:
     if isinstance(value, timedelta):
         value = value.total_seconds()
@@ -109,7 +113,7 @@ def _seconds(name: str, value: Any) -> float | None:
 
 
 def split_transforms(transforms: Any) -> tuple[dict[str, tuple[UDF, list[str] | None]], Any]:
-    """The UDF columns of an `add_columns` call, and what is left of it for LanceDB (None: nothing)."""
+    """The UDF columns of an `add_columns` call, and what is left of it for LanceDB."""
     if not isinstance(transforms, Mapping):
         return {}, transforms
     udfs: dict[str, tuple[UDF, list[str] | None]] = {}
@@ -148,8 +152,8 @@ def split_alterations(
         unknown = set(alteration) - {"path", "udf", "input_columns"}
         if "path" not in alteration or unknown:
             raise UserInputError(
-                'To change a column\'s UDF give {"path": column, "udf": udf}, with "input_columns" if '
-                f"need be, and nothing else; got {sorted(alteration)}."
+                'To change a column\'s UDF give {"path": column, "udf": udf}, with "input_columns" '
+                f"if need be, and nothing else; got {sorted(alteration)}."
             )
         udf, columns = _as_udf(alteration["path"], alteration["udf"])
         if alteration.get("input_columns") is not None:
@@ -177,7 +181,7 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
     commit_new_columns(
         dataset,
         [
-            define_column(name, udf, inputs, stage_udf(ref, udf))
+            define_column(dataset, name, udf, inputs, stage_udf(ref, udf))
             for name, (udf, inputs) in resolved.items()
         ],
     )
@@ -192,9 +196,9 @@ def alter_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] 
         inputs = inputs_of(udf, own, dataset.schema, name)
         digest = stage_udf(ref, udf)
         changes.append(
-            define_column(name, udf, inputs, digest)
+            define_column(dataset, name, udf, inputs, digest)
             if current is None
-            else redefine_column(current, udf, inputs, digest, dataset.version)
+            else redefine_column(dataset, current, udf, inputs, digest)
         )
     commit_redefinitions(dataset, changes)
 
@@ -210,7 +214,8 @@ def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDe
     if udf.data_type != kind:
         raise TypeMismatchError(
             f"Type mismatch for column {name!r}: it is {kind}, and UDF {udf.name!r} returns "
-            f"{udf.data_type}. Declare the UDF with data_type={kind}, or drop the column and add it anew."
+            f"{udf.data_type}. Declare the UDF with data_type={kind}, or drop the column and add it "
+            "anew."
         )
     return read_definition(schema, name)
 
@@ -249,7 +254,7 @@ def _reads(definition: ColumnDefinition, name: str) -> bool:
 
 def definition_for(
     ref: TableRef,
-    dataset: lance.LanceDataset,
+    dataset: Dataset,
     column: str,
     udf: UDF | tuple[UDF, Sequence[str]] | None,
     *,
@@ -262,7 +267,7 @@ def definition_for(
     """
     schema = dataset.schema
     if udf is None:
-        definition = required_definition(schema, ref.name, column)
+        definition = with_present_inputs(required_definition(schema, ref.name, column), dataset)
         _check_inputs_present(definition, schema)
         return definition
     function, own = _as_udf(column, udf)
@@ -270,8 +275,8 @@ def definition_for(
     inputs = inputs_of(function, own, schema, column)
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     if current is not None:
-        return redefine_column(current, function, inputs, digest, dataset.version)
-    definition = define_column(column, function, inputs, digest)
+        return redefine_column(dataset, current, function, inputs, digest)
+    definition = define_column(dataset, column, function, inputs, digest)
     if store:
         commit_redefinitions(dataset, [definition])
     return definition
@@ -279,16 +284,10 @@ def definition_for(
 
 def _check_inputs_present(definition: ColumnDefinition, schema: pa.Schema) -> None:
     for path in definition.inputs:
-        if path in schema.names:
-            continue
-        head, *rest = path.split(".")
-        kind = schema.field(head).type if head in schema.names else None
-        for name in rest:
-            index = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
-            kind = kind.field(index).type if index >= 0 else None
-        if kind is None:
+        if not has_path(schema, path):
             raise ColumnNotFoundError(
                 f"UDF expects input columns [{path!r}] which are not found in the table: column "
                 f"{definition.name!r} is computed from it. Point the UDF at another column with "
-                f'alter_columns({{"path": {definition.name!r}, "udf": ..., "input_columns": [...]}}).'
+                f'alter_columns({{"path": {definition.name!r}, "udf": ..., '
+                '"input_columns": [...]}).'
             )

@@ -1,7 +1,8 @@
-"""Jobs as users meet them: the result of one, the future of one, and running one with its history kept."""
+"""Jobs as users meet them: running one with its history kept, its future, its result."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from geneva.execution.progress import JobProgress, ProgressBars, wants_bars
 from geneva.execution.runner import Runner
 from geneva.model import JobStatus
 from geneva.storage.history import JobEvent, JobHistory
+
+_LOG = logging.getLogger("geneva")
 
 
 class JobResult(str):
@@ -95,6 +98,8 @@ class Job:
 
     def run(self) -> JobResult:
         """Run to the end in this thread."""
+        for note in self._prepared.plan.notes:
+            _LOG.warning("Backfill of %r: %s.", self._prepared.plan.column, note)
         if self._prepared.plan.is_empty:
             self._record(self._created(), self._ended(JobStatus.DONE))
             return self._result()
@@ -217,6 +222,6 @@ class JobFuture:
     def _run(self) -> None:
         try:
             self._future.set_result(self._job.run())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             # Whatever it is belongs to the one who asks for the result.
             self._future.set_exception(error)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
 
 
 class Secrets(Mapping[str, str]):
-    """Storage options. They work as a mapping, and show in no repr, message, log or plain pickle."""
+    """Storage options: a mapping that shows in no repr, message, log or plain pickle."""
 
     __slots__ = ("_options",)
 
@@ -46,7 +45,7 @@ class Secrets(Mapping[str, str]):
         return isinstance(other, Secrets) and self._options == other._options
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle compressed: workers need the options, but a pickle at rest shows none in the clear."""
+        """Pickle compressed: workers need the options, but none is to be read in a pickle."""
         text = "\0".join(part for pair in self._options.items() for part in pair)
         return _open_secrets, (zlib.compress(text.encode()) if self._options else b"",)
 
@@ -112,6 +111,8 @@ class ColumnDefinition:
     """SHA-256 of the pickled function: checked before it is ever loaded."""
     inputs: tuple[str, ...]
     """Column paths, in the order of the function's parameters."""
+    input_fields: tuple[tuple[int, ...], ...] = ()
+    """The field ids behind each input, which outlive a renaming."""
     nullable: bool = True
     """Whether the function may return NULL."""
     since: int = 0
@@ -122,7 +123,7 @@ class ColumnDefinition:
     memory: int | None = None
 
 
-class Reason(str, Enum):
+class Reason(StrEnum):
     """Why rows of a fragment have to be computed."""
 
     NEW = "new"
@@ -134,7 +135,7 @@ class Reason(str, Enum):
     UP_TO_DATE = "up to date"
 
 
-class JobStatus(str, Enum):
+class JobStatus(StrEnum):
     """Where a job stands."""
 
     PENDING = "PENDING"
@@ -147,7 +148,3 @@ class JobStatus(str, Enum):
     def is_final(self) -> bool:
         """Whether nothing will change any more."""
         return self in (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED)
-
-    def __str__(self) -> str:
-        """Return the plain word."""
-        return self.value

@@ -1,7 +1,7 @@
 """Sets of rows of one fragment, as physical offsets.
 
-Every offset in Geneva is a PHYSICAL offset in one fragment at one pinned version: deleted rows count. One domain for
-planning, reading and writing means that nothing ever has to be translated.
+Every offset in Geneva is a PHYSICAL offset in one fragment at one pinned version: deleted rows
+count. One domain for planning, reading and writing means that nothing ever has to be translated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class RowRange:
 class RowSet:
     """An immutable subset of the `size` rows of a fragment.
 
-    `bits` is the packed membership (little bit order), and None for the two sets that need no bits: all rows and none.
+    `bits` is the packed membership (little bit order), and None for the two sets that need no bits:
+    all rows and none.
     """
 
     size: int

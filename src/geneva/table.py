@@ -27,8 +27,8 @@ ColumnSource: TypeAlias = UDF | tuple[UDF, Sequence[str]] | str
 class Table:
     """A LanceDB table with computed columns.
 
-    What is not defined here is LanceDB's own: `add`, `delete`, `update`, `merge_insert`, `search`, `to_arrow`, `to_pandas`,
-    `create_index`, `optimize`, `checkout` and all the rest.
+    What is not defined here is LanceDB's own: `add`, `delete`, `update`, `merge_insert`, `search`,
+    `to_arrow`, `to_pandas`, `create_index`, `optimize`, `checkout` and all the rest.
     """
 
     def __init__(self, connection: Connection, lancedb_table: Any) -> None:
@@ -82,7 +82,8 @@ class Table:
     def add_columns(self, transforms: Mapping[str, ColumnSource] | Any, **kwargs: Any) -> None:
         """Add columns: by UDF, `(udf, [input columns])`, or an SQL expression.
 
-        A UDF column costs a metadata commit; its values are NULL until `backfill`. All UDF columns of one call are one commit.
+        A UDF column costs a metadata commit; its values are NULL until `backfill`. All UDF columns
+        of one call are one commit.
         """
         udfs, others = declarations.split_transforms(transforms)
         if udfs:
@@ -94,7 +95,8 @@ class Table:
     def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
         """Alter columns: `{"path": "c", "udf": new_udf}` gives a computed column another UDF.
 
-        The next backfill computes it anew. Other alterations (rename, nullable, data_type) are LanceDB's.
+        The next backfill computes it anew. Other alterations (rename, nullable, data_type) are
+        LanceDB's.
         """
         udfs, others = declarations.split_alterations(alterations)
         if udfs:
@@ -146,8 +148,9 @@ class Table:
         Args:
             col_name: The column to compute.
             udf: Another UDF than the column's own, for this run.
-            where: SQL condition: compute exactly the rows that it selects, again if need be; the others keep their values.
-                Without it, the rows that are not computed yet or whose UDF or inputs changed.
+            where: SQL condition: compute exactly the rows that it selects, again if need be; the
+                others keep their values. Without it, the rows that are not computed yet or whose
+                UDF or inputs changed.
             concurrency: Tasks at once; None: as many as Spark has slots.
             intra_applier_concurrency: Threads in each task.
             checkpoint_size: Rows a batch checkpoint holds, exactly. None: by time.

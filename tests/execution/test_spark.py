@@ -187,9 +187,8 @@ class TestSparkRunner:
     def test_worker_that_dies_once_costs_nothing(self, runner: SparkRunner, tmp_path: Path) -> None:
         assert runner.submit(die_once, [str(tmp_path / "mark")]).result() == ["alive"]
 
-    @pytest.mark.parametrize(
-        "function", [pytest.param(always_die, marks=pytest.mark.slow), segfault]
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("function", [always_die, segfault])
     def test_worker_that_always_dies_is_explained(self, runner: SparkRunner, function) -> None:  # type: ignore[no-untyped-def]
         with pytest.raises(WorkerLostError, match="out of memory") as caught:
             runner.submit(function, [0]).result()
@@ -200,7 +199,9 @@ class TestSparkRunner:
             assert "Task 0 in stage" in str(caught.value)
         assert len(str(caught.value).splitlines()) < 12
 
-    @pytest.mark.parametrize("function", [wait_then_report, hold_the_interpreter])
+    @pytest.mark.parametrize(
+        "function", [wait_then_report, pytest.param(hold_the_interpreter, marks=pytest.mark.slow)]
+    )
     def test_cancelled_slots_are_soon_free(self, runner: SparkRunner, function) -> None:  # type: ignore[no-untyped-def]
         job = runner.submit(function, [60.0, 60.0])
         time.sleep(0.5)
@@ -266,6 +267,7 @@ class TestEmbeddedSession:
         finally:
             mine.stop()
 
+    @pytest.mark.slow
     def test_dead_jvm_is_replaced(self) -> None:
         session = embedded_session(OPTIONS)
         process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
@@ -358,6 +360,7 @@ class TestProcess:
         assert script.communicate(timeout=30) == ("JobCancelledError\n['1']\n", "")
         wait_for(lambda: not processes_in(tmp_path), "the JVM to leave", 10)
 
+    @pytest.mark.slow
     def test_killed_python_takes_spark_along(self, tmp_path: Path) -> None:
         script = run_script(
             """

@@ -74,8 +74,8 @@ def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress
     named = ", ".join(f"{f.fragment_id} ({f.reason.value})" for f in left[:5])
     raise TableChangedError(
         f"Table {prepared.ref.name!r} kept changing under the backfill of {prepared.plan.column!r} "
-        f"through {control.max_conflict_retries + 1} rounds. Fragments left over: {named}. What was "
-        "computed is kept; run the backfill again when the table is calmer. "
+        f"through {control.max_conflict_retries + 1} rounds. Fragments left over: {named}. What "
+        "was computed is kept; run the backfill again when the table is calmer. "
         "(GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number of rounds.)"
     )
 
@@ -325,7 +325,7 @@ class _BackfillRun:
             listener(replace(self.progress, checkpointed=max(self.progress.checkpointed, seen)))
 
     def _stop(self) -> None:
-        """Stop what still runs, and wait for it: leaving tasks behind would steal the next job's slots."""
+        """Stop what still runs, and wait: tasks left behind would steal the next job's slots."""
         if self._runner is not None and self._in_flight:
             self._runner.cancel()
             wait(self._in_flight, timeout=30)
@@ -340,5 +340,6 @@ class _BackfillRun:
 def _failure(failure: PartFailure) -> UDFError:
     kind = UDFOutputError if failure.kind == "output" else UDFExecutionError
     error = kind(failure.message)
-    error.failure = failure  # type: ignore[attr-defined]
+    if failure.traceback:
+        error.add_note(f"In the UDF:\n{failure.traceback}")
     return error

@@ -6,8 +6,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import lance
-
 from geneva.execution.task import ColumnWork, PartWork
 from geneva.model import ColumnDefinition, Reason, Sizes, TableRef
 from geneva.planning.backfill import (
@@ -23,6 +21,7 @@ from geneva.rows import RowRange, RowSet
 from geneva.storage.checkpoints import CheckpointKey, WorkIdentity, index_keys
 from geneva.storage.column_state import Committed, read_committed
 from geneva.storage.dataset import (
+    Dataset,
     FragmentFacts,
     TableSnapshot,
     read_live_rows,
@@ -53,7 +52,7 @@ class PreparedBackfill:
     """A plan with everything that is needed to carry it out."""
 
     ref: TableRef
-    dataset: lance.LanceDataset
+    dataset: Dataset
     snapshot: TableSnapshot
     definition: ColumnDefinition
     request: BackfillRequest
@@ -122,7 +121,7 @@ class PreparedBackfill:
 
 def prepare_backfill(
     ref: TableRef,
-    dataset: lance.LanceDataset,
+    dataset: Dataset,
     definition: ColumnDefinition,
     request: BackfillRequest,
     *,
@@ -150,6 +149,7 @@ def prepare_backfill(
     ]
     plans = [plan_fragment(state) for state in states]
     needed, _ = choose_fragments(plans, request.num_frags)
+    notes = _notes(states, committed)
     staged: dict[int, StagedFile] = {}
     if needed:
         chosen = {plan.fragment_id for plan in needed}
@@ -166,6 +166,7 @@ def prepare_backfill(
         fragments=_ordered(needed, request.shuffle_diversity),
         skipped_fragments=len(snapshot.fragments) - len(needed),
         total_rows=sum(f.live_rows for f in snapshot.fragments),
+        notes=notes,
     )
     return PreparedBackfill(
         ref=ref,
@@ -207,13 +208,34 @@ def _state(
     )
 
 
+def _notes(states: list[FragmentState], committed: dict[int, Committed]) -> tuple[str, ...]:
+    """What somebody who reads the plan should know."""
+    notes: list[str] = []
+    stale = sum(
+        state.live.minus(state.valid).minus(state.selected).count
+        for state in states
+        if state.selected is not None and state.reason in (Reason.UDF_CHANGED, Reason.INPUT_CHANGED)
+    )
+    if stale:
+        notes.append(
+            f"{stale:,} rows outside the where clause are stale (their UDF or an input changed) "
+            'and stay so; leave the clause out to compute them too, or use where="1=1" for all rows'
+        )
+    guessed = sum(not c.certain for c in committed.values())
+    if guessed:
+        notes.append(
+            f"the history of {guessed} fragments is gone: there, rows with a value count as computed"
+        )
+    return tuple(notes)
+
+
 def _identity(
     ref: TableRef, definition: ColumnDefinition, request: BackfillRequest, committed: Committed
 ) -> WorkIdentity:
-    """What the work on a fragment is. Where old values are carried over, their file is a source too:
+    """What the work on a fragment is.
 
-    so that a clause that is run again after its result was committed is new work, and one that is run
-    again after a crash is not.
+    Where old values are carried over, their file is a source too: so that a clause that is run
+    again after its result was committed is new work, and one that is run again after a crash isn't.
     """
     carries = committed.output_file is not None and (
         request.where is not None or bool(committed.valid) or committed.reason is Reason.NULL
@@ -273,7 +295,7 @@ def _still_fits(
     definition: ColumnDefinition,
     committed: dict[int, Committed],
 ) -> bool:
-    """Whether a staged file is of this column as it is now. Inputs and UDF are in its key already."""
+    """Whether a staged file is of this column as it is now; the rest is in its key."""
     return (
         file.column_uuid == definition.uuid
         and file.physical_rows == state.physical_rows
@@ -282,7 +304,7 @@ def _still_fits(
 
 
 def _ordered(plans: tuple[FragmentPlan, ...], diversity: int | None) -> tuple[FragmentPlan, ...]:
-    """Mix the fragments within a sliding window, so that slow regions are spread over the workers."""
+    """Mix the fragments within a sliding window, to spread slow regions over the workers."""
     if not diversity or diversity < 2:
         return plans
     rng = random.Random(0)

@@ -12,7 +12,7 @@ from geneva.execution.task import Timings
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a job is, in rows. Each state includes the next: a committed row was checkpointed too."""
+    """How far a job is, in rows. A committed row counts as checkpointed too."""
 
     total: int
     checkpointed: int = 0
@@ -52,7 +52,7 @@ class ProgressListener(Protocol):
         """Take note. Must be quick, and must not raise."""
 
 
-def wants_bars(setting: bool | None) -> bool:
+def wants_bars(setting: bool | None, /) -> bool:  # noqa: FBT001
     """Whether to draw bars: as set, else when somebody watches a terminal or a notebook."""
     if setting is not None:
         return setting

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
     from pyspark import SparkContext
     from pyspark.resource import ResourceProfile
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
 
 __all__ = ["LocalOptions", "SparkRunner", "active_session", "embedded_session"]
 
@@ -281,7 +281,7 @@ def active_session() -> SparkSession | None:
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
 
     context = SparkContext._active_spark_context
     if context is None or not _is_alive(context):
@@ -301,7 +301,7 @@ def _is_alive(context: SparkContext) -> bool:
 def _start(options: LocalOptions) -> SparkSession:
     """Start a context of our own, on the JVM of this process if it has one already."""
     from pyspark import SparkConf, SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
 
     _forget_dead_jvm()
     reused = SparkContext._gateway is not None
@@ -370,7 +370,7 @@ def _launch_by_scripts(
 def _forget_dead_jvm() -> None:
     """Make pyspark forget a context that ended, and a JVM that is no more."""
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
 
     process = getattr(SparkContext._gateway, "proc", None)
     if process is not None and process.poll() is not None:

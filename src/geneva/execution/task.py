@@ -32,9 +32,10 @@ class ColumnWork:
 
 @dataclass(frozen=True, slots=True)
 class PartWork:
-    """A range of one fragment to compute. `whole`: the range is the fragment, and its file gets staged.
+    """A range of one fragment to compute.
 
-    Assembling a fragment from checkpoints is the same work, with every row covered.
+    `whole`: the range is the fragment, and its file gets staged. Assembling a fragment from
+    checkpoints is the same work, with every row covered.
     """
 
     fragment_id: int

@@ -1,7 +1,7 @@
 """The one function that is shipped: read, apply the UDF, checkpoint, stage.
 
-State is in storage. A task may run twice, at the same time even, and nothing breaks: staged names are unique,
-checkpoints of one key hold the same rows, and only the driver publishes.
+State is in storage. A task may run twice, at the same time even, and nothing breaks: staged names
+are unique, checkpoints of one key hold the same rows, and only the driver publishes.
 """
 
 from __future__ import annotations

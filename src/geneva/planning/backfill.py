@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from geneva.model import Reason
 from geneva.planning.ranges import disjoint
 from geneva.rows import RowRange, RowSet
 
 
-class Action(str, Enum):
+class Action(StrEnum):
     """What to do with a fragment."""
 
     SKIP = "skip"
@@ -68,7 +68,7 @@ class FragmentPlan:
 
 @dataclass(frozen=True, slots=True)
 class BackfillPlan:
-    """Everything a backfill will do. The driver runs it and `explain` prints it: one value, two readers."""
+    """Everything a backfill will do. The driver runs it, and `explain` prints it."""
 
     table: str
     version: int

@@ -10,7 +10,8 @@ from geneva.rows import RowRange
 def disjoint(ranges: Iterable[RowRange], size: int) -> tuple[RowRange, ...]:
     """Non-overlapping ranges out of possibly overlapping ones, ascending, within [0, size).
 
-    Ranges are kept or dropped whole, because a checkpoint can't be cut; earlier starts win, then longer ones.
+    Ranges are kept or dropped whole, because a checkpoint can't be cut; earlier starts win, then
+    longer ones.
     """
     kept: list[RowRange] = []
     at = 0

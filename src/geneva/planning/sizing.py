@@ -18,7 +18,7 @@ _LEAST_TASK_SECONDS = 0.15
 _MOST_TASK_SECONDS = 60.0
 """A task longer than this is late with its first result and dear to lose."""
 _SPLIT_TOLERANCE = 1.5
-"""A fragment up to this much over its share stays whole: splitting costs a second pass over its results."""
+"""A fragment up to this much over its share stays whole: splitting costs a second pass."""
 _SLICE_SECONDS = 0.25
 _SLICE_GROWTH = 8
 _FLUSH_SECONDS = 1.0
@@ -28,7 +28,7 @@ _FLUSH_COST_RATIO = 50
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one fragment that one task computes. `whole`: it stages the fragment's file as well."""
+    """Rows of one fragment for one task. `whole`: it stages the fragment's file as well."""
 
     plan: FragmentPlan
     rows: RowRange

@@ -81,8 +81,9 @@ class InMemoryCheckpointStore(CheckpointStore):
 class LanceCheckpointStore(CheckpointStore):
     """One `{key}.lance` file a batch, in a folder of the table's own object store.
 
-    A file is believed only when it opens, carries its own key, and its content has the checksum that was
-    written with it. Anything else (truncated, overwritten, copied from elsewhere) reads as missing.
+    A file is believed only when it opens, carries its own key, and its content has the checksum
+    that was written with it. Anything else (truncated, overwritten, copied from elsewhere) reads as
+    missing.
     """
 
     def __init__(self, root: str, storage_options: Secrets | None = None) -> None:
@@ -159,7 +160,7 @@ def _metadata_text(metadata: dict[bytes, bytes], key: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class WorkIdentity:
-    """What a piece of work is, wherever and whenever it runs: the prefix of its checkpoints' keys."""
+    """What a piece of work is, wherever it runs: the prefix of its checkpoints' keys."""
 
     udf_name: str
     udf_version: str
@@ -167,7 +168,7 @@ class WorkIdentity:
     where: str
     uri: str
     source_files: tuple[str, ...]
-    """The data files behind the inputs, and the output's own file where its values are carried over."""
+    """The files behind the inputs, and the output's own where its values are carried over."""
 
     def prefix(self) -> str:
         """The key prefix; user-given strings are quoted or hashed."""

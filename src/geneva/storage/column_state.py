@@ -47,8 +47,8 @@ def read_committed(
 ) -> dict[int, Committed]:
     """What is valid in each fragment.
 
-    Files that Geneva wrote mostly answer by their names. What had to be traced through the table's history
-    is noted in the checkpoint store, because history is cleaned up one day.
+    Files that Geneva wrote mostly answer by their names. What had to be traced through the table's
+    history is noted in the checkpoint store, because history is cleaned up one day.
     """
     column = column_identity(snapshot, definition)
     notes = _Notes(open_checkpoints(snapshot.ref), column)
@@ -128,14 +128,14 @@ class _Notes:
         }
 
     def save(self) -> None:
-        """Keep what the present fragments need; a table that can only be read is no reason to fail."""
+        """Keep what the present fragments need; a read-only table is no reason to fail."""
         if self._seen == self._rows:
             return
         with suppress(OSError):
             self._store[self._key] = pa.RecordBatch.from_pylist(list(self._seen.values()))
 
     def _about(self, fragment: FragmentFacts) -> str:
-        """What a verdict is about: these values, by this UDF, from these inputs. It never changes."""
+        """What a verdict is about, for ever: these values, by this UDF, from these inputs."""
         values = output_file(fragment, self._column) or ""
         origin = (self._column.definition.udf_version, *self._column.signature(fragment))
         return values + "\n\n" + "\n".join(origin)

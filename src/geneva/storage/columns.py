@@ -1,6 +1,7 @@
-"""Computed columns: their definitions in field metadata, their functions in the table's `_udfs` folder.
+"""Computed columns: definitions in field metadata, functions in the table's `_udfs` folder.
 
-Reading a definition reads text. Only `load_udf` turns stored bytes into code, and only workers call it.
+Reading a definition reads text. Only `load_udf` turns stored bytes into code, and only workers call
+it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lance.file import LanceFileSession
 
 from geneva.errors import ColumnNotFoundError, UDFIntegrityError
 from geneva.model import ColumnDefinition, Sizes, TableRef
+from geneva.storage.dataset import field_ids_of
 from geneva.udf import UDF, deserialize_udf, serialize_udf, udf_digest
 
 _PREFIX = "virtual_column"
@@ -25,26 +27,62 @@ _FORMAT = "geneva-spark/1"
 _OPTIONS = ("num_cpus", "num_gpus", "memory")
 
 
-def define_column(name: str, udf: UDF, inputs: tuple[str, ...], digest: str) -> ColumnDefinition:
+def define_column(
+    dataset: lance.LanceDataset, name: str, udf: UDF, inputs: tuple[str, ...], digest: str
+) -> ColumnDefinition:
     """Describe a new column computed by `udf`, with an identity of its own."""
     user_metadata = {str(k): str(v) for k, v in (udf.field_metadata or {}).items()}
     return ColumnDefinition(
         name=name,
-        # Lance adds columns as NULL, so that the stored field is nullable whatever the UDF promises.
+        # Lance adds columns as NULL, so that the stored field is nullable whatever the UDF
+        # promises.
         arrow_field=pa.field(name, udf.data_type, nullable=True, metadata=user_metadata or None),
         uuid=uuid.uuid4().hex,
         inputs=inputs,
+        input_fields=_fields_behind(dataset, inputs),
         **_udf_part(udf, digest),
     )
 
 
 def redefine_column(
-    current: ColumnDefinition, udf: UDF, inputs: tuple[str, ...], digest: str, version: int
+    dataset: lance.LanceDataset,
+    current: ColumnDefinition,
+    udf: UDF,
+    inputs: tuple[str, ...],
+    digest: str,
 ) -> ColumnDefinition:
-    """The same column, computed by another function from table version `version` on."""
-    same = (udf.version, inputs) == (current.udf_version, current.inputs)
-    since = current.since if same else version
-    return replace(current, inputs=inputs, since=since, **_udf_part(udf, digest))
+    """The same column, computed by another function from the dataset's version on."""
+    fields = _fields_behind(dataset, inputs)
+    same = (udf.version, fields) == (current.udf_version, current.input_fields)
+    return replace(
+        current,
+        inputs=inputs,
+        input_fields=fields,
+        since=current.since if same else dataset.version,
+        **_udf_part(udf, digest),
+    )
+
+
+def _fields_behind(
+    dataset: lance.LanceDataset, inputs: tuple[str, ...]
+) -> tuple[tuple[int, ...], ...]:
+    ids = field_ids_of(dataset)
+    return tuple(ids[path] for path in inputs)
+
+
+def with_present_inputs(
+    definition: ColumnDefinition, dataset: lance.LanceDataset
+) -> ColumnDefinition:
+    """The definition with its inputs as they are called now: a renamed input is the same input."""
+    ids = field_ids_of(dataset)
+    names = {field_ids: path for path, field_ids in ids.items()}
+    return replace(
+        definition,
+        inputs=tuple(
+            path if path in ids else names.get(fields, path)
+            for path, fields in zip(definition.inputs, definition.input_fields, strict=True)
+        ),
+    )
 
 
 def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
@@ -76,6 +114,7 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_name": definition.udf_name,
         f"{_PREFIX}.udf_version": definition.udf_version,
         f"{_PREFIX}.udf_inputs": json.dumps(list(definition.inputs)),
+        f"{_PREFIX}.udf_input_fields": json.dumps(definition.input_fields),
         f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
         f"{_PREFIX}.udf_since": str(definition.since),
         f"{_PREFIX}.udf_options": json.dumps({**sizes, **options}, sort_keys=True),
@@ -103,6 +142,7 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         udf_version=metadata[f"{_PREFIX}.udf_version"],
         udf_digest=metadata[f"{_PREFIX}.udf"].removeprefix("_udfs/"),
         inputs=tuple(json.loads(metadata[f"{_PREFIX}.udf_inputs"])),
+        input_fields=tuple(map(tuple, json.loads(metadata[f"{_PREFIX}.udf_input_fields"]))),
         nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
         since=int(metadata.get(f"{_PREFIX}.udf_since", "0")),
         sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),
@@ -131,7 +171,7 @@ def _udf_session(ref: TableRef) -> LanceFileSession:
 
 
 def stage_udf(ref: TableRef, udf: UDF) -> str:
-    """Store a function under the digest of its bytes, and return the digest. Nothing refers to it yet."""
+    """Store a function under the digest of its bytes; nothing refers to it yet."""
     data = serialize_udf(udf)
     digest = udf_digest(data)
     session = _udf_session(ref)

@@ -43,9 +43,9 @@ def commit_columns(
 ) -> CommitOutcome:
     """Replace the column's files of several fragments in one commit.
 
-    The planned version is the read version, so that Lance itself checks everything that happened since. Where
-    it refuses, each file is checked against the latest version; those that still fit are committed on
-    top of it, the others are handed back.
+    The planned version is the read version, so that Lance itself checks everything that happened
+    since. Where it refuses, each file is checked against the latest version; those that still fit
+    are committed on top of it, the others are handed back.
     """
     fitting, lost = list(staged), list[tuple[StagedFile, str]]()
     read_from, moved_on = dataset, False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import lance
 import numpy as np
@@ -14,6 +14,9 @@ import pyarrow as pa
 from geneva.errors import InvalidFilterError, TableNotFoundError, UserInputError
 from geneva.model import TableRef
 from geneva.rows import RowSet
+
+Dataset: TypeAlias = lance.LanceDataset
+"""An open version of a table, for those rooms that only hand it on."""
 
 _FRAGMENT_SHIFT = 32
 """A row address is (fragment id << 32) | physical offset."""
@@ -133,6 +136,22 @@ def quote_path(path: str, schema: pa.Schema) -> str:
     """A column path as Lance SQL reads it; a top-level name that contains dots is one name."""
     parts = [path] if path in schema.names else path.split(".")
     return ".".join(f"`{part}`" for part in parts)
+
+
+def has_path(schema: pa.Schema, path: str) -> bool:
+    """Whether a column path, dotted into structs, leads to a field."""
+    if path in schema.names:
+        return True
+    head, *rest = path.split(".")
+    if head not in schema.names:
+        return False
+    kind = schema.field(head).type
+    for name in rest:
+        index = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
+        if index < 0:
+            return False
+        kind = kind.field(index).type
+    return True
 
 
 def check_column_name(name: str) -> None:

@@ -234,7 +234,9 @@ class _Buffered:
     """Hands out exact lengths of a stream of arrays."""
 
     def __init__(self, stream: Iterator[pa.Array]) -> None:
-        self._stream, self._rest, self._used = stream, None, 0
+        self._stream = stream
+        self._rest: pa.Array = None
+        self._used = 0
 
     def next(self, rows: int) -> pa.Array:
         parts: list[pa.Array] = []

@@ -1,11 +1,11 @@
-"""Job history: an append-only table of events in the database; a job's record is the fold of its events."""
+"""Job history: an append-only table of events; a job's record is the fold of its events."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import lance
@@ -32,7 +32,7 @@ class JobEvent:
     job_id: str
     kind: str
     payload: dict[str, Any] = field(default_factory=dict)
-    at: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class JobHistory:
             raise
 
     def _create(self) -> lance.LanceDataset:
-        """Make the table, empty. Of several who try at once one succeeds, and all go on with its table.
+        """Make the table, empty. Of several who try at once one succeeds, and all go on with it.
 
         Not by `write_dataset`: there the second one overwrites what the first has written since.
         """
@@ -115,6 +115,7 @@ class JobHistory:
                 self._uri,
                 lance.LanceOperation.Overwrite(_SCHEMA, []),
                 read_version=0,
+                max_retries=0,
                 storage_options=self._storage_options.plain(),
             )
         except OSError:
@@ -123,7 +124,7 @@ class JobHistory:
                 raise
             return dataset
 
-    def _read(self, job_id: str | None) -> list[JobEvent]:
+    def _read(self, job_id: str | None) -> Sequence[JobEvent]:
         dataset = self._open()
         if dataset is None:
             return []

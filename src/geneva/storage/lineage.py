@@ -1,8 +1,8 @@
-"""Which values are still right after rows were moved or inputs rewritten: provenance traced through history.
+"""Which values are still right after rows were moved or inputs rewritten.
 
-A compaction copies rows, so that what was right stays right. An update or upsert moves whole rows with their old
-values: such a value is right where some row with the same inputs had it before. A rewritten input is
-compared row by row with what it was. Nothing here runs a UDF.
+A compaction copies rows, so that what was right stays right. An update or upsert moves whole rows
+with their old values: such a value is right where some row with the same inputs had it before. A
+rewritten input is compared row by row with what it was. Nothing here runs a UDF.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LineageTracer:
         return self._known[key]
 
     def by_name(self, fragment: FragmentFacts) -> Verdict | None:
-        """What the names of a fragment's files tell by themselves; None when they don't tell enough."""
+        """What the names of a fragment's files tell; None when they don't tell enough."""
         nothing = RowSet.empty(fragment.physical_rows)
         files = fragment.files_of(self._column.output)
         if not files:
@@ -143,7 +143,7 @@ class LineageTracer:
         return Verdict(self._with_value(view, fragment), Reason.NULL, certain=False)
 
     def _inputs_came_later(self, fragment: FragmentFacts) -> bool:
-        """Whether an input is in another file than the output: then it was written at another time."""
+        """Whether an input is in another file than the output, so written at another time."""
         inputs = {file.path for ids in self._column.inputs for file in fragment.files_of(ids)}
         return not inputs <= {file.path for file in fragment.files_of(self._column.output)}
 
@@ -243,7 +243,7 @@ class LineageTracer:
     def _moved_out(
         self, birth: Updated, before: VersionView, after: VersionView
     ) -> Iterator[list[tuple[str, str, bool]]]:
-        """The rows that an update took out of fragments, as (inputs and value, value, was it right)."""
+        """The rows that an update took out, as (inputs and value, value, was it right)."""
         for fragment_id in birth.touched:
             was = before.fragment(fragment_id)
             if was is None:
@@ -280,7 +280,11 @@ class LineageTracer:
         mask = np.ones(fragment.physical_rows, dtype=np.bool_)
         streams = (
             read_windows(
-                view.dataset, fragment.id, self._paths(view, self._column.inputs), everything, _WINDOW
+                view.dataset,
+                fragment.id,
+                self._paths(view, self._column.inputs),
+                everything,
+                _WINDOW,
             )
             for view in (then, now)
         )

@@ -1,4 +1,4 @@
-"""How a column's data file says what it holds: in its name for the manifest, in its metadata in full.
+"""How a column's data file says what it holds: in short in its name, in full in its metadata.
 
 Data and provenance are published by the same commit, so that they can't disagree.
 """
@@ -113,9 +113,7 @@ def read_provenance(ref: TableRef, path: str) -> Provenance | None:
         return None
 
 
-def input_signature(
-    fragment: FragmentFacts, inputs: Sequence[tuple[int, ...]]
-) -> tuple[str, ...]:
+def input_signature(fragment: FragmentFacts, inputs: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
     """Which files and fields a fragment's input values come from.
 
     `inputs` are the field ids of each input, in order: f(a, b) is not f(b, a). Names are left out

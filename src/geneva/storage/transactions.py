@@ -1,4 +1,4 @@
-"""A table's past, read backwards: which commit brought a data file, and from which fragments its rows came."""
+"""A table's past, read backwards: which commit brought a file, and whence its rows came."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_TRANSACTIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Rows copied by a compaction: the live rows of `parents`, in order, became those of `children`."""
+    """Rows copied by a compaction: the live rows of `parents`, in order, became `children`."""
 
     version: int
     parents: tuple[FragmentFacts, ...]
@@ -127,8 +127,9 @@ def _births(version: int, transaction: Any) -> list[tuple[str, Birth]]:
             touched = (*update.removed_fragment_ids, *(f.id for f in update.updated_fragments))
             birth: Birth = Updated(version, touched, children)
             return [(file.path, birth) for child in children for file in child.files]
-        case LanceOperation.Append(fragments=fragments) | LanceOperation.Overwrite(
-            fragments=fragments
+        case (
+            LanceOperation.Append(fragments=fragments)
+            | LanceOperation.Overwrite(fragments=fragments)
         ):
             born = [fragment_facts(f) for f in fragments]
             return [(file.path, Supplied(version)) for f in born for file in f.files]
