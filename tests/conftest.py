@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support import Calls
+
+from support import Calls, RunnerFactory, connect
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
-    from geneva.execution.runner import Runner
 
 # Both: no deadline, because a first call may import Lance or start a session.
 settings.register_profile(
@@ -31,17 +30,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("GENEVA_HYPOTHESIS_PROFILE", "ci"))
-
-RunnerFactory = Callable[[], "Runner"]
-
-
-def connect(path: Path, runner: RunnerFactory | None) -> Connection:
-    """Connect with settings of the tests' own: two slots, no bars, nothing in the user's cache."""
-    import geneva
-    from geneva.config import Settings
-
-    quiet = Settings(local_slots=2, jvm_archive=False, progress=False)
-    return geneva.connect(path, runner=runner, settings=quiet)
 
 
 @pytest.fixture(params=["in_process", pytest.param("spark", marks=pytest.mark.spark)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import functools
 import itertools
 import json
@@ -16,11 +15,23 @@ from typing import TYPE_CHECKING, Any
 import lance
 import pyarrow as pa
 
+import geneva
 from geneva import UDF, udf
+from geneva.config import Settings
+from geneva.execution.runner import Runner
 from geneva.storage.checkpoints import CheckpointKey, LanceCheckpointStore
 
 if TYPE_CHECKING:
     from geneva import Connection, Table
+
+
+RunnerFactory = Callable[[], Runner]
+
+
+def connect(path: Path, runner: RunnerFactory | None) -> Connection:
+    """Connect with settings of the tests' own: two slots, no bars, nothing in the user's cache."""
+    quiet = Settings(local_slots=2, jvm_archive=False, progress=False)
+    return geneva.connect(path, runner=runner, settings=quiet)
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class Calls:
 
     @property
     def rows(self) -> list[Any]:
-        """The rows that the function was called for, sorted; a row that ran twice is there twice."""
+        """The rows that the function was called for, sorted; one that ran twice is there twice."""
         every = itertools.chain.from_iterable(rows for rows, _, _ in self._lines())
         return sorted(every, key=lambda v: (v is None, str(type(v)), v))
 
@@ -108,7 +119,7 @@ def tripled(calls: Calls, **options: Any) -> UDF:
 
 
 def breakable(calls: Calls, broken: Path, **options: Any) -> UDF:
-    """Three times `id`, which raises on the ids listed in a file: mended without changing the function."""
+    """Three times `id`; raises on the ids listed in a file, so it is mended by deleting that."""
     path = str(broken)
 
     def fragile(id: int) -> int:

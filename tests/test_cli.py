@@ -18,7 +18,7 @@ def geneva(
     *arguments: str | Path, program: str = MAIN, **environment: str | None
 ) -> subprocess.CompletedProcess[str]:
     """Run the command with its output piped; None as a variable's value removes it."""
-    merged = {**os.environ, "COLUMNS": "100", **environment}
+    merged = {**os.environ, "COLUMNS": "100", "GENEVA_JVM_ARCHIVE": "0", **environment}
     return subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)],
         env={name: value for name, value in merged.items() if value is not None},
@@ -144,7 +144,10 @@ def test_in_a_terminal_the_demo_shows_bars(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", MAIN, "demo", "--rows", "48", "--dir", str(tmp_path / "db")]
     process = subprocess.Popen(
-        command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
+        command,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "GENEVA_JVM_ARCHIVE": "0"},
     )
     os.close(theirs)
     seen = b""

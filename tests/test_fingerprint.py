@@ -285,6 +285,14 @@ def test_a_stale_file_does_not_lie(workshop: Workshop):
     assert of(edited.f) != fresh
 
 
+def test_source_that_python_warns_of_is_read_in_silence(workshop: Workshop):
+    source = "def f(x):\n    return x + '{escape}'\n"
+    warned = source.replace("{escape}", "\\d")
+    with pytest.warns((SyntaxWarning, DeprecationWarning)):
+        module = workshop.load(warned)
+    assert of(module.f) == workshop.f(source.replace("{escape}", "\\\\d"))
+
+
 def test_docstrings_and_constants_in_bytecode(workshop: Workshop):
     plain = "def f(x):\n    return x in {'a', 'b', 'c'} and 'k'\n"
     documented = "def f(x):\n    'Doc.'\n    return x in {'c', 'b', 'a'} and 'k'\n"
@@ -489,7 +497,7 @@ class Words(list):  # type: ignore[type-arg]
     pass
 
 
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ most that many rows on each slot, otherwise what was computed since the last flu
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -23,13 +24,15 @@ import pytest
 
 from conftest import connect
 from execution.cluster import wait_for
-from geneva import UDF, udf
+from geneva import UDF, Table, udf
 from geneva.execution.runner import InProcessRunner
 from geneva.model import JobStatus
 from processes import finish, kill, nothing_left_in, processes_in, start_script
 from support import Calls, column, make_table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+note = logging.getLogger(__name__).info  # measured numbers: pytest --log-cli-level=INFO
 
 SLOTS = 2
 GONE_SECONDS = 10
@@ -56,6 +59,11 @@ class Machine:
         self.table = make_table(self.db, fragments)
         self.table.add_columns({"y": slow_square(calls, seconds)})
 
+    @property
+    def on_spark(self) -> Table:
+        """The table, to be computed on the Spark of this process."""
+        return connect(Path(self.db.uri), None).open_table("t")
+
     def start(self, *, runner: str = "None", **options: Any) -> subprocess.Popen[str]:
         """Start a backfill in a process of its own, on an embedded Spark unless told otherwise."""
         code = f"""
@@ -71,6 +79,14 @@ class Machine:
                 print(json.dumps([result.status, result.rows_computed, result.rows_reused]))
             """
         return start_script(self.folder, code)
+
+    def wait_for_calls(self, count: int, process: subprocess.Popen[str]) -> None:
+        """Wait until the UDF was called that often."""
+        deadline = time.monotonic() + 60
+        while self.calls.count < count:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{self.calls.count} calls, then: {kill(process)}")
+            time.sleep(0.02)
 
     def wait_gone(self) -> float:
         """Wait until no process is left; return how long that took."""
@@ -105,39 +121,36 @@ def of_size(fragments: list[int], milliseconds: int) -> pytest.MarkDecorator:
 @pytest.mark.spark
 class TestDriver:
     @of_size([60, 140], 10)
-    def test_killed_and_finished_by_another_process(
-        self, machine: Machine, record_property: Any
-    ) -> None:
+    def test_killed_and_finished_by_another_process(self, machine: Machine) -> None:
         calls, size = machine.calls, 10
         first = machine.start(checkpoint_size=size)
-        wait_for(lambda: calls.count >= 100 or first.poll() is not None, "the UDF to run", 60)
+        machine.wait_for_calls(100, first)
         kill(first)
         gone = machine.wait_gone()
         lost_at = calls.count
         assert lost_at < machine.rows
-        status, computed, reused = json.loads(finish(machine.start(checkpoint_size=size)))
-        assert status == "DONE"
-        assert computed + reused == machine.rows
+        result = machine.on_spark.backfill("y", checkpoint_size=size)  # in a second process: this
+        assert result.status is JobStatus.DONE
+        assert result.rows_computed + result.rows_reused == machine.rows
         again = calls.count - machine.rows
-        record_property("recomputed_rows", again)
-        record_property("seconds_until_gone", round(gone, 2))
-        assert computed == calls.count - lost_at
+        note("recomputed rows: %s", again)
+        note("seconds until gone: %s", round(gone, 2))
+        assert result.rows_computed == calls.count - lost_at
         assert again <= size * SLOTS
-        machine.wait_gone()
         machine.check()
 
     @pytest.mark.slow
     @of_size([60, 140], 20)
-    def test_checkpoints_by_time(self, machine: Machine, record_property: Any) -> None:
+    def test_checkpoints_by_time(self, machine: Machine) -> None:
         calls, pause = machine.calls, 0.2
         options = {"batch_checkpoint_flush_interval_seconds": pause}
         first = machine.start(**options)
-        wait_for(lambda: calls.count >= 120, "the UDF to run", 60)
+        machine.wait_for_calls(120, first)
         kill(first)
         machine.wait_gone()
-        machine.table.backfill("y", **options)
+        machine.on_spark.backfill("y", **options)
         again = calls.count - machine.rows
-        record_property("recomputed_rows", again)
+        note("recomputed rows: %s", again)
         # Since the last flush: the pause, and the batch of a quarter of a second that was open.
         assert again <= SLOTS * (pause + 0.25) / 0.02 * 1.2
         machine.check()
@@ -146,7 +159,7 @@ class TestDriver:
     def test_ctrl_c_keeps_what_is_finished(self, machine: Machine) -> None:
         calls = machine.calls
         process = machine.start(checkpoint_size=10, task_size=20)
-        wait_for(lambda: calls.count >= 100, "the UDF to run", 60)
+        machine.wait_for_calls(100, process)
         began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
         assert process.stdout is not None
@@ -186,7 +199,7 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.spark
-def test_killed_worker_is_replaced(tmp_path: Path, calls: Calls, record_property: Any) -> None:
+def test_killed_worker_is_replaced(tmp_path: Path, calls: Calls) -> None:
     table = make_table(connect(tmp_path / "db", None), [50, 50])
     mark = str(tmp_path / "died")
 
@@ -204,7 +217,7 @@ def test_killed_worker_is_replaced(tmp_path: Path, calls: Calls, record_property
     assert Path(mark).exists()
     assert column(table, "y") == [i * i for i in range(100)]
     again = calls.count - 100
-    record_property("recomputed_rows", again)
+    note("recomputed rows: %s", again)
     assert again <= 10
 
 
@@ -251,14 +264,12 @@ def test_storm(
     runner: str,
     kills_a_round: int,
     start_seconds: float,
-    record_property: Any,
 ) -> None:
     seed = random.randrange(2**32)
-    record_property("seed", seed)
-    print(f"seed {seed}")  # noqa: T201  shown when it fails
+    note("seed: %s", seed)
     killed = storm(machine, slow_rounds * kills_a_round, random.Random(seed), runner, start_seconds)
-    record_property("recomputed_rows", machine.calls.count - machine.rows)
-    record_property("kills", killed)
+    note("recomputed rows: %s", machine.calls.count - machine.rows)
+    note("kills: %s", killed)
     machine.check()
     assert machine.calls.count <= machine.rows + killed * 5 * SLOTS
     jobs = machine.db.list_jobs()

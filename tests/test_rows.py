@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import numpy as np
@@ -87,7 +88,7 @@ def test_ranges_are_maximal_runs(drawn: tuple[RowSet, set[int]]) -> None:
     rows, members = drawn
     runs = list(rows.ranges())
     assert [i for run in runs for i in range(run.start, run.end)] == sorted(members)
-    assert all(before.end < after.start for before, after in zip(runs, runs[1:], strict=False))
+    assert all(before.end < after.start for before, after in itertools.pairwise(runs))
     assert all(len(run) for run in runs)
 
 

@@ -31,8 +31,8 @@ from geneva.storage.staging import open_checkpoints
 from geneva.table import Table
 from geneva.udf import UDF
 from processes import finish, nothing_left_in, processes_in, start_script
-from support import Calls
 from s3_server import ACCESS_KEY, SECRET_KEY, Bucket, bucket, s3_endpoint
+from support import Calls
 
 pytestmark = pytest.mark.s3
 
@@ -93,7 +93,7 @@ def doubled(rows: int = ROWS) -> list[int]:
 
 class TestBackfill:
     def test_fills_the_column_and_keeps_everything_in_the_bucket(
-        self, table: Table, log: bucket: Bucket
+        self, table: Table, calls: Calls, bucket: Bucket
     ) -> None:
         result = table.backfill("y", checkpoint_size=10)
         assert result.status is JobStatus.DONE
@@ -105,7 +105,7 @@ class TestBackfill:
         assert open_database(bucket).table_names() == ["t"]
 
     def test_second_run_computes_only_what_is_new(
-        self, table: Table, log: bucket: Bucket
+        self, table: Table, calls: Calls, bucket: Bucket
     ) -> None:
         table.backfill("y")
         assert table.backfill("y").rows_computed == 0
@@ -132,7 +132,7 @@ class TestBackfill:
 
 class TestResume:
     def test_staged_files_are_committed_without_running_the_udf(
-        self, table: Table, log: bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+        self, table: Table, calls: Calls, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with no_commits(monkeypatch), pytest.raises(OSError, match="the store is away"):
             table.backfill("y", checkpoint_size=10)
@@ -145,7 +145,7 @@ class TestResume:
         assert values(open_database(bucket).open_table("t")) == doubled()
 
     def test_crash_in_the_middle_costs_the_batch_that_was_open(
-        self, table: Table, log: bucket: Bucket, tmp_path: Path
+        self, table: Table, calls: Calls, bucket: Bucket, tmp_path: Path
     ) -> None:
         mark = Path(f"{calls.path}.die")
         mark.touch()
@@ -168,7 +168,7 @@ class TestResume:
         assert calls.rows == list(range(60, 90))
 
     def test_damaged_checkpoints_are_computed_again(
-        self, table: Table, log: bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+        self, table: Table, calls: Calls, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with no_commits(monkeypatch), pytest.raises(OSError, match="away"):
             table.backfill("y", checkpoint_size=10, task_size=30)
@@ -315,7 +315,7 @@ def double_and_look(calls: Calls) -> UDF:
 
 @pytest.mark.spark
 def test_spark_killed_and_finished_by_another_process(
-    bucket: Bucket, table: Table, log: tmp_path: Path
+    bucket: Bucket, table: Table, calls: Calls, tmp_path: Path
 ) -> None:
     folder = tmp_path / "machine"
     table.alter_columns({"path": "y", "udf": double_and_look(calls)})

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Optional, TypedDict
@@ -370,7 +371,7 @@ def test_an_instance_with_setup_stays_as_it_was_declared():
         (datetime.date, pa.date32()),
         (datetime.time, pa.time64("us")),
         (datetime.timedelta, pa.duration("us")),
-        (Optional[int], pa.int64()),
+        (Optional[int], pa.int64()),  # noqa: UP045
         (int | None, pa.int64()),
         (list[float], pa.list_(pa.float64())),
         (Sequence[str], pa.list_(pa.string())),
@@ -509,7 +510,7 @@ def test_a_missing_column_is_explained():
         (dict, ["meta"], ["text"]),
         (Info, ["meta"], ["number"]),
         (np.float32, ["ratio", "number"], ["text"]),
-        (Optional[str], ["text"], ["number"]),
+        (Optional[str], ["text"], ["number"]),  # noqa: UP045
         (int | str, ["text", "number"], ["raw"]),
         (Any, SCHEMA.names, []),
         (object, SCHEMA.names, []),
@@ -707,6 +708,20 @@ def test_what_cannot_be_sent_is_named():
         serialize_udf(udf(lambda x: _helper(x), data_type=pa.int64()))
 
 
+def test_what_an_object_holds_is_named():
+    class Model:
+        def __init__(self, lock: Any) -> None:
+            self.lock = lock
+
+        def __call__(self, x: int) -> int:
+            return x
+
+    with pytest.raises(InvalidUDFError, match="attribute 'lock' is a lock"):
+        serialize_udf(udf(Model(threading.Lock())))
+    with pytest.raises(InvalidUDFError, match="constructor argument 0 is a lock"):
+        serialize_udf(udf(Model)(threading.Lock()))
+
+
 def _python(code: str, *arguments: str, cwd: Path | None = None) -> str:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
@@ -755,9 +770,29 @@ def test_a_process_without_the_users_files_can_run_it(tmp_path: Path):
     assert result == "42 both"
 
 
-def test_a_missing_module_is_explained():
-    import types
+def test_only_what_is_taken_from_a_module_is_sent():
+    module = types.ModuleType("their_helpers")
+    module.__file__ = "/somewhere/their_helpers.py"
+    code = "import threading\nlock = threading.Lock()\nN = 2\ndef times(x): return x * N"
+    exec(code, module.__dict__)
+    sys.modules["their_helpers"] = module
+    their_helpers = module
+    try:
+        used = udf(_call_helper, data_type=pa.int64())
+        used.func.__globals__["their_helpers"] = their_helpers
+        data = serialize_udf(used)
+        table = udf({"t": module.times}.get, data_type=pa.int64(), input_columns=["x"])
+        assert _reloaded(table)("t")(3) == 6
+    finally:
+        del sys.modules["their_helpers"], _call_helper.__globals__["their_helpers"]
+    assert deserialize_udf(data, udf_digest(data))(4) == 8
 
+
+def _call_helper(x):
+    return their_helpers.times(x)  # noqa: F821
+
+
+def test_a_missing_module_is_explained():
     module = types.ModuleType("not_installed_here")
     module.__file__ = f"{np.__path__[0]}/not_installed_here.py"  # as if it were installed
     exec("def f(x): return x", module.__dict__)

@@ -214,8 +214,8 @@ def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDe
     if udf.data_type != kind:
         raise TypeMismatchError(
             f"Type mismatch for column {name!r}: it is {kind}, and UDF {udf.name!r} returns "
-            f"{udf.data_type}. Declare the UDF with data_type={kind}, or drop the column and add it "
-            "anew."
+            f"{udf.data_type}. Declare the UDF with data_type={kind}, or drop the column and add "
+            "it anew."
         )
     return read_definition(schema, name)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import builtins
 import collections
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -35,6 +36,7 @@ import sys
 import sysconfig
 import types
 import uuid
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -105,6 +107,12 @@ def user_modules() -> list[types.ModuleType]:
 
 def references(target: Any) -> dict[str, Any]:
     """Return everything a function or object brings along, by a name that can be shown."""
+    if hasattr(type(target), "__geneva_meaning__"):
+        meaning = target.__geneva_meaning__()
+        if not isinstance(meaning, tuple):
+            return {type(meaning).__name__: meaning}
+        cls, args, kwargs = meaning
+        return {f"class '{cls.__name__}'": cls, **_numbered("constructor argument", args), **kwargs}
     if isinstance(target, functools.partial):
         return {"partial": target.func, **_numbered("argument", target.args), **target.keywords}
     if isinstance(target, types.MethodType):
@@ -113,11 +121,66 @@ def references(target: Any) -> dict[str, Any]:
         parts = {f"closure variable '{n}'": v for n, v in _closure(target)}
         parts |= {f"global '{n}'": v for n, v in _globals(target).items() if not _is_module(v)}
         return parts | _numbered("default", target.__defaults__ or ())
+    if isinstance(target, (list, tuple, set, frozenset)):
+        return _numbered("item", target)
+    if isinstance(target, dict):
+        return {f"item {k!r}": v for k, v in target.items()}
     if inspect.isclass(target):
         methods = {n: v for n, v in vars(target).items() if not n.startswith("__") or callable(v)}
-        return {f"attribute '{n}'": getattr(v, "__func__", v) for n, v in methods.items()}
+        found = {f"attribute '{n}'": _unwrapped(v) for n, v in methods.items()}
+        return found | _numbered("base", target.__bases__)
     state = getattr(target, "__dict__", None)
     return {f"attribute '{n}'": v for n, v in state.items()} if isinstance(state, dict) else {}
+
+
+def modules_used(target: Any) -> dict[str, set[str]]:
+    """Return, for the user's modules that are reached from a function, the attributes it takes.
+
+    A module that is used as a whole (`getattr(helpers, name)`) is left out: nobody knows.
+    """
+    taken: dict[str, set[str]] = {}
+    as_a_whole: set[str] = set()
+    seen: dict[int, Any] = {}  # keeps the objects: ids are reused
+    waiting = [target]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or not _is_followed(value):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, types.FunctionType):
+            for owner, attribute in _module_accesses(value):
+                if attribute is None:
+                    as_a_whole.add(owner)
+                else:
+                    taken.setdefault(owner, set()).add(attribute)
+        waiting.extend(references(value).values())
+    return {name: attributes for name, attributes in taken.items() if name not in as_a_whole}
+
+
+def _module_accesses(function: types.FunctionType) -> Iterator[tuple[str, str | None]]:
+    """Yield (module, attribute) for the user's modules; None for a module taken as a whole."""
+    for chain in _global_chains(function.__code__):
+        value: Any = function.__globals__.get(chain[0])
+        for attribute in (*chain[1:], None):
+            if not isinstance(value, types.ModuleType) or not is_user_module(value.__name__):
+                break
+            yield value.__name__, attribute
+            value = getattr(value, attribute, None) if attribute else None
+
+
+def _is_followed(value: Any) -> bool:
+    """Say whether a value can lead to the user's code."""
+    containers = (list, tuple, set, frozenset, dict, functools.partial, types.MethodType)
+    if isinstance(value, containers) or hasattr(type(value), "__geneva_meaning__"):
+        return True
+    owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
+    return is_user_module(owner.__module__)
+
+
+def _unwrapped(member: Any) -> Any:
+    """Return the function inside a static method, class method or property."""
+    member = getattr(member, "fget", None) or getattr(member, "func", None) or member
+    return getattr(member, "__func__", member)
 
 
 def _is_module(value: Any) -> bool:
@@ -286,8 +349,7 @@ class _Walk:
     def _code(self, value: Any) -> bytes | None:
         if isinstance(value, types.FunctionType):
             return self._function(value)
-        # Python 3.10 takes list[int] for a class.
-        if isinstance(value, type) and not isinstance(value, types.GenericAlias):
+        if isinstance(value, type):
             return self._class(value)
         if isinstance(value, types.MethodType):
             return _node("method", self.digest(value.__func__), self.digest(value.__self__))
@@ -443,12 +505,21 @@ def _is_method(value: Any) -> bool:
 # ------------------------------------------------------------------------ code, by its source
 
 
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Compile in silence: Python warned of the user's source when it was imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 @functools.lru_cache(maxsize=64)
 def _parsed(source: str) -> tuple[dict[tuple[str, int], list[Any]], ...] | None:
     """Return a file's function nodes and code objects, both by (name, first line)."""
     try:
-        tree = ast.parse(source)
-        compiled = compile(tree, "<source>", "exec", dont_inherit=True)
+        with _no_warnings():
+            tree = ast.parse(source)
+            compiled = compile(tree, "<source>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError):
         return None
     nodes: dict[tuple[str, int], list[Any]] = collections.defaultdict(list)
@@ -493,7 +564,8 @@ def _compiles_to(node: ast.Lambda, free_names: tuple[str, ...], wanted: bytes) -
     function = module.body[0]
     assert isinstance(function, ast.FunctionDef)
     function.body = [ast.copy_location(ast.Return(value=node), node)]
-    compiled = compile(module, "<source>", "exec", dont_inherit=True)
+    with _no_warnings():
+        compiled = compile(module, "<source>", "exec", dont_inherit=True)
     around = next(_nested_codes(compiled))
     return any(_code_digest(code) == wanted for code in around.co_consts if inspect.iscode(code))
 
@@ -574,16 +646,11 @@ def _code_digest(code: types.CodeType, walk: _Walk | None = None) -> bytes:
         if instruction.opname not in ("EXTENDED_ARG", "CACHE", "NOP"):
             instructions.append(instruction)
     parts: list[str | bytes] = []
-    for position, i in enumerate(instructions):
+    for i in instructions:
         parts.append(i.opname)
         if i.opcode in dis.hasconst:
-            following = (
-                instructions[position + 1].opname if position + 1 < len(instructions) else ""
-            )
-            # Python 3.10 loads a function's qualified name before making it: where, not what.
-            if following != "MAKE_FUNCTION" or not isinstance(i.argval, str):
-                is_code = isinstance(i.argval, types.CodeType)
-                parts.append(_code_digest(i.argval) if is_code else walk.digest(i.argval))
+            is_code = isinstance(i.argval, types.CodeType)
+            parts.append(_code_digest(i.argval) if is_code else walk.digest(i.argval))
         elif i.opcode in dis.hasjrel or i.opcode in dis.hasjabs:
             parts.append(str(index.get(i.argval, i.argval)))
         else:
@@ -616,7 +683,8 @@ def _source_files(name: str, package: str, seen: set[str]) -> Iterator[bytes]:
         return
     seen.add(file)
     try:
-        tree = ast.parse(pathlib.Path(file).read_bytes())
+        with _no_warnings():
+            tree = ast.parse(pathlib.Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return
     yield _node("file", "\n".join(_statements(tree.body, in_class=True)))

@@ -95,15 +95,22 @@ class Job:
         self.cancelled = threading.Event()
         self._prepared, self._history = prepared, history
         self._settings, self._make_runner, self._on_commit = settings, make_runner, on_commit
+        self._announced = False
+
+    def announce(self) -> None:
+        """Put the job on record as PENDING, for whoever asks before it runs."""
+        self._record(self._created())
+        self._announced = True
 
     def run(self) -> JobResult:
         """Run to the end in this thread."""
         for note in self._prepared.plan.notes:
             _LOG.warning("Backfill of %r: %s.", self._prepared.plan.column, note)
+        first = () if self._announced else (self._created(),)
         if self._prepared.plan.is_empty:
-            self._record(self._created(), self._ended(JobStatus.DONE))
+            self._record(*first, self._ended(JobStatus.DONE))
             return self._result()
-        self._record(self._created(), self._changed(JobStatus.RUNNING))
+        self._record(*first, self._changed(JobStatus.RUNNING))
         try:
             self._drive()
         except (JobCancelledError, KeyboardInterrupt):
@@ -177,6 +184,7 @@ class JobFuture:
     def __init__(self, job: Job) -> None:
         """Start the job in a thread of its own."""
         self._job = job
+        job.announce()
         self._future: Future[JobResult] = Future()
         self._thread = threading.Thread(
             target=self._run, name=f"geneva-job-{job.job_id[:8]}", daemon=True

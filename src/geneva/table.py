@@ -15,7 +15,7 @@ from geneva.jobs import Job, JobFuture, JobResult
 from geneva.model import ColumnDefinition, TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.storage.columns import read_definitions
-from geneva.storage.dataset import open_dataset
+from geneva.storage.dataset import compact, open_dataset
 from geneva.udf import UDF
 
 if TYPE_CHECKING:
@@ -71,9 +71,11 @@ class Table:
         """Where the table is."""
         return self._connection._table_ref(self._table)
 
-    def compact_files(self, *args: Any, **kwargs: Any) -> Any:
+    def compact_files(self, **options: Any) -> Any:
         """Merge small fragments. Computed values move along; nothing is computed again."""
-        return self._table.compact_files(*args, **kwargs)
+        metrics = compact(self.ref, options)
+        self._table.checkout_latest()
+        return metrics
 
     def computed_columns(self) -> dict[str, ColumnDefinition]:
         """The computed columns and what is known of their UDFs. Runs no user code."""

@@ -10,9 +10,11 @@ import difflib
 import enum
 import hashlib
 import inspect
+import io
 import platform
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, overload
@@ -26,7 +28,7 @@ from geneva.errors import (
     TypeMismatchError,
     UDFIntegrityError,
 )
-from geneva.fingerprint import fingerprint, references, user_modules
+from geneva.fingerprint import fingerprint, modules_used, references, user_modules
 from geneva.udf_types import (
     UnclearTypeError,
     accepts,
@@ -635,8 +637,7 @@ def serialize_udf(udf: UDF) -> bytes:
     """Return the UDF as bytes that a process without the user's source files can load."""
     pinned = dataclasses.replace(udf, pinned_fingerprint=udf.fingerprint)
     try:
-        with _user_code_by_value():
-            body = cloudpickle.dumps(pinned)
+        body = _dumped(pinned, modules_used(udf))
     except Exception as error:  # the user's objects may raise anything
         raise InvalidUDFError(
             f"UDF '{udf.name}' can't be sent to workers: {_culprit(udf.func) or error}. Create "
@@ -694,13 +695,44 @@ def _user_code_by_value() -> Iterator[None]:
                     cloudpickle.unregister_pickle_by_value(module)
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Embeds of the user's modules only what the function takes from them.
+
+    Whole modules would drag along their locks, clients and data.
+    """
+
+    def __init__(self, file: io.BytesIO, taken: Mapping[str, set[str]]) -> None:
+        super().__init__(file)
+        self._taken = taken
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.ModuleType) and obj.__name__ in self._taken:
+            names = sorted(self._taken[obj.__name__])
+            values = {name: getattr(obj, name) for name in names if hasattr(obj, name)}
+            return _module_with, (obj.__name__, values)
+        return super().reducer_override(obj)
+
+
+def _module_with(name: str, values: Mapping[str, Any]) -> types.ModuleType:
+    """Return a module, of no file, with these attributes."""
+    module = types.ModuleType(name)
+    module.__dict__.update(values)
+    return module
+
+
+def _dumped(value: Any, taken: Mapping[str, set[str]]) -> bytes:
+    file = io.BytesIO()
+    with _user_code_by_value():
+        _Pickler(file, taken).dump(value)
+    return file.getvalue()
+
+
 def _culprit(func: Any, depth: int = 0) -> str | None:
     """Name the first thing inside the function that can't be pickled, if one can be found."""
     for label, value in references(func).items():
         try:
-            with _user_code_by_value():
-                cloudpickle.dumps(value)
+            _dumped(value, modules_used(func))
         except Exception:  # noqa: BLE001 - whatever it is, this is the culprit
-            inner = _culprit(value, depth + 1) if depth < 4 else None
+            inner = _culprit(value, depth + 1) if depth < 6 else None
             return f"{label} -> {inner}" if inner else f"{label} is a {type(value).__qualname__}"
     return None

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from geneva.execution.java import find_java
+from geneva.execution.spark import LocalOptions, embedded_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,10 +64,8 @@ class Cluster:
         """Start a session on this cluster. It takes the place of any other in this process."""
         from pyspark.sql import SparkSession
 
-        from geneva.execution.spark import active_session
-
-        if (other := active_session()) is not None:
-            other.stop()
+        # Only one context at a time; and its JVM is to be ours, which other tests go on using.
+        embedded_session(LocalOptions(slots=1, class_archive=False)).stop()
         python = os.environ.get("PYSPARK_PYTHON")
         os.environ["PYSPARK_PYTHON"] = sys.executable
         try:
@@ -81,7 +80,8 @@ class Cluster:
             else:
                 os.environ["PYSPARK_PYTHON"] = python
         try:
-            wait_for(lambda: len(self.executors()) == self.workers, "every executor")
+            cores = self.workers * self.cores
+            wait_for(lambda: spark.sparkContext.defaultParallelism == cores, "every executor")
             yield spark
         finally:
             spark.stop()

@@ -22,7 +22,7 @@ from geneva.errors import UDFExecutionError, UDFOutputError
 from geneva.execution.apply import Applier, CellFailure, python_values
 from geneva.udf import UDF, udf
 
-UTC = datetime.timezone.utc
+UTC = datetime.UTC
 
 
 def batch_of(*values: Any, kind: pa.DataType | None = None) -> pa.RecordBatch:
@@ -252,6 +252,16 @@ class Box:
     corners: list[Point]
 
 
+def test_extension_types():
+    tensor = pa.fixed_shape_tensor(pa.float32(), [2, 2])
+    made = run(returning(np.ones(4), tensor), batch_of(0, 1))
+    assert made.storage.to_pylist() == [[1.0] * 4] * 2
+    same = returning_batch(lambda n: np.ones((n, 4), "f4"), tensor)
+    assert run(same, batch_of(0, 1)).equals(made)
+    assert run(returning_batch(lambda n: made, tensor), batch_of(0, 1)).equals(made)
+    assert python_values(made)[0].tolist() == [1.0] * 4
+
+
 def test_records_of_every_make():
     point = pa.struct({"x": pa.int64(), "y": pa.float64()})
     box = pa.struct({"name": pa.string(), "corners": pa.list_(point)})
@@ -277,6 +287,7 @@ SURPRISES: list[tuple[pa.DataType, Any, str]] = [
     (pa.int64(), np.float64(1.5), "float64"),
     (pa.int64(), float("nan"), "float"),
     (pa.int64(), True, "bool"),
+    (pa.int64(), np.bool_(True), type(np.bool_(True)).__name__),
     (pa.int8(), 300, "int"),
     (pa.int64(), 2**70, "int"),
     (pa.uint8(), -1, "int"),
@@ -305,7 +316,7 @@ SURPRISES: list[tuple[pa.DataType, Any, str]] = [
 
 @pytest.mark.parametrize(("kind", "value", "value_type"), SURPRISES, ids=lambda v: str(v)[:30])
 def test_surprises_are_refused_with_their_row(kind: pa.DataType, value: Any, value_type: str):
-    good = dict((str(k), v[0]) for k, v in KINDS).get(str(kind))
+    good = {str(k): v[0] for k, v in KINDS}.get(str(kind))
     calls: list[int] = []
 
     def sometimes(x: int) -> Any:
@@ -393,6 +404,9 @@ def test_null_where_none_is_allowed():
     failure = failure_of(never, batch_of(1, None))
     assert (failure.row, failure.value_type) == (1, "NoneType")
     assert "nullable=False" in failure.message
+    lances = Applier(never, pa.field("out", pa.int64()))  # where every column may be NULL
+    with pytest.raises(UDFOutputError, match="nullable=False"):
+        lances.apply(batch_of(None, kind=pa.int64()))
     whole = returning_batch(lambda n: pa.nulls(n), pa.int64(), nullable=False)
     assert "nullable=False" in failure_of(whole, batch_of(1)).message
     inner = pa.struct([pa.field("a", pa.int64(), nullable=False)])

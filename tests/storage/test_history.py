@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import lance
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from geneva.model import JobStatus, Secrets
 from geneva.storage import history as history_module
 from geneva.storage.history import JobEvent, JobHistory, fold_events
 
-START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def created(job_id: str, at: datetime = START, table: str = "t", column: str = "c") -> JobEvent:
@@ -105,7 +106,9 @@ def test_events_of_one_instant_keep_the_order_they_were_written_in(history: JobH
 
 def test_writers_at_the_same_moment_lose_nothing(history: JobHistory) -> None:
     writers = [
-        threading.Thread(target=lambda n=n: [history.append([created(f"{n}-{i}")]) for i in range(5)])
+        threading.Thread(
+            target=lambda n=n: [history.append([created(f"{n}-{i}")]) for i in range(5)]
+        )
         for n in range(4)
     ]
     for writer in writers:
@@ -115,13 +118,13 @@ def test_writers_at_the_same_moment_lose_nothing(history: JobHistory) -> None:
     assert len(history.list()) == 20
 
 
-def test_it_stays_small(history: JobHistory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_stays_small(
+    history: JobHistory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(history_module, "_COMPACT_AT_FRAGMENTS", 5)
     for i in range(17):
         history.append([created(f"j{i}", START + timedelta(seconds=i))])
     assert [r.job_id for r in history.list()] == [f"j{i}" for i in reversed(range(17))]
-    import lance
-
     assert len(lance.dataset(str(tmp_path / "db" / "_geneva" / "jobs.lance")).get_fragments()) < 6
 
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import Calls, make_table, tripled
 
 from geneva import Connection
 from geneva.model import TableRef
@@ -24,15 +23,14 @@ from geneva.storage.provenance import (
     parse_file_name,
     read_provenance,
 )
+from support import Calls, make_table, tripled
 
 ROW_SETS = st.builds(
     lambda size, seed: RowSet.from_mask(np.random.default_rng(seed).random(size) < 0.5),
     st.integers(0, 50),
     st.integers(0, 1_000),
 )
-PROVENANCES = st.builds(
-    Provenance, st.text(), st.text(), st.lists(st.text()).map(tuple), ROW_SETS
-)
+PROVENANCES = st.builds(Provenance, st.text(), st.text(), st.lists(st.text()).map(tuple), ROW_SETS)
 
 
 @given(PROVENANCES)

@@ -79,11 +79,7 @@ def _create(db: Connection, rows: int) -> Table:
 
     heading(1, f"A table of {rows:,} generated pictures with captions")
     size = -(-rows // FRAGMENTS)
-    table = db.create_table(
-        TABLE,
-        make_pictures(0, size),
-        storage_options={"new_table_enable_stable_row_ids": "true"},
-    )
+    table = db.create_table(TABLE, make_pictures(0, size))
     for first in range(size, rows, size):
         table.add(make_pictures(first, min(size, rows - first)))
     say(
@@ -119,7 +115,7 @@ def _append(table: Table, columns: dict[str, UDF], count: int) -> None:
 
 def _compact(table: Table, columns: dict[str, UDF]) -> None:
     before = _fragments(table)
-    table.compact_files()
+    table.optimize()
     heading(5, f"{before} fragments are compacted into {_fragments(table)}: nothing is computed")
     _plan(table, "embedding")
     _backfill(table, columns)
@@ -155,7 +151,8 @@ def _next_steps(db: Connection) -> None:
         f"table.update(where='id < 10', values={{'caption': 'a picture of nothing at all'}})\n"
         f"print(table.plan_backfill('words'))\n"
         f"print(repr(table.backfill('words')))\n"
-        f"print(db.list_jobs()[0])"
+        f"for job in db.list_jobs():\n"
+        f"    print(job.created_at, job.column_name, job.status, job.metrics['udf_rows'], 'rows')"
     )
 
 

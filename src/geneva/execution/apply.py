@@ -152,7 +152,11 @@ class Applier:
             for start in range(0, batch.num_rows, size)
         ]
         concurrent.futures.wait(calls)  # all of them, so that none runs on after a failure
-        return pa.concat_arrays([call.result() for call in calls])
+        parts = [call.result() for call in calls]
+        try:
+            return pa.concat_arrays(parts)
+        except _ARROW_ERRORS as error:
+            self._refuse(None, parts, f"returned too much for one batch: {_reason(error)}")
 
     def _call_slice(
         self, function: Callable[..., Any], batch: pa.RecordBatch, first_row: int
@@ -173,11 +177,12 @@ class Applier:
     # -- complaining
 
     def _check_nulls(self, array: pa.Array) -> None:
-        if not self.output.nullable and array.null_count:
+        may_be_null = self.output.nullable and self.udf.nullable
+        if not may_be_null and array.null_count:
             row = array.is_null().index(True).as_py()
             problem = f"returned None for row {row}, but the column is declared nullable=False"
             self._refuse(row, None, problem)
-        path = _forbidden_null(array, self.output.with_name("value"))
+        path = _forbidden_null(array, self.output.with_name("value").with_nullable(True))
         if path is not None:
             self._refuse(None, None, f"returned None for '{path}', which is declared not null")
 
@@ -290,6 +295,7 @@ def _numpy_rows(array: pa.Array) -> list[Any]:
     first, last = int(offsets[0]), int(offsets[-1])
     items = array.values[first:last]
     numbers = _numpy_items(items)
+    numbers.flags.writeable = False  # it may be the batch's own memory
     bounds = (offsets - first).tolist()
     rows: list[Any] = [numbers[a:b] for a, b in itertools.pairwise(bounds)]
     if items.null_count:
@@ -303,7 +309,7 @@ def _numpy_rows(array: pa.Array) -> list[Any]:
 def _numpy_items(items: pa.Array) -> np.ndarray[Any, Any]:
     """Return the items as numpy sees them; what stands under a NULL is arbitrary, and not used."""
     if pt.is_boolean(items.type):
-        return np.asarray(items.fill_null(False).to_numpy(zero_copy_only=False))
+        return np.array(items.fill_null(False).to_numpy(zero_copy_only=False))
     if len(items) == 0:
         return np.empty(0, items.type.to_pandas_dtype())
     dtype = np.dtype(items.type.to_pandas_dtype())
@@ -437,13 +443,14 @@ def _fitting(kind: pa.DataType) -> Fitting | None:
 
 
 def _no_fractions(values: Sequence[Any]) -> Sequence[Any]:
-    # pyarrow refuses 1.5 for an integer, but cuts np.float64(1.5) down to 1.
-    for cls in set(map(type, values)):
-        if issubclass(cls, np.floating):
-            for value in values:
-                if isinstance(value, np.floating) and not float(value).is_integer():
-                    raise TypeError(f"{value} is not a whole number")
-            return [v.item() if isinstance(v, np.floating) else v for v in values]
+    # pyarrow would cut 1.5 down to 1, and take np.True_ for 1, without a word.
+    kinds = set(map(type, values))
+    if np.bool_ in kinds:
+        raise TypeError("a bool is not a number here; return int(...)")
+    if any(issubclass(cls, (float, np.floating)) for cls in kinds):
+        for value in values:
+            if isinstance(value, (float, np.floating)) and not float(value).is_integer():
+                raise TypeError(f"{value} is not a whole number")
     return values
 
 

@@ -31,7 +31,7 @@ from geneva.storage.checkpoints import index_keys
 from geneva.storage.commit import CommitOutcome, commit_columns, verified_definition
 from geneva.storage.dataset import open_dataset
 from geneva.storage.fragments import StagedFile
-from geneva.storage.staging import open_checkpoints
+from geneva.storage.staging import open_checkpoints, record_staged
 
 _POLL_SECONDS = 0.5
 _JOBS_IN_FLIGHT = 16
@@ -124,7 +124,7 @@ class _BackfillRun:
             dataset,
             verified_definition(dataset.schema, old.ref, old.definition),
             old.request,
-            only_fragments_without=frozenset(self._committed_files),
+            committed_by_job=frozenset(self._committed_files),
         )
         waiting = self.prepared.plan.rows_to_compute
         self._note(total=self.progress.committed + waiting)
@@ -295,6 +295,11 @@ class _BackfillRun:
     def _booked_commit(self, outcome: CommitOutcome, seconds: float) -> None:
         progress = self.progress
         self._moved_on = self._moved_on or outcome.moved_on
+        store = open_checkpoints(self.prepared.ref)
+        for file, _ in outcome.lost:
+            # Its fragment is gone, but its rows are not: the next plan finds out where they are
+            # now.
+            record_staged(store, self.prepared.prefixes[file.fragment_id], file)
         self._committed_files.update(file.path for file in outcome.landed)
         landed = sum(self._plans[f.fragment_id].compute.count for f in outcome.landed)
         lost = sum(self._plans[f.fragment_id].compute.count for f, _ in outcome.lost)

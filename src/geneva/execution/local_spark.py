@@ -211,10 +211,11 @@ def unchanged_interrupt_handler() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def tail(log: Path, lines: int = 20) -> str:
-    """Return the end of a log, to be put into an error message."""
+def tail(log: Path, lines: int = 12) -> str:
+    """Return the end of a log, to be put into an error message, without the JVM's stack frames."""
     try:
-        text = log.read_text(encoding="utf-8", errors="replace").strip()
+        text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return "\nIts log ends with:\n  " + "\n  ".join(text.splitlines()[-lines:]) if text else ""
+    said = [line for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
+    return "\nIts log ends with:\n  " + "\n  ".join(said[-lines:]) if said else ""

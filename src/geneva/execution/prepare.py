@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from geneva.execution.task import ColumnWork, PartWork
 from geneva.model import ColumnDefinition, Reason, Sizes, TableRef
@@ -19,7 +19,7 @@ from geneva.planning.ranges import disjoint
 from geneva.planning.sizing import Part
 from geneva.rows import RowRange, RowSet
 from geneva.storage.checkpoints import CheckpointKey, WorkIdentity, index_keys
-from geneva.storage.column_state import Committed, read_committed
+from geneva.storage.column_state import ColumnFacts, Committed, read_committed
 from geneva.storage.dataset import (
     Dataset,
     FragmentFacts,
@@ -28,7 +28,15 @@ from geneva.storage.dataset import (
     read_matching_rows,
     read_snapshot,
 )
+from geneva.storage.donors import (
+    Donor,
+    DonorSearch,
+    donated_rows,
+    donors_within,
+    work_identity,
+)
 from geneva.storage.fragments import StagedFile, size_of_inputs, window_rows
+from geneva.storage.lineage import Verdict
 from geneva.storage.staging import open_checkpoints, read_staged
 
 
@@ -62,6 +70,8 @@ class PreparedBackfill:
     prefixes: dict[int, str]
     staged: dict[int, StagedFile]
     """Staged files of earlier runs, for the fragments whose plan is to reuse them."""
+    donors: dict[int, tuple[Donor, ...]]
+    """Results of rows that moved, per fragment that they moved to."""
 
     def column_work(self, job_id: str) -> ColumnWork:
         """What every task of the job shares."""
@@ -115,6 +125,7 @@ class PreparedBackfill:
             prefix=self.prefixes[plan.fragment_id],
             inputs=committed.inputs,
             base=committed.output_file,
+            donors=donors_within(self.donors.get(plan.fragment_id, ()), rows),
             window=window_rows(self.snapshot.schema, paths, sizes, plan.physical_rows),
         )
 
@@ -125,24 +136,23 @@ def prepare_backfill(
     definition: ColumnDefinition,
     request: BackfillRequest,
     *,
-    only_fragments_without: frozenset[str] = frozenset(),
+    committed_by_job: frozenset[str] = frozenset(),
 ) -> PreparedBackfill:
     """Look at the table and decide what to do. Reads only; runs no user code.
 
-    `only_fragments_without` names data files that this very job committed: the rows that an
-    explicit where clause asked for are done there.
+    `committed_by_job` are data files that this very job committed in an earlier round: the rows
+    that an explicit where clause asked for are done there.
     """
     snapshot = read_snapshot(dataset, ref)
-    committed = read_committed(dataset, snapshot, definition)
-    done_here = {i for i, c in committed.items() if c.output_file in only_fragments_without}
+    facts = read_committed(dataset, snapshot, definition)
+    committed = facts.committed
+    done_here = {i for i, c in committed.items() if c.output_file in committed_by_job}
     candidates = _candidates(snapshot, committed, request, done_here)
     live = read_live_rows(dataset, candidates)
     selected = None
     if request.where is not None and candidates:
         selected = read_matching_rows(dataset, candidates, request.where)
-    prefixes = {
-        f.id: _identity(ref, definition, request, committed[f.id]).prefix() for f in candidates
-    }
+    prefixes = {f.id: _identity(facts, ref, request, f.id).prefix() for f in candidates}
     states = [
         _state(f, live[f.id], committed[f.id], selected[f.id] if selected is not None else None)
         for f in candidates
@@ -151,10 +161,23 @@ def prepare_backfill(
     needed, _ = choose_fragments(plans, request.num_frags)
     notes = _notes(states, committed)
     staged: dict[int, StagedFile] = {}
+    donors: dict[int, tuple[Donor, ...]] = {}
     if needed:
         chosen = {plan.fragment_id for plan in needed}
         states = [state for state in states if state.fragment_id in chosen]
-        states, staged = _with_unpublished(ref, definition, states, committed, prefixes)
+        store = open_checkpoints(ref)
+        search = DonorSearch(
+            ref=ref,
+            column=facts.column,
+            tracer=facts.tracer,
+            latest=facts.view,
+            store=store,
+            index=index_keys(store.list_keys("udf-")),
+            where=request.where,
+            own_files=committed_by_job,
+        )
+        fragments = {f.id: f for f in candidates}
+        states, staged, donors = _with_unpublished(search, facts, fragments, states, prefixes)
         needed, _ = choose_fragments(map(plan_fragment, states), None)
     plan = BackfillPlan(
         table=ref.name,
@@ -179,6 +202,7 @@ def prepare_backfill(
         committed=committed,
         prefixes=prefixes,
         staged=staged,
+        donors=donors,
     )
 
 
@@ -208,6 +232,20 @@ def _state(
     )
 
 
+def _identity(
+    facts: ColumnFacts, ref: TableRef, request: BackfillRequest, fragment_id: int
+) -> WorkIdentity:
+    committed = facts.committed[fragment_id]
+    return work_identity(
+        ref,
+        facts.column.definition,
+        request.where,
+        Verdict(committed.valid, committed.reason),
+        committed.inputs,
+        committed.output_file,
+    )
+
+
 def _notes(states: list[FragmentState], committed: dict[int, Committed]) -> tuple[str, ...]:
     """What somebody who reads the plan should know."""
     notes: list[str] = []
@@ -224,82 +262,49 @@ def _notes(states: list[FragmentState], committed: dict[int, Committed]) -> tupl
     guessed = sum(not c.certain for c in committed.values())
     if guessed:
         notes.append(
-            f"the history of {guessed} fragments is gone: there, rows with a value count as computed"
+            f"the history of {guessed} fragments is gone: rows with a value count as computed there"
         )
     return tuple(notes)
 
 
-def _identity(
-    ref: TableRef, definition: ColumnDefinition, request: BackfillRequest, committed: Committed
-) -> WorkIdentity:
-    """What the work on a fragment is.
-
-    Where old values are carried over, their file is a source too: so that a clause that is run
-    again after its result was committed is new work, and one that is run again after a crash isn't.
-    """
-    carries = committed.output_file is not None and (
-        request.where is not None or bool(committed.valid) or committed.reason is Reason.NULL
-    )
-    base = (committed.output_file,) if carries and committed.output_file else ()
-    return WorkIdentity(
-        udf_name=definition.udf_name,
-        udf_version=definition.udf_version,
-        column=definition.name,
-        where=request.where or "",
-        uri=ref.uri,
-        source_files=(*committed.inputs, *base),
-    )
-
-
 def _with_unpublished(
-    ref: TableRef,
-    definition: ColumnDefinition,
+    search: DonorSearch,
+    facts: ColumnFacts,
+    fragments: dict[int, FragmentFacts],
     states: list[FragmentState],
-    committed: dict[int, Committed],
     prefixes: dict[int, str],
-) -> tuple[list[FragmentState], dict[int, StagedFile]]:
-    """Add what earlier runs left in the checkpoint store."""
-    store = open_checkpoints(ref)
-    index = index_keys(store.list_keys("udf-"))
-    if not index:
-        return states, {}
+) -> tuple[list[FragmentState], dict[int, StagedFile], dict[int, tuple[Donor, ...]]]:
+    """Add what earlier runs left behind: staged files, checkpoints, results of rows that moved."""
     staged: dict[int, StagedFile] = {}
+    donors: dict[int, tuple[Donor, ...]] = {}
     found: list[FragmentState] = []
     for state in states:
-        prefix = prefixes[state.fragment_id]
-        keys = index.get((prefix, state.fragment_id), [])
-        file = None
-        if CheckpointKey(prefix, state.fragment_id) in keys:
-            file = read_staged(store, ref, prefix, state.fragment_id)
-            if file is not None and _still_fits(file, state, definition, committed):
-                staged[state.fragment_id] = file
+        fragment_id = state.fragment_id
+        prefix = prefixes[fragment_id]
+        keys = search.index.get((prefix, fragment_id), [])
+        if CheckpointKey(prefix, fragment_id) in keys:
+            file = read_staged(search.store, search.ref, prefix, fragment_id)
+            if file is not None and _still_fits(file, state, facts):
+                staged[fragment_id] = file
+        if fragment_id not in staged and (search.index or search.own_files):
+            donors[fragment_id] = tuple(search.find(facts.view, fragments[fragment_id]))
         found.append(
-            FragmentState(
-                fragment_id=state.fragment_id,
-                physical_rows=state.physical_rows,
-                live=state.live,
-                valid=state.valid,
-                reason=state.reason,
-                has_output=state.has_output,
-                selected=state.selected,
+            replace(
+                state,
                 checkpointed=tuple(key.rows for key in keys if key.rows is not None),
-                staged=state.fragment_id in staged,
+                staged=fragment_id in staged,
+                donated=donated_rows(donors.get(fragment_id, ()), state.physical_rows),
             )
         )
-    return found, staged
+    return found, staged, donors
 
 
-def _still_fits(
-    file: StagedFile,
-    state: FragmentState,
-    definition: ColumnDefinition,
-    committed: dict[int, Committed],
-) -> bool:
+def _still_fits(file: StagedFile, state: FragmentState, facts: ColumnFacts) -> bool:
     """Whether a staged file is of this column as it is now; the rest is in its key."""
     return (
-        file.column_uuid == definition.uuid
+        file.column_uuid == facts.column.definition.uuid
         and file.physical_rows == state.physical_rows
-        and file.base == committed[state.fragment_id].output_file
+        and file.base == facts.committed[state.fragment_id].output_file
     )
 
 

@@ -43,7 +43,7 @@ from geneva.execution.local_spark import (
     unchanged_interrupt_handler,
 )
 from geneva.execution.runner import ANY, Resources, task_body
-from geneva.execution.spark_errors import explained
+from geneva.execution.spark_errors import explained, reason, spark_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,8 +88,13 @@ class SparkRunner:
         """Start one Spark job that calls ``function`` on every item."""
         from pyspark import inheritable_thread_target
 
-        # The user's own tags and job group come along into our thread.
-        run = inheritable_thread_target(self._session)(self._run)
+        try:
+            # The user's own tags and job group come along into our thread.
+            run = inheritable_thread_target(self._session)(self._run)
+        except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
+            gone: Future[list[str]] = Future()
+            gone.set_exception(SparkUnavailableError("The Spark session was stopped, or died."))
+            return gone
         with self._idle:
             self._unfinished += 1
         job: Future[list[str]] = self._threads.submit(run, function, items, resources)
@@ -131,10 +136,11 @@ class SparkRunner:
         try:
             with self._side.tagged(self._tag):
                 table = self._reports(function, items, resources)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  all of them are explained
             if self._cancelled.is_set():  # Spark's own error doesn't say so
-                raise JobCancelledError("The job was cancelled.") from error
-            raise explained(error) from error
+                raise JobCancelledError("The job was cancelled.") from None
+            # Not chained: py4j would print pages of JVM, asking a JVM that may be gone by then.
+            raise explained(error) from None
         reports = dict(zip(table["index"].to_pylist(), table["report"].to_pylist(), strict=True))
         return [reports[index] for index in range(len(items))]
 
@@ -202,9 +208,9 @@ class _Connect:
         if self._cores is None:
             from pyspark.sql import functions
 
-            # Connect doesn't tell, but a range is cut into as many parts as there are cores.
-            part = functions.spark_partition_id()
-            last = self._session.range(0, 1_000_000).agg(functions.max(part)).toArrow()
+            # Connect doesn't tell, but cuts a range into as many parts as there are cores.
+            parts = self._session.range(0, 1_000_000).select(functions.spark_partition_id())
+            last = parts.toDF("part").agg(functions.max("part")).toArrow()
             self._cores = int(last.column(0)[0].as_py()) + 1
         return self._cores
 
@@ -318,12 +324,12 @@ def _start(options: LocalOptions) -> SparkSession:
     except MissingDependencyError:
         shutil.rmtree(directory, ignore_errors=True)
         raise
-    except Exception as error:
-        log = tail(directory / LOG_NAME)
+    except Exception as error:  # noqa: BLE001  all of them mean: no session
+        cause, log = reason(spark_text(error)), tail(directory / LOG_NAME)
         if not reused:
             _end_jvm()
         shutil.rmtree(directory, ignore_errors=True)
-        raise SparkUnavailableError(f"Spark could not be started here: {error}{log}") from error
+        raise SparkUnavailableError(f"Spark could not be started here: {cause}{log}") from None
     if reused:  # the JVM's shell looks after the folder that the JVM was started with
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
     (directory / STARTED_MARK).touch()
@@ -364,7 +370,11 @@ def _launch_by_scripts(
     extra = " ".join(flag for flag in flags if not flag.startswith("-Xmx"))
     conf.set("spark.driver.extraJavaOptions", extra)
     with (directory / LOG_NAME).open("wb") as log, environment(JAVA_HOME=str(java.path)):
-        return launch_gateway(conf, {"stdout": log, "stderr": log, "start_new_session": True})
+        popen = {"stdout": log, "stderr": log, "start_new_session": True}
+        with warnings.catch_warnings():
+            # Lance warns of any fork. This one runs a shell at once, and never touches Lance.
+            warnings.simplefilter("ignore")
+            return launch_gateway(conf, popen)
 
 
 def _forget_dead_jvm() -> None:

@@ -6,6 +6,7 @@ all there is to go by. No pyspark here: the words are tested without a session.
 
 from __future__ import annotations
 
+import logging
 import re
 
 from geneva.errors import (
@@ -15,6 +16,8 @@ from geneva.errors import (
     SparkUnavailableError,
     WorkerLostError,
 )
+
+_log = logging.getLogger(__name__)
 
 _CANCELLED = re.compile(r"cancelled (because|as part|by)|SPARK_JOB_CANCELLED|OPERATION_CANCELED")
 _LOST = re.compile(
@@ -31,14 +34,15 @@ _LONGEST_TRACE = 30
 
 def explained(error: Exception) -> GenevaError:
     """Return a Spark failure as an error that says what happened and what to do about it."""
-    text = str(error)
+    text = spark_text(error)
+    _log.debug("Spark failed: %s", text)
     if _CANCELLED.search(text):
         return JobCancelledError("The Spark job was cancelled from outside Geneva.")
     if _LOST.search(text):
         return WorkerLostError(
             "Worker processes died again and again while running the same task, so Spark gave "
             "up. Usual causes: out of memory (use a smaller batch, or give workers more), or a "
-            f"crash in native code.\n{_crash(text) or _reason(text)}"
+            f"crash in native code.\n{_crash(text) or reason(text)}"
         )
     if trace := _traceback(text):
         if trace.rpartition("\n")[2].startswith(("ModuleNotFoundError", "ImportError")):
@@ -51,9 +55,17 @@ def explained(error: Exception) -> GenevaError:
     if _GONE.search(text) or isinstance(error, ConnectionError):
         return SparkUnavailableError(
             "Spark went away while the job ran. Start it and run the job again: finished work "
-            f"is kept.\n{_reason(text)}"
+            f"is kept.\n{reason(text)}"
         )
-    return SparkUnavailableError(f"Spark could not run the job.\n{_reason(text)}")
+    return SparkUnavailableError(f"Spark could not run the job.\n{reason(text)}")
+
+
+def spark_text(error: Exception) -> str:
+    """Return what Spark says about an error. It asks the JVM for that, which may be gone."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  py4j fails in many ways when the JVM is gone
+        return f"{type(error).__name__}: Answer from Java side is empty"
 
 
 def _traceback(text: str) -> str:
@@ -77,7 +89,7 @@ def _crash(text: str) -> str:
     return "\n".join([fatal.group(), "Most recent call first:", *frames[:_LONGEST_TRACE]])
 
 
-def _reason(text: str) -> str:
+def reason(text: str) -> str:
     """Return the one line of a JVM error that names its cause, without the stack below it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for mark in ("Job aborted due to stage failure", "Caused by:", "Exception:", "Error:"):

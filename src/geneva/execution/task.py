@@ -8,6 +8,7 @@ from typing import Any
 
 from geneva.model import Sizes, TableRef
 from geneva.rows import RowRange, RowSet
+from geneva.storage.donors import Donor
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class PartWork:
     """The column's present file in the fragment."""
     window: int
     """Rows to read at once."""
+    donors: tuple[Donor, ...] = ()
+    """Results of rows that moved here: taken over, not computed."""
 
 
 @dataclass(frozen=True, slots=True)

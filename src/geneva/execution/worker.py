@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from geneva.errors import UDFError, UDFOutputError
 from geneva.execution.apply import Applier
+from geneva.execution.retry import resume_task
 from geneva.execution.task import (
     ColumnWork,
     PartFailure,
@@ -29,10 +30,11 @@ from geneva.execution.task import (
 from geneva.model import TableRef
 from geneva.planning.ranges import gaps
 from geneva.planning.sizing import BatchRule
-from geneva.rows import Offsets, RowRange
+from geneva.rows import Offsets, RowRange, RowSet
 from geneva.storage.checkpoints import CheckpointKey, CheckpointStore
 from geneva.storage.columns import load_udf
 from geneva.storage.dataset import open_pinned, row_addresses
+from geneva.storage.donors import DonatedValues, merged
 from geneva.storage.fragments import (
     Piece,
     RowTaker,
@@ -60,9 +62,9 @@ def run_task(task: Task) -> str:
     """
     started = time.perf_counter()
     run = _TaskRun(task.work)
-    results: list[PartResult] = []
+    parts, results = resume_task(task)
     failure = None
-    for part in task.parts:
+    for part in parts:
         part_run = _PartRun(run, part)
         try:
             results.append(part_run.execute())
@@ -149,6 +151,19 @@ class _PartRun:
         self._checkpoints: list[RowRange] = []
         self._rows_run = self._rows_reused = 0
         self._at: tuple[int, int] = (part.rows.start, part.rows.end)
+        self._donated: DonatedValues | None = None
+        self._to_run = part.compute
+        if part.donors:
+            self._open_donors()
+
+    def _open_donors(self) -> None:
+        part, task = self._part, self._task
+        donated = DonatedValues(task.work.ref, task.store, task.work.column, task.arrow_field.type)
+        wanted = RowSet.from_offsets(part.physical_rows, self._wanted(part.rows))
+        taken = donated.open(part.donors, wanted)
+        if taken:
+            self._donated = donated
+            self._to_run = part.compute.minus(taken.slice(part.rows))
 
     def execute(self) -> PartResult:
         part = self._part
@@ -276,13 +291,47 @@ class _PartRun:
         return Piece(wanted, values)
 
     def _wanted(self, rows: RowRange) -> Offsets:
+        return self._members(self._part.compute, rows)
+
+    def _members(self, chosen: RowSet, rows: RowRange) -> Offsets:
         start = self._part.rows.start
         inside = RowRange(rows.start - start, rows.end - start)
-        return self._part.compute.slice(inside).offsets() + rows.start
+        return chosen.slice(inside).offsets() + rows.start
 
     def _computed(self, rows: RowRange) -> Iterator[Piece]:
-        """Run the UDF over the wanted rows of a range."""
+        """New values of the wanted rows of a range: taken over where a donor has them, else run."""
         self._flush_if_elsewhere(rows.start)
+        for piece in self._with_donated(rows, self._run(rows)):
+            yield piece
+            self._save(piece)
+        self._at = (rows.end, rows.end)
+
+    def _with_donated(self, rows: RowRange, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        if self._donated is None:
+            yield from pieces
+            return
+        at = rows.start
+        for piece in pieces:
+            end = int(piece.offsets[-1]) + 1
+            yield self._joined(piece, self._take_over(at, end))
+            at = end
+        for start in range(at, rows.end, self._part.window):
+            taken = self._take_over(start, min(start + self._part.window, rows.end))
+            if taken is not None:
+                yield taken
+
+    def _take_over(self, start: int, end: int) -> Piece | None:
+        assert self._donated is not None
+        piece = self._donated.between(start, end)
+        self._rows_reused += len(piece.offsets) if piece is not None else 0
+        return piece
+
+    @staticmethod
+    def _joined(piece: Piece, taken: Piece | None) -> Piece:
+        return piece if taken is None else merged([piece, taken])
+
+    def _run(self, rows: RowRange) -> Iterator[Piece]:
+        """Run the UDF over the rows of a range that nobody has a value for."""
         for offsets, batch in self._timed(self._inputs(rows)):
             done = 0
             while done < len(offsets):
@@ -290,11 +339,9 @@ class _PartRun:
                 piece = self._apply(offsets[done : done + size], batch.slice(done, size))
                 done += size
                 yield piece
-                self._save(piece)
-        self._at = (rows.end, rows.end)
 
     def _inputs(self, rows: RowRange) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        wanted = self._wanted(rows)
+        wanted = self._members(self._to_run, rows)
         if not len(wanted):
             return
         dataset, part, paths = self._task.dataset, self._part, self._work.inputs
@@ -327,8 +374,9 @@ class _PartRun:
 
     def _batch_size(self, available: int) -> int:
         size = self._task.batch_rows or self._rule.first
-        if self._rule.checkpoint_rows is not None:
-            size = min(size, self._rule.checkpoint_rows - self._unsaved.rows)
+        full = self._rule.checkpoint_rows or self._rule.most_checkpoint_rows
+        if full is not None:
+            size = min(size, full - self._unsaved.rows)
         return max(1, min(size, available))
 
     def _apply(self, offsets: Offsets, batch: pa.RecordBatch) -> Piece:

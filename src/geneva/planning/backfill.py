@@ -37,6 +37,8 @@ class FragmentState:
     """The rows that an explicit where clause matches; None: no clause was given."""
     checkpointed: tuple[RowRange, ...] = ()
     staged: bool = False
+    donated: RowSet | None = None
+    """Rows whose result was computed before they moved here, and can be taken over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,20 @@ class FragmentPlan:
     """Whether some rows keep the value they have."""
     covered: tuple[RowRange, ...] = ()
     """Ranges whose results are in the checkpoint store already, disjoint and ascending."""
+    run: RowSet | None = None
+    """Rows to call the UDF for, ranges that are covered aside; None: all that get a new value."""
+
+    @property
+    def to_run(self) -> RowSet:
+        """Rows to call the UDF for, where no covered range has their result."""
+        return self.compute if self.run is None else self.run
 
     @property
     def rows_to_run(self) -> int:
         """Rows for which the UDF will be called."""
         if self.action is not Action.COMPUTE:
             return 0
-        return self.compute.count - sum(self.compute.slice(r).count for r in self.covered)
+        return self.to_run.count - sum(self.to_run.slice(r).count for r in self.covered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +150,7 @@ def plan_fragment(state: FragmentState) -> FragmentPlan:
         covered=disjoint(state.checkpointed, state.physical_rows)
         if action is Action.COMPUTE
         else (),
+        run=compute.minus(state.donated) if state.donated is not None else None,
     )
 
 

@@ -107,14 +107,14 @@ class WorkQueue:
 
 def rows_to_run(part: Part) -> int:
     """Rows of a part for which the UDF will be called."""
-    return sum(part.plan.compute.slice(r).count for r in gaps(part.plan.covered, part.rows))
+    return sum(part.plan.to_run.slice(r).count for r in gaps(part.plan.covered, part.rows))
 
 
 def _end_of_share(plan: FragmentPlan, start: int, rows: int) -> int:
     """Where a range from `start` ends that has `rows` rows to run."""
     left = rows
     for open_range in gaps(plan.covered, RowRange(start, plan.physical_rows)):
-        members = plan.compute.slice(open_range)
+        members = plan.to_run.slice(open_range)
         if members.count >= left:
             return open_range.start + int(members.offsets()[left - 1]) + 1
         left -= members.count

@@ -42,9 +42,19 @@ def column_identity(snapshot: TableSnapshot, definition: ColumnDefinition) -> Co
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """A column's committed state, and the tracer that found it out."""
+
+    column: ColumnIdentity
+    committed: dict[int, Committed]
+    tracer: LineageTracer
+    view: VersionView
+
+
 def read_committed(
     dataset: lance.LanceDataset, snapshot: TableSnapshot, definition: ColumnDefinition
-) -> dict[int, Committed]:
+) -> ColumnFacts:
     """What is valid in each fragment.
 
     Files that Geneva wrote mostly answer by their names. What had to be traced through the table's
@@ -61,28 +71,24 @@ def read_committed(
             unknown.append(fragment)
         else:
             verdicts[fragment.id] = easy
+    view = VersionView(dataset)
     if unknown:
-        view = VersionView(dataset)
         for fragment in unknown:
             verdict = tracer.verdict(view, fragment)
             notes.add(fragment, verdict)
             verdicts[fragment.id] = verdict
         notes.save()
-    return {
+    committed = {
         fragment.id: Committed(
             verdicts[fragment.id].valid,
             verdicts[fragment.id].reason,
-            output_file(fragment, column),
+            column.output_file(fragment),
             column.signature(fragment),
             verdicts[fragment.id].certain,
         )
         for fragment in snapshot.fragments
     }
-
-
-def output_file(fragment: FragmentFacts, column: ColumnIdentity) -> str | None:
-    """The file that holds the column; several, for a struct that grew, as one text."""
-    return "\n".join(file.path for file in fragment.files_of(column.output)) or None
+    return ColumnFacts(column, committed, tracer, view)
 
 
 class _Notes:
@@ -136,6 +142,6 @@ class _Notes:
 
     def _about(self, fragment: FragmentFacts) -> str:
         """What a verdict is about, for ever: these values, by this UDF, from these inputs."""
-        values = output_file(fragment, self._column) or ""
+        values = self._column.output_file(fragment) or ""
         origin = (self._column.definition.udf_version, *self._column.signature(fragment))
         return values + "\n\n" + "\n".join(origin)

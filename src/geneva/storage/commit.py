@@ -12,12 +12,12 @@ from lance import LanceOperation, Transaction
 
 from geneva.errors import ColumnChangedError, TableChangedError
 from geneva.model import ColumnDefinition, TableRef
-from geneva.storage.column_state import column_identity, output_file
+from geneva.storage.column_state import column_identity
 from geneva.storage.columns import read_definition
 from geneva.storage.dataset import TableSnapshot, open_dataset, read_snapshot
 from geneva.storage.fragments import StagedFile, data_file
+from geneva.storage.transactions import JOB_PROPERTY, PLANNED_PROPERTY
 
-JOB_PROPERTY = "geneva.job"
 _RETRY_SECONDS = 0.05
 
 
@@ -53,7 +53,7 @@ def commit_columns(
         if not fitting:
             return CommitOutcome(read_from.version, (), tuple(lost), moved_on)
         try:
-            version = _commit(read_from, fitting, job_id)
+            version = _commit(read_from, fitting, job_id, dataset.version)
             moved_on = moved_on or version > read_from.version + 1
             return CommitOutcome(version, tuple(fitting), tuple(lost), moved_on)
         except OSError as error:
@@ -75,7 +75,9 @@ def commit_columns(
     )
 
 
-def _commit(dataset: lance.LanceDataset, staged: Sequence[StagedFile], job_id: str) -> int:
+def _commit(
+    dataset: lance.LanceDataset, staged: Sequence[StagedFile], job_id: str, planned: int
+) -> int:
     operation = LanceOperation.DataReplacement(
         [
             LanceOperation.DataReplacementGroup(
@@ -85,7 +87,9 @@ def _commit(dataset: lance.LanceDataset, staged: Sequence[StagedFile], job_id: s
         ]
     )
     transaction = Transaction(
-        dataset.version, operation, transaction_properties={JOB_PROPERTY: job_id}
+        dataset.version,
+        operation,
+        transaction_properties={JOB_PROPERTY: job_id, PLANNED_PROPERTY: str(planned)},
     )
     return int(lance.LanceDataset.commit(dataset, transaction).version)
 
@@ -138,8 +142,8 @@ def _misfit(
     if any(path not in snapshot.field_ids for path in definition.inputs):
         return "an input column was dropped or renamed"
     column = column_identity(snapshot, definition)
-    if column.signature(fragment) != staged.inputs:
-        return "an input changed"
-    if output_file(fragment, column) != staged.base:
+    # Inputs that changed are no reason: the file says what it was computed from, so that the rows
+    # for which it matters are found and computed again, and only those.
+    if column.output_file(fragment) != staged.base:
         return "another job wrote the same column"
     return None

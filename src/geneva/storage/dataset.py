@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -74,6 +74,11 @@ def open_dataset(ref: TableRef, version: int | None = None) -> lance.LanceDatase
             raise
         where = f" at version {version}" if version is not None else ""
         raise TableNotFoundError(f"There is no table {ref.name!r}{where}.") from error
+
+
+def compact(ref: TableRef, options: Mapping[str, Any]) -> Any:
+    """Merge small fragments of a table."""
+    return open_dataset(ref).optimize.compact_files(**options)
 
 
 @lru_cache(maxsize=8)
@@ -181,15 +186,17 @@ def read_matching_rows(
 ) -> dict[int, RowSet]:
     """Which live rows of each fragment satisfy a SQL condition (NULL counts as no)."""
     try:
-        return _collect_rows(dataset, fragments, condition)
+        # In parentheses: Lance takes what it can parse and ignores the rest of the text.
+        return _collect_rows(dataset, fragments, f"({condition}\n)")
     except (ValueError, OSError) as error:
-        if "not supported SQL in lance" not in str(error):
-            raise InvalidFilterError(filter_message(condition, error)) from error
+        refusal = error
     try:
-        # Lance's own planner knows no intervals; its DataFusion front end does.
+        # Lance's own planner knows no intervals and no dates as text; its DataFusion front end does.
         return _collect_rows_by_query(dataset, fragments, condition)
     except (ValueError, OSError) as error:
-        raise InvalidFilterError(filter_message(condition, error)) from error
+        lance_gave_up = "not supported SQL in lance" in str(refusal)
+        reason = error if lance_gave_up else refusal
+        raise InvalidFilterError(filter_message(condition, reason)) from error
 
 
 def filter_message(condition: str, error: Exception) -> str:
@@ -219,7 +226,7 @@ def _collect_rows(
 def _collect_rows_by_query(
     dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts], condition: str
 ) -> dict[int, RowSet]:
-    query = dataset.sql(f"SELECT _rowaddr FROM dataset WHERE ({condition})").with_row_addr(True)
+    query = dataset.sql(f"SELECT _rowaddr FROM dataset WHERE ({condition}\n)").with_row_addr(True)
     return _group_addresses(query.build().to_batch_records(), fragments)
 
 

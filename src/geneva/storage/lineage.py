@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,12 @@ from geneva.storage.transactions import (
 
 _WINDOW = 16_384
 
+_RECENT = 256
+"""Commits to look back for rows that moved while somebody computed results for them."""
+
+_Cell: TypeAlias = tuple[str, str, str]
+"""A row's inputs and value, its value alone, its inputs alone; as text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -60,6 +67,22 @@ class ColumnIdentity:
     def signature(self, fragment: FragmentFacts) -> tuple[str, ...]:
         """The input signature of a fragment."""
         return input_signature(fragment, self.inputs)
+
+    def output_file(self, fragment: FragmentFacts) -> str | None:
+        """The file that holds the column; several, for a struct that grew, as one text."""
+        return "\n".join(file.path for file in fragment.files_of(self.output)) or None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """Rows of a fragment that were rows of another one, with the same inputs."""
+
+    view: VersionView
+    parent: FragmentFacts
+    source: Offsets
+    """Offsets in the parent."""
+    target: Offsets
+    """The same rows' offsets in the fragment."""
 
 
 class Notes(Protocol):
@@ -225,8 +248,8 @@ class LineageTracer:
             return None
         right: set[str] = set()
         old_values: set[str] = set()
-        for moved in self._moved_out(birth, before, after):
-            for pair, value, valid in moved:
+        for _, moved in self._moved_out(birth, before, after):
+            for _, (pair, value, _), valid in moved:
                 old_values.add(value)
                 if valid:
                     right.add(pair)
@@ -234,16 +257,69 @@ class LineageTracer:
         mask = np.zeros(fragment.physical_rows, dtype=np.bool_)
         everything = RowRange(0, born.physical_rows)
         for start, cells in self._cells(after, born.id, everything):
-            for i, (pair, value) in enumerate(cells):
+            for i, (pair, value, _) in enumerate(cells):
                 # A value that no moved row had was written by the user together with the row.
                 supplied = by_this_udf and value != _NULL and value not in old_values
                 mask[start + i] = pair in right or supplied
         return Verdict(RowSet.from_mask(mask), Reason.INPUT_CHANGED)
 
+    def origins(self, view: VersionView, fragment: FragmentFacts) -> Iterator[Origin]:
+        """Where a fragment's rows were before the commit that made it, as far as history tells."""
+        files = fragment.files_of((*self._column.output, *chain(*self._column.inputs)))
+        births = [self._history.birth_of(file.path, _RECENT) for file in files]
+        birth = next((b for b in births if isinstance(b, Rewritten | Updated)), None)
+        if birth is None:
+            return
+        before = self._history.at(birth.version - 1)
+        if before is None:
+            return
+        if isinstance(birth, Rewritten):
+            yield from self._copied_from(birth, before, fragment)
+        else:
+            yield from self._moved_from(birth, before, fragment)
+
+    def _copied_from(
+        self, birth: Rewritten, before: VersionView, fragment: FragmentFacts
+    ) -> Iterator[Origin]:
+        own = {file.path for file in fragment.files}
+        end = start = 0
+        for child in birth.children:
+            start, end = end, end + child.physical_rows
+            if own & {file.path for file in child.files}:
+                break
+        at = 0
+        for parent in birth.parents:
+            was = before.fragment(parent.id)
+            if was is None:
+                return
+            rows = read_live_rows(before.dataset, [was])[was.id].offsets()
+            places = np.arange(at, at + len(rows))
+            at += len(rows)
+            inside = (places >= start) & (places < end)
+            if inside.any():
+                yield Origin(before, was, rows[inside], places[inside] - start)
+
+    def _moved_from(
+        self, birth: Updated, before: VersionView, fragment: FragmentFacts
+    ) -> Iterator[Origin]:
+        after = self._history.at(birth.version)
+        if after is None or after.fragment(fragment.id) is None:
+            return
+        everything = RowRange(0, fragment.physical_rows)
+        wanted: dict[str, list[int]] = {}
+        for start, cells in self._cells(after, fragment.id, everything):
+            for i, (_, _, inputs) in enumerate(cells):
+                wanted.setdefault(inputs, []).append(start + i)
+        for was, moved in self._moved_out(birth, before, after):
+            pairs = [(o, t) for o, cell, _ in moved for t in wanted.get(cell[2], ())]
+            if pairs:
+                source, target = np.array(pairs, dtype=np.int64).T
+                yield Origin(before, was, source, target)
+
     def _moved_out(
         self, birth: Updated, before: VersionView, after: VersionView
-    ) -> Iterator[list[tuple[str, str, bool]]]:
-        """The rows that an update took out, as (inputs and value, value, was it right)."""
+    ) -> Iterator[tuple[FragmentFacts, list[tuple[int, _Cell, bool]]]]:
+        """The rows that an update took out of each fragment: offset, content, was it right."""
         for fragment_id in birth.touched:
             was = before.fragment(fragment_id)
             if was is None:
@@ -255,22 +331,31 @@ class LineageTracer:
             if not gone:
                 continue
             valid, gone_mask = self.verdict(before, was).valid.mask(), gone.mask()
-            for rows in _clusters(gone.offsets()):
-                for start, cells in self._cells(before, fragment_id, rows):
-                    yield [
-                        (pair, value, bool(valid[start + i]))
-                        for i, (pair, value) in enumerate(cells)
-                        if gone_mask[start + i]
-                    ]
+            yield (
+                was,
+                [
+                    (start + i, cell, bool(valid[start + i]))
+                    for rows in _clusters(gone.offsets())
+                    for start, cells in self._cells(before, fragment_id, rows)
+                    for i, cell in enumerate(cells)
+                    if gone_mask[start + i]
+                ],
+            )
 
     def _cells(
         self, view: VersionView, fragment_id: int, rows: RowRange
-    ) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-        """Rows as text: (inputs and value, value). Text compares exactly, whatever the types."""
+    ) -> Iterator[tuple[int, list[_Cell]]]:
+        """Rows as text, which compares exactly whatever the types."""
         paths = self._paths(view, (*self._column.inputs, self._column.output))
         for start, batch in read_windows(view.dataset, fragment_id, paths, rows, _WINDOW):
             columns = [_texts(batch.column(i)) for i in range(batch.num_columns)]
-            yield start, [("\0".join(cell), cell[-1]) for cell in zip(*columns, strict=True)]
+            yield (
+                start,
+                [
+                    ("\0".join(texts), texts[-1], "\0".join(texts[:-1]))
+                    for texts in zip(*columns, strict=True)
+                ],
+            )
 
     def _unchanged_inputs(
         self, fragment: FragmentFacts, then: VersionView, now: VersionView

@@ -12,6 +12,9 @@ from lance import LanceOperation
 from geneva.model import TableRef
 from geneva.storage.dataset import FragmentFacts, field_ids_of, fragment_facts, open_dataset
 
+JOB_PROPERTY = "geneva.job"
+PLANNED_PROPERTY = "geneva.planned_version"
+"""The version that a job's inputs were read at; a retried commit has a later read version."""
 MOST_TRANSACTIONS = 10_000
 """How far back to look for one file; beyond that the past counts as gone."""
 
@@ -63,9 +66,13 @@ class TableHistory:
         self._births: dict[str, Birth] = {}
         self._versions: dict[int, VersionView | None] = {}
 
-    def birth_of(self, path: str) -> Birth | None:
-        """The commit that brought a data file; None when the past does not reach that far."""
-        while path not in self._births and self._next >= 1 and self._left > 0:
+    def birth_of(self, path: str, lookback: int = MOST_TRANSACTIONS) -> Birth | None:
+        """The commit that brought a data file; None when the past does not reach that far.
+
+        `lookback` says how many commits ago is too long to be of interest.
+        """
+        oldest = max(1, self._dataset.version - lookback)
+        while path not in self._births and self._next >= oldest and self._left > 0:
             try:
                 transaction = self._dataset.read_transaction(self._next)
             except OSError:
@@ -134,7 +141,8 @@ def _births(version: int, transaction: Any) -> list[tuple[str, Birth]]:
             born = [fragment_facts(f) for f in fragments]
             return [(file.path, Supplied(version)) for f in born for file in f.files]
         case LanceOperation.DataReplacement(replacements=replacements):
-            read = int(transaction.read_version)
+            properties = transaction.transaction_properties or {}
+            read = int(properties.get(PLANNED_PROPERTY, transaction.read_version))
             return [(r.new_file.path, Replaced(version, read)) for r in replacements]
         case _:
             return []

@@ -1,0 +1,66 @@
+"""What an attempt that was lost had finished of its task: Spark runs the task again as it was shipped."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from geneva.execution.task import ColumnWork, PartResult, PartWork, Task
+from geneva.planning.ranges import disjoint
+from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, index_keys
+from geneva.storage.staging import open_checkpoints, read_staged
+
+
+def resume_task(task: Task) -> tuple[tuple[PartWork, ...], list[PartResult]]:
+    """What is left to do of a task, and what is done.
+
+    A first attempt looks nowhere: its plan knows everything. A later one finds the checkpoints and
+    staged files of the worker that died, so that only its open batch is computed again.
+    """
+    if not _is_retry():
+        return task.parts, []
+    store = open_checkpoints(task.work.ref)
+    index = index_keys(store.list_keys("udf-"))
+    left: list[PartWork] = []
+    done: list[PartResult] = []
+    for part in task.parts:
+        keys = index.get((part.prefix, part.fragment_id), [])
+        result = _staged_before(task.work, part, keys, store)
+        if result is not None:
+            done.append(result)
+        else:
+            left.append(_with_checkpoints(part, keys))
+    return tuple(left), done
+
+
+def _is_retry() -> bool:
+    """Whether Spark runs this task for another time. Off Spark there are no retries."""
+    module = sys.modules.get("pyspark.taskcontext")
+    context = module.TaskContext.get() if module is not None else None
+    return context is not None and context.attemptNumber() > 0
+
+
+def _with_checkpoints(part: PartWork, keys: list[CheckpointKey]) -> PartWork:
+    rows = part.rows
+    inside = [
+        key.rows
+        for key in keys
+        if key.rows is not None and rows.start <= key.rows.start and key.rows.end <= rows.end
+    ]
+    return replace(part, covered=disjoint((*part.covered, *inside), part.physical_rows))
+
+
+def _staged_before(
+    work: ColumnWork, part: PartWork, keys: list[CheckpointKey], store: CheckpointStore
+) -> PartResult | None:
+    """The fragment, if its file was staged before the worker died."""
+    if not part.whole or CheckpointKey(part.prefix, part.fragment_id) not in keys:
+        return None
+    file = read_staged(store, work.ref, part.prefix, part.fragment_id)
+    if file is None or (
+        (file.column_uuid, file.physical_rows, file.field_ids, file.inputs, file.base)
+        != (work.column_uuid, part.physical_rows, work.field_ids, part.inputs, part.base)
+    ):
+        return None
+    rows = part.rows
+    return PartResult(part.fragment_id, rows.start, rows.end, 0, part.compute.count, (), file.path)

@@ -1,0 +1,209 @@
+"""Jobs as their users meet them: results, futures, history."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from geneva import Connection, JobFuture, JobResult, JobStatus
+from geneva.errors import (
+    ColumnNotFoundError,
+    JobCancelledError,
+    JobNotFoundError,
+    JobTimeoutError,
+    UDFExecutionError,
+)
+from support import Calls, by_id, column, counted, make_table, tripled
+
+
+def slowly(id: int) -> int:
+    time.sleep(0.1)
+    return id * 3
+
+
+def wait_until(said: object, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not said():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class TestResults:
+    def test_a_result_is_a_job_id(self, db: Connection, calls: Calls) -> None:
+        table = make_table(db, [3])
+        table.add_columns({"x": tripled(calls)})
+        result = table.backfill("x")
+        assert isinstance(result, str)
+        assert result.job_id == result == str(result)
+        assert {result.job_id: 1}[result] == 1
+        for key in (result, result.job_id):
+            assert db.get_job(key).job_id == result
+            assert db._history.get(key).status is JobStatus.DONE
+        assert "computed=3" in repr(result)
+        copy = pickle.loads(pickle.dumps(result))
+        assert isinstance(copy, JobResult)
+        assert (copy, copy.status, copy.rows_computed) == (result, JobStatus.DONE, 3)
+        assert calls.count == 3
+
+    def test_numbers_add_up(self, db: Connection, calls: Calls) -> None:
+        table = make_table(db, [3, 3])
+        table.add_columns({"x": tripled(calls)})
+        progress = table.backfill("x").progress
+        assert progress.total == progress.checkpointed == progress.ready_to_commit == 6
+        assert progress.committed == progress.udf_rows == calls.count == 6
+        assert (progress.fragments, progress.fragments_committed, progress.rounds) == (2, 2, 1)
+        metrics = db.list_jobs()[0].metrics
+        assert metrics["committed"] == 6
+        assert metrics["udf_seconds"] >= 0
+
+
+class TestHistory:
+    def test_a_job_that_went_well(self, db: Connection, calls: Calls) -> None:
+        table = make_table(db, [2, 2])
+        table.add_columns({"x": tripled(calls)})
+        result = table.backfill("x", where="id > 0", commit_granularity=1)
+        record = db.get_job(result)
+        assert (record.table_name, record.column_name) == ("t", "x")
+        assert (record.job_type, record.status, record.error) == ("BACKFILL", JobStatus.DONE, None)
+        assert record.config["where"] == "id > 0"
+        kinds = [event.kind for event in record.events]
+        assert kinds == ["created", "status", "committed", "committed", "status"]
+        states = [e.payload["status"] for e in record.events if e.kind == "status"]
+        assert states == ["RUNNING", "DONE"]
+        assert record.created_at <= record.updated_at
+        assert record.metrics["committed"] == calls.count == 3
+        assert [r.job_id for r in db._history.list()] == [result]
+
+    def test_a_job_that_failed(self, db: Connection, calls: Calls) -> None:
+        def fails(id: int) -> int:
+            raise ZeroDivisionError("no")
+
+        table = make_table(db, [2])
+        table.add_columns({"x": counted(calls, fails)})
+        with pytest.raises(UDFExecutionError):
+            table.backfill("x", task_size=10)
+        (record,) = db.list_jobs(status="FAILED")
+        assert record.status is JobStatus.FAILED
+        assert "ZeroDivisionError: no" in (record.error or "")
+        assert db.list_jobs(status=JobStatus.DONE) == []
+        assert calls.count == 1
+
+    def test_a_job_with_nothing_to_do_is_on_record(self, db: Connection, calls: Calls) -> None:
+        table = make_table(db, [2])
+        table.add_columns({"x": tripled(calls)})
+        first, second = table.backfill("x"), table.backfill("x")
+        assert [r.job_id for r in db.list_jobs()] == [second, first]
+        assert db.get_job(second).metrics["udf_rows"] == 0
+        assert calls.count == 2
+
+    def test_jobs_of_all_tables_and_a_new_connection(
+        self, db: Connection, calls: Calls, tmp_path: Path
+    ) -> None:
+        from geneva import connect
+
+        for name in ("a", "b"):
+            table = make_table(db, [1], name)
+            table.add_columns({"x": tripled(calls)})
+            table.backfill("x")
+        other = connect(tmp_path / "db")
+        assert [r.table_name for r in other.list_jobs()] == ["b", "a"]
+        assert [r.table_name for r in other.list_jobs("a")] == ["a"]
+        with pytest.raises(JobNotFoundError, match="There is no job 'x' in this database"):
+            other.get_job("x")
+        assert other.table_names() == ["a", "b"]
+        assert calls.count == 2
+
+
+class TestFutures:
+    def test_done_status_progress_and_result(
+        self, db: Connection, calls: Calls, tmp_path: Path
+    ) -> None:
+        gate = str(tmp_path / "gate")
+
+        def gated(id: int) -> int:
+            while not Path(gate).exists():
+                time.sleep(0.01)
+            return id * 3
+
+        table = make_table(db, [2, 2])
+        table.add_columns({"x": counted(calls, gated)})
+        future = table.backfill_async("x", commit_granularity=1)
+        assert isinstance(future, JobFuture)
+        assert db.get_job(future.job_id).status in (JobStatus.PENDING, JobStatus.RUNNING)
+        wait_until(lambda: future.status() is JobStatus.RUNNING)
+        assert not future.done()
+        assert (future.progress().total, future.progress().committed) == (4, 0)
+        with pytest.raises(JobTimeoutError, match=r"still running after 0\.05 s"):
+            future.result(timeout=0.05)
+        wait_until(lambda: db.get_job(future.job_id).status is JobStatus.RUNNING)
+        Path(gate).touch()
+        result = future.result(timeout=60)
+        assert isinstance(result, JobResult)
+        assert (result, result.status) == (future.job_id, JobStatus.DONE)
+        assert future.done()
+        assert future.status() is JobStatus.DONE
+        assert future.progress().committed == 4
+        assert future.result() == result
+        assert calls.rows == [0, 1, 2, 3]
+        assert column(table, "x") == [0, 3, 6, 9]
+
+    def test_wrong_arguments_raise_at_once(self, local_db: Connection, calls: Calls) -> None:
+        table = make_table(local_db, [2])
+        table.add_columns({"x": tripled(calls)})
+        with pytest.raises(ColumnNotFoundError):
+            table.backfill_async("nope")
+        with pytest.raises(TypeError):
+            table.backfill_async("x", nope=1)
+        assert local_db.list_jobs() == []
+
+    def test_a_failure_comes_out_of_result(self, db: Connection, calls: Calls) -> None:
+        def fails(id: int) -> int:
+            raise RuntimeError("no")
+
+        table = make_table(db, [2])
+        table.add_columns({"x": counted(calls, fails)})
+        future = table.backfill_async("x", task_size=10)
+        for _ in range(2):
+            with pytest.raises(UDFExecutionError, match="RuntimeError: no"):
+                future.result(timeout=60)
+        assert future.done()
+        assert future.status() is JobStatus.FAILED
+        assert calls.count == 1
+
+    def test_cancel_keeps_what_is_finished(self, db: Connection, calls: Calls) -> None:
+        table = make_table(db, [2] * 30)
+        table.add_columns({"x": counted(calls, slowly)})
+        future = table.backfill_async("x", commit_granularity=1, task_size=2)
+        wait_until(lambda: future.progress().committed >= 2)
+        future.cancel()
+        with pytest.raises(JobCancelledError, match="was cancelled"):
+            future.result(timeout=60)
+        assert future.status() is JobStatus.CANCELLED
+        assert db.get_job(future.job_id).status is JobStatus.CANCELLED
+        done = [i for i, value in by_id(table, "x").items() if value is not None]
+        assert 2 <= len(done) < 60
+        plan = table.plan_backfill("x")
+        assert plan.rows_to_compute == 60 - len(done)
+        assert all(calls.rows.count(i) == 1 for i in done)
+
+    def test_two_columns_at_the_same_time(self, db: Connection, calls: Calls) -> None:
+        table = make_table(db, [3, 3])
+        table.add_columns({"x": tripled(calls), "y": tripled(calls)})
+        futures = [table.backfill_async(name) for name in ("x", "y")]
+        assert {future.result(timeout=60).status for future in futures} == {JobStatus.DONE}
+        assert column(table, "x") == column(table, "y") == [3 * i for i in range(6)]
+        assert calls.rows == sorted([*range(6)] * 2)
+
+    def test_no_thread_is_left(self, local_db: Connection, calls: Calls) -> None:
+        table = make_table(local_db, [3])
+        table.add_columns({"x": tripled(calls)})
+        future = table.backfill_async("x")
+        future.result()
+        wait_until(
+            lambda: not [t for t in threading.enumerate() if t.name.startswith("geneva-job")]
+        )
+        assert calls.count == 3
