@@ -199,8 +199,18 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.spark
-def test_killed_worker_is_replaced(tmp_path: Path, calls: Calls) -> None:
-    table = make_table(connect(tmp_path / "db", None), [50, 50])
+@pytest.mark.parametrize(
+    ("fragments", "options"),
+    [
+        pytest.param([50, 50], {"checkpoint_size": 10, "task_size": 50}, id="batches"),
+        pytest.param([70, 30], {"checkpoint_size": 10, "task_size": 30}, id="split"),
+        pytest.param([10] * 10, {"checkpoint_size": 100, "task_size": 100}, id="staged_files"),
+    ],
+)
+def test_killed_worker_is_replaced(
+    tmp_path: Path, calls: Calls, fragments: list[int], options: dict[str, Any]
+) -> None:
+    table = make_table(connect(tmp_path / "db", None), fragments)
     mark = str(tmp_path / "died")
 
     @udf(data_type=pa.int64(), input_columns=["id"])
@@ -212,7 +222,7 @@ def test_killed_worker_is_replaced(tmp_path: Path, calls: Calls) -> None:
         return id * id
 
     table.add_columns({"y": square})
-    result = table.backfill("y", checkpoint_size=10, task_size=50)
+    result = table.backfill("y", **options)
     assert result.status is JobStatus.DONE
     assert Path(mark).exists()
     assert column(table, "y") == [i * i for i in range(100)]

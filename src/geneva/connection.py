@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geneva.config import Settings
-from geneva.errors import TableNotFoundError
+from geneva.errors import JobError, JobNotFoundError, TableNotFoundError
 from geneva.execution.prepare import PreparedBackfill
+from geneva.execution.pulse import is_lost
 from geneva.execution.runner import Runner
 from geneva.jobs import Job
 from geneva.model import JobStatus, Secrets, TableRef
 from geneva.storage.database import is_missing_table, list_table_names, open_database
 from geneva.storage.history import JobHistory, JobRecord
+from geneva.storage.signals import JobSignals
 from geneva.table import Table
 
 if TYPE_CHECKING:
@@ -66,7 +68,8 @@ class Connection:
         """Use `connect`."""
         self._database, self._uri, self._storage_options = database, uri, storage_options
         self._spark, self._settings, self._runner = spark, settings, runner
-        self._history = JobHistory(uri, storage_options)
+        self._signals = JobSignals(uri, storage_options)
+        self._history = JobHistory(uri, storage_options, lambda job: is_lost(job, self._signals))
 
     def __getattr__(self, name: str) -> Any:
         """Hand everything else to LanceDB."""
@@ -118,12 +121,27 @@ class Connection:
         """One job with its events and metrics."""
         return self._history.get(job_id)
 
+    def cancel_job(self, job_id: str) -> None:
+        """Ask a job to stop, whichever process runs it. It commits what is finished, then ends."""
+        job = self._history.get(job_id)
+        if job.status.is_final:
+            raise JobError(f"Job {job.job_id} has ended already: it is {job.status}.")
+        self._signals.request_cancel(job.job_id)
+
+    def _is_running(self, job_id: str) -> bool:
+        try:
+            return not self._history.get(job_id).status.is_final
+        except JobNotFoundError:
+            return False
+
     def _table_ref(self, lancedb_table: Any) -> TableRef:
         options = {**self._storage_options, **(lancedb_table.initial_storage_options() or {})}
         return TableRef(lancedb_table.name, str(lancedb_table.uri).rstrip("/"), Secrets(options))
 
     def _job(self, prepared: PreparedBackfill, on_commit: Callable[[], None]) -> Job:
-        return Job(prepared, self._history, self._settings, self._make_runner, on_commit)
+        return Job(
+            prepared, self._history, self._signals, self._settings, self._make_runner, on_commit
+        )
 
     def _make_runner(self) -> Runner:
         if self._runner is not None:

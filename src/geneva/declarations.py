@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -17,7 +17,7 @@ from geneva.errors import (
     TypeMismatchError,
     UserInputError,
 )
-from geneva.execution.prepare import BackfillRequest
+from geneva.execution.prepare import BackfillRequest, useful_prefixes
 from geneva.model import ColumnDefinition, Sizes, TableRef
 from geneva.storage.columns import (
     commit_new_columns,
@@ -31,6 +31,13 @@ from geneva.storage.columns import (
     with_present_inputs,
 )
 from geneva.storage.dataset import Dataset, check_column_name, has_path, open_dataset
+from geneva.storage.fragments import is_blob
+from geneva.storage.housekeeping import (
+    JOB_TAG,
+    CleanupReport,
+    release_dead_tags,
+    remove_leftovers,
+)
 from geneva.udf import UDF, resolve_inputs, serialize_udf, udf_digest
 
 
@@ -166,8 +173,9 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
     """Add computed columns in one commit, NULL everywhere."""
     dataset = open_dataset(ref)
     schema = dataset.schema
-    for name in columns:
+    for name, (udf, _) in columns.items():
         check_column_name(name)
+        refuse_blob_output(name, udf)
         clash = next((n for n in schema.names if n.lower() == name.lower()), None)
         if clash is not None:
             raise ColumnExistsError(
@@ -185,6 +193,15 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
             for name, (udf, inputs) in resolved.items()
         ],
     )
+
+
+def refuse_blob_output(name: str, udf: UDF) -> None:
+    """Blob columns of format 2.2 can't be filled file by file: what is written can't be read."""
+    if is_blob(pa.field(name, udf.data_type, metadata=udf.field_metadata)):
+        raise InvalidUDFError(
+            f"Column {name!r} can't be a computed blob column (lance-encoding:blob). Leave that "
+            "field metadata out: large_binary values are stored well without it."
+        )
 
 
 def alter_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | None]]) -> None:
@@ -211,6 +228,11 @@ def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDe
             + (f" Did you mean {close[0]!r}?" if close else f" It has {schema.names}.")
         )
     kind = schema.field(name).type
+    if is_blob(schema.field(name)):
+        raise InvalidUDFError(
+            f"Column {name!r} of table {ref.name!r} is a blob column (lance-encoding:blob), which "
+            "can't be computed. Compute a plain large_binary column instead."
+        )
     if udf.data_type != kind:
         raise TypeMismatchError(
             f"Type mismatch for column {name!r}: it is {kind}, and UDF {udf.name!r} returns "
@@ -291,3 +313,23 @@ def _check_inputs_present(definition: ColumnDefinition, schema: pa.Schema) -> No
                 f'alter_columns({{"path": {definition.name!r}, "udf": ..., '
                 '"input_columns": [...]}).'
             )
+
+
+def cleanup(
+    ref: TableRef, is_running: Callable[[str], bool], older_than: timedelta
+) -> CleanupReport:
+    """Remove what no plan can use again. While a job runs on the table, checkpoints all stay."""
+    dataset = open_dataset(ref)
+    release_dead_tags(dataset, is_running)
+    busy = any(tag.startswith(JOB_TAG) for tag in dataset.tags.list())
+    definitions = read_definitions(dataset.schema)
+    useful: set[str] = set()
+    for definition in () if busy else definitions.values():
+        useful |= useful_prefixes(ref, dataset, with_present_inputs(definition, dataset))
+    return remove_leftovers(
+        ref,
+        dataset,
+        list(definitions.values()),
+        lambda key: busy or key.prefix in useful,
+        older_than,
+    )

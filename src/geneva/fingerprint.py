@@ -84,6 +84,7 @@ def is_user_module(name: str | None) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_user_file(file: str) -> bool:
+    """Say whether a source file lies outside everything that was installed."""
     path = os.path.realpath(file)
     packaged = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
     return not packaged and not path.startswith(_INSTALLED)
@@ -184,6 +185,7 @@ def _unwrapped(member: Any) -> Any:
 
 
 def _is_module(value: Any) -> bool:
+    """Say whether a value is a module."""
     return isinstance(value, types.ModuleType)
 
 
@@ -536,6 +538,7 @@ def _parsed(source: str) -> tuple[dict[tuple[str, int], list[Any]], ...] | None:
 
 
 def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of every function inside a function, at any depth."""
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield constant

@@ -10,15 +10,19 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 from geneva.config import Settings
 from geneva.errors import JobCancelledError, JobTimeoutError
 from geneva.execution.driver import JobControl, run_backfill
 from geneva.execution.prepare import PreparedBackfill
 from geneva.execution.progress import JobProgress, ProgressBars, wants_bars
+from geneva.execution.pulse import Pulse, driver_identity
 from geneva.execution.runner import Runner
 from geneva.model import JobStatus
 from geneva.storage.history import JobEvent, JobHistory
+from geneva.storage.housekeeping import drop_column_leftovers
+from geneva.storage.signals import JobSignals
 
 _LOG = logging.getLogger("geneva")
 
@@ -84,6 +88,7 @@ class Job:
         self,
         prepared: PreparedBackfill,
         history: JobHistory,
+        signals: JobSignals,
         settings: Settings,
         make_runner: Callable[[], Runner],
         on_commit: Callable[[], None],
@@ -93,7 +98,7 @@ class Job:
         self.status = JobStatus.PENDING
         self.progress = JobProgress(total=prepared.plan.rows_to_compute)
         self.cancelled = threading.Event()
-        self._prepared, self._history = prepared, history
+        self._prepared, self._history, self._signals = prepared, history, signals
         self._settings, self._make_runner, self._on_commit = settings, make_runner, on_commit
         self._announced = False
 
@@ -137,7 +142,29 @@ class Job:
                 max_conflict_retries=self._settings.version_conflict_max_retries,
                 watch_checkpoints=show,
             )
+            stack.enter_context(Pulse(self._signals, self.job_id, self._pulse, self.cancelled))
             self._follow(run_backfill(self._prepared, control))
+            self._tidy()
+
+    def _pulse(self) -> dict[str, Any]:
+        return {"status": self.status.value, "metrics": self.progress.metrics()}
+
+    def _tidy(self) -> None:
+        """Drop what earlier jobs on the column left behind, once everything is computed."""
+        request = self._prepared.request
+        if request.where is None and request.num_frags is None and not self._rivals():
+            own = set(self._prepared.prefixes.values())
+            drop_column_leftovers(self._prepared.ref, self._prepared.plan.column, own)
+
+    def _rivals(self) -> list[str]:
+        plan = self._prepared.plan
+        return [
+            job.job_id
+            for job in self._history.list(plan.table)
+            if job.column_name == plan.column
+            and not job.status.is_final
+            and job.job_id != self.job_id
+        ]
 
     def _follow(self, progress: JobProgress) -> None:
         committed = progress.commits > self.progress.commits
@@ -159,7 +186,13 @@ class Job:
         return JobEvent(
             self.job_id,
             "created",
-            {"table": plan.table, "column": plan.column, "type": "BACKFILL", "config": config},
+            {
+                "table": plan.table,
+                "column": plan.column,
+                "type": "BACKFILL",
+                "config": config,
+                "driver": driver_identity(),
+            },
         )
 
     def _changed(self, status: JobStatus) -> JobEvent:

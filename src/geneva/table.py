@@ -16,6 +16,7 @@ from geneva.model import ColumnDefinition, TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.storage.columns import read_definitions
 from geneva.storage.dataset import compact, open_dataset
+from geneva.storage.housekeeping import CleanupReport
 from geneva.udf import UDF
 
 if TYPE_CHECKING:
@@ -76,6 +77,14 @@ class Table:
         metrics = compact(self.ref, options)
         self._table.checkout_latest()
         return metrics
+
+    def cleanup_checkpoints(self, older_than: timedelta = timedelta(hours=1)) -> CleanupReport:
+        """Remove checkpoints that no backfill can use again, and staged files of dead jobs.
+
+        Backfills do this for their own column as they end; this is for what crashed ones left.
+        Staged files younger than `older_than` stay: a running job may be about to commit them.
+        """
+        return declarations.cleanup(self.ref, self._connection._is_running, older_than)
 
     def computed_columns(self) -> dict[str, ColumnDefinition]:
         """The computed columns and what is known of their UDFs. Runs no user code."""

@@ -86,7 +86,8 @@ class StatefulCallable:
                 instance = self._made()
                 getattr(instance, "setup", _nothing)()
                 self._instance = instance
-            return self._instance  # type: ignore[no-any-return]
+            live: Callable[..., Any] = self._instance
+            return live
 
     def _made(self) -> Any:
         if inspect.isclass(self.target):
@@ -311,7 +312,7 @@ def udf(
 # ------------------------------------------------------------------- reading a declaration
 
 
-def _callable_part(function: Any) -> Callable[..., Any]:
+def _callable_part(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what is to be called: the function itself, or a callable that is made lazily."""
     if isinstance(function, UDF):
         raise InvalidUDFError(f"'{function.name}' is a UDF already: decorate the function once.")
@@ -331,10 +332,11 @@ def _callable_part(function: Any) -> Callable[..., Any]:
         )
     if hasattr(function, "setup") or hasattr(function, "close"):
         return StatefulCallable(function, is_bound=True)
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _name_of(target: Any) -> str:
+    """Return the name that people know a callable by."""
     target = target.target if isinstance(target, StatefulCallable) else target
     target = getattr(target, "func", target)  # functools.partial
     found = getattr(target, "__name__", None) or type(target).__name__
@@ -377,6 +379,7 @@ def _signature(target: Any) -> inspect.Signature | None:
 
 
 def _annotations(target: Any) -> dict[str, Any]:
+    """Return the annotations of what is called, for a class those of its __call__."""
     if isinstance(target, StatefulCallable):
         is_class = inspect.isclass(target.target)
         target = target.target.__call__ if is_class else target.target
@@ -480,6 +483,7 @@ def _is_pandas(annotation: type) -> bool:
 
 
 def _inferred_type(name: str, target: Any, arg_type: UDFArgType) -> pa.DataType:
+    """Return the column's type as the return annotation says it, or ask for data_type."""
     annotation = _annotations(target).get("return")
     reason = "its return annotation is missing or can't be resolved"
     if annotation is not None:
@@ -503,6 +507,7 @@ def _is_array(annotation: Any) -> bool:
 
 
 def _checked_names(name: str, columns: Any) -> tuple[str, ...]:
+    """Return input columns as a tuple of names; refuse anything else."""
     names = tuple(columns) if not isinstance(columns, str) else ()
     if not names or not all(isinstance(column, str) and column for column in names):
         raise InvalidUDFError(
@@ -721,6 +726,7 @@ def _module_with(name: str, values: Mapping[str, Any]) -> types.ModuleType:
 
 
 def _dumped(value: Any, taken: Mapping[str, set[str]]) -> bytes:
+    """Return a value as bytes, with the user's code embedded."""
     file = io.BytesIO()
     with _user_code_by_value():
         _Pickler(file, taken).dump(value)

@@ -1,6 +1,6 @@
-"""A real standalone Spark cluster on this machine, out of the pip package, for tests.
+"""A real standalone Spark cluster on this machine, for tests, and a look at its processes.
 
-::
+The cluster comes out of the pip package::
 
     with running_cluster(workers=2) as cluster, cluster.session() as spark:
         ...
@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,6 +141,45 @@ def running_cluster(workers: int = 2, cores: int = 1, gpus: int = 0) -> Iterator
     finally:
         _kill(cluster)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def run_script(code: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
+    """Start a Python process in a folder and a temporary folder of its own."""
+    (cwd / "tmp").mkdir(exist_ok=True)
+    environ = {**os.environ, "TMPDIR": str(cwd / "tmp"), "XDG_CACHE_HOME": str(cwd / "cache")}
+    head = (
+        "import os, sys, time\n"
+        "from geneva.execution.spark import LocalOptions, SparkRunner, embedded_session\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", head + textwrap.dedent(code)],
+        cwd=cwd,
+        env={**environ, **extra},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Return the JVMs and workers whose command or environment names the folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+                alive = "Z" not in (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if alive and os.fsencode(folder) in text:
+                found.append(text.split(b"\0")[0].decode())
+    return found
 
 
 def wait_for(condition, what: str, seconds: float = 30.0):  # type: ignore[no-untyped-def]

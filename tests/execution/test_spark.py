@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -16,14 +14,12 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 
-from execution.cluster import Cluster, running_cluster, wait_for
+from execution.cluster import Cluster, names_in, run_script, running_cluster, wait_for
 from geneva.errors import JobCancelledError, JobError, SparkUnavailableError, WorkerLostError
-from geneva.execution import jvm_archive, local_spark
-from geneva.execution.java import MODULE_OPTIONS, JavaHome
-from geneva.execution.local_spark import LocalOptions, local_settings, start_jvm
+from geneva.execution.java import MODULE_OPTIONS
+from geneva.execution.local_spark import LocalOptions
 from geneva.execution.runner import InProcessRunner, Resources, Runner
 from geneva.execution.spark import SparkRunner, active_session, embedded_session
-from geneva.execution.spark_errors import explained
 
 # Workers can't import the tests: the functions below travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -285,348 +281,77 @@ class TestEmbeddedSession:
         assert SparkRunner(embedded_session(OPTIONS)).submit(double, [1]).result() == ["2"]
 
 
-def run_script(code: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
-    """Start a Python process in a folder and a temporary folder of its own."""
-    (cwd / "tmp").mkdir(exist_ok=True)
-    environ = {**os.environ, "TMPDIR": str(cwd / "tmp"), "XDG_CACHE_HOME": str(cwd / "cache")}
-    head = (
-        "import os, sys, time\n"
-        "from geneva.execution.spark import LocalOptions, SparkRunner, embedded_session\n"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", head + textwrap.dedent(code)],
-        cwd=cwd,
-        env={**environ, **extra},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+# ---------------------------------------------------------------------------- on a Connect server
+
+CONNECT = """
+    import glob, socket, subprocess
+    import pyspark
+    from geneva.errors import JobCancelledError, JobError
+    from geneva.execution.java import find_java
+    from geneva.execution.runner import Resources
+    from pyspark.sql import SparkSession
+
+    def fail(_):
+        raise RuntimeError("the disk is on fire")
+
+    home = os.path.dirname(pyspark.__file__)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": port,
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+    }
+    server = subprocess.Popen(
+        [home + "/bin/spark-submit", "--master", "local[3,4]"]
+        + [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+        + ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+        + glob.glob(home + "/jars/spark-connect_2*.jar"),
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(find_java().path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def processes_in(folder: Path) -> list[str]:
-    """Return the JVMs and workers whose command or environment names the folder."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-                alive = "Z" not in (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if alive and os.fsencode(folder) in text:
-                found.append(text.split(b"\0")[0].decode())
-    return found
-
-
-@pytest.mark.spark
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-class TestProcess:
-    def test_leaves_nothing_behind_and_says_nothing(self, tmp_path: Path) -> None:
-        script = run_script(
-            """
-            session = embedded_session(LocalOptions(slots=2, class_archive=False))
-            print(SparkRunner(session).submit(str, [1, 2]).result())
-            """,
-            tmp_path,
-        )
-        assert script.communicate(timeout=60) == ("['1', '2']\n", "")
-        wait_for(lambda: not processes_in(tmp_path), "the JVM to leave", 10)
-        assert names_in(tmp_path) == ["tmp"]
-        assert names_in(tmp_path / "tmp") == []
-
-    def test_ctrl_c_cancels_and_the_session_lives_on(self, tmp_path: Path) -> None:
-        script = run_script(
-            """
-            session = embedded_session(LocalOptions(slots=2, class_archive=False))
-            runner = SparkRunner(session)
-            job = runner.submit(time.sleep, [60, 60])
-            print("ready", flush=True)
-            try:
-                job.result()
-            except KeyboardInterrupt:
-                runner.cancel()
-                print(type(job.exception()).__name__)
-            print(SparkRunner(session).submit(str, [1]).result())
-            """,
-            tmp_path,
-        )
-        assert script.stdout is not None
-        assert script.stdout.readline() == "ready\n"
-        time.sleep(1)
-        os.killpg(script.pid, signal.SIGINT)  # as the terminal does: to the whole group
-        assert script.communicate(timeout=30) == ("JobCancelledError\n['1']\n", "")
-        wait_for(lambda: not processes_in(tmp_path), "the JVM to leave", 10)
-
-    @pytest.mark.slow
-    def test_killed_python_takes_spark_along(self, tmp_path: Path) -> None:
-        script = run_script(
-            """
-            session = embedded_session(LocalOptions(slots=2, class_archive=False))
-            SparkRunner(session).submit(time.sleep, [60])
-            print("ready", flush=True)
-            time.sleep(60)
-            """,
-            tmp_path,
-        )
-        assert script.stdout is not None
-        assert script.stdout.readline() == "ready\n"
-        time.sleep(1)
-        assert len(processes_in(tmp_path)) >= 3  # Python, the shell, the JVM
-        script.kill()
-        script.communicate()
-        wait_for(lambda: not processes_in(tmp_path), "the JVM to leave", 15)
-        assert names_in(tmp_path / "tmp") == []
-
-    @pytest.mark.slow
-    def test_start_that_fails_shows_the_log(self, tmp_path: Path) -> None:
-        script = run_script(
-            """
-            from geneva.errors import SparkUnavailableError
-            try:
-                embedded_session(LocalOptions(memory_mb=100, class_archive=False))
-            except SparkUnavailableError as error:
-                print(error)
-            session = embedded_session(LocalOptions(slots=2, class_archive=False))
-            print(SparkRunner(session).submit(str, [1]).result())
-            """,
-            tmp_path,
-        )
-        output, errors = script.communicate(timeout=60)
-        assert "could not be started here" in output
-        assert "System memory" in output
-        assert "must be at least" in output
-        assert output.endswith("['1']\n")
-        assert errors == ""
-
-    @pytest.mark.slow
-    def test_scripts_of_spark_are_used_where_configured(self, tmp_path: Path) -> None:
-        (tmp_path / "conf").mkdir()
-        (tmp_path / "conf" / "spark-defaults.conf").write_text("spark.geneva.test  yes\n")
-        script = run_script(
-            """
-            session = embedded_session(LocalOptions(slots=2))
-            print(session.sparkContext.getConf().get("spark.geneva.test"))
-            print(SparkRunner(session).submit(str, [1]).result())
-            """,
-            tmp_path,
-            SPARK_CONF_DIR=str(tmp_path / "conf"),
-        )
-        assert script.communicate(timeout=60) == ("yes\n['1']\n", "")
-        wait_for(lambda: not processes_in(tmp_path), "the JVM to leave", 10)
-        assert not list((tmp_path / "tmp").glob("geneva-*"))
-
-
-def test_importing_geneva_imports_no_pyspark() -> None:
-    code = (
-        "import geneva, geneva.execution.spark, geneva.execution.runner, sys\n"
-        "sys.exit('pyspark' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# ---------------------------------------------------------------------------------------- settings
-
-
-class TestSettings:
-    def test_socket_needs_a_short_path(self, tmp_path: Path) -> None:
-        key = "spark.python.unix.domain.socket.enabled"
-        assert local_settings(Path("/tmp/geneva-1"), OPTIONS)[key] == "true"
-        assert local_settings(Path("/tmp") / ("x" * 80), OPTIONS)[key] == "false"
-
-    def test_private_directory_moves_to_a_shorter_place(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        deep = tmp_path / ("d" * 100)
-        deep.mkdir()
-        monkeypatch.setattr(local_spark.tempfile, "tempdir", str(deep))
-        made = local_spark.private_directory()
+    try:
+        deadline = time.monotonic() + 60
+        while socket.socket().connect_ex(("127.0.0.1", port)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
+        assert embedded_session() is session
+        runner = SparkRunner(session)
+        print(runner.slots)
+        print(runner.submit(str, [1, 2], Resources(num_cpus=2)).result())
         try:
-            assert made.parent == Path("/tmp")
-            assert not names_in(deep)
-            assert made.stat().st_mode & 0o077 == 0
-        finally:
-            made.rmdir()
-
-    def test_master_has_retries(self) -> None:
-        assert local_settings(Path("/t"), LocalOptions(slots=3))["spark.master"] == "local[3,4]"
-
-    @pytest.mark.parametrize(
-        ("files", "cores"),
-        [
-            ({"cpu.max": "150000 100000\n"}, 2),
-            ({"cpu.max": "max 100000\n"}, 8),
-            ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
-            ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
-            ({}, 8),
-        ],
-    )
-    def test_container_quota_counts(
-        self, tmp_path: Path, files: dict[str, str], cores: int
-    ) -> None:
-        for name, text in files.items():
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).write_text(text)
-        assert local_spark._container_cores(tmp_path, 8) == cores
-
-    def test_jvm_that_does_not_start_shows_its_output(self, tmp_path: Path) -> None:
-        with pytest.raises(SparkUnavailableError, match="no such flag"):
-            start_jvm(["/bin/sh", "-c", "echo no such flag >&2; exit 1"], tmp_path)
-        assert tmp_path.exists()
+            runner.submit(fail, [1]).result()
+        except JobError as error:
+            print(str(error).splitlines()[-1])
+        job = runner.submit(time.sleep, [60, 60, 60])
+        time.sleep(1)
+        runner.cancel()
+        print(type(job.exception(timeout=0)).__name__)
+        print(SparkRunner(session).submit(str, [1, 2, 3]).result(timeout=30))
+    finally:
+        os.killpg(server.pid, 9)
+        server.wait()
+        os._exit(0 if sys.stdout.flush() is None else 1)
+"""
 
 
-# ------------------------------------------------------------------------------------ class archive
-
-
-class TestArchive:
-    @pytest.fixture
-    def archive(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        self.registered.clear()
-        monkeypatch.setattr(
-            jvm_archive.atexit, "register", lambda *call: self.registered.append(call)
-        )
-        (tmp_path / "jars").mkdir()
-        (tmp_path / "jars" / "a.jar").write_text("a")
-        path = self.path(tmp_path)
-        assert path is not None
-        return path
-
-    registered: list[object] = []  # noqa: RUF012  what would run at exit, by the fixture above
-
-    @staticmethod
-    def path(folder: Path, *flags: str) -> Path | None:
-        java = JavaHome(Path("/jdk"), "17.0.1")
-        return jvm_archive.archive_for(java, "4.3.0", folder / "jars", flags)
-
-    def test_name_tells_what_it_fits(self, archive: Path, tmp_path: Path) -> None:
-        assert archive.name.startswith("spark-4.3.0-java-17.0.1-")
-        assert self.path(tmp_path, "-Djava.io.tmpdir=/tmp/x", "-Xmx2g") == archive
-        assert self.path(tmp_path, "-XX:+UseG1GC") != archive
-        os.utime(tmp_path / "jars" / "a.jar", ns=(1, 1))
-        assert self.path(tmp_path) != archive
-
-    def test_is_used_when_there(self, archive: Path) -> None:
-        archive.parent.mkdir(parents=True)
-        archive.touch()
-        assert f"-XX:SharedArchiveFile={archive}" in jvm_archive.flags_or_train(archive)
-        assert not self.registered
-
-    def test_is_made_after_exit_otherwise(self, archive: Path) -> None:
-        assert jvm_archive.flags_or_train(archive) == []
-        assert jvm_archive.flags_or_train(archive) == []
-        assert len(self.registered) == 1
-
-    def test_is_not_tried_again_after_a_failure(
-        self, archive: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def broken(draft: Path) -> None:
-            draft.write_text("half")
-            raise OSError("no space left")
-
-        archive.parent.mkdir(parents=True)
-        monkeypatch.setattr(jvm_archive, "_run_spark", broken)
-        assert jvm_archive.train(archive) is False
-        assert not list(archive.parent.glob("*.draft"))
-        assert jvm_archive.flags_or_train(archive) == []
-        assert not self.registered
-
-    def test_only_one_process_makes_it(
-        self, archive: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        archive.parent.mkdir(parents=True)
-        made: list[bool] = []
-
-        def train_meanwhile(draft: Path) -> None:
-            made.append(jvm_archive.train(archive))
-            draft.touch()
-
-        monkeypatch.setattr(jvm_archive, "_run_spark", train_meanwhile)
-        assert jvm_archive.train(archive) is True
-        assert made == [False]
-
-    def test_cache_that_cannot_be_written_is_no_trouble(self, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()
-        jvm_archive._train_detached(tmp_path / "file" / "classes" / "x.jsa")
-
-    def test_old_archives_go(self, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        archive.parent.mkdir(parents=True)
-        for age in range(1, 6):
-            old = archive.parent / f"old{age}.jsa"
-            old.touch()
-            os.utime(old, (time.time() - age * 1000,) * 2)
-        monkeypatch.setattr(jvm_archive, "_run_spark", lambda draft: draft.touch())
-        assert jvm_archive.train(archive)
-        left = {path.name for path in archive.parent.glob("*.jsa")}
-        assert left == {archive.name, "old1.jsa", "old2.jsa"}
-
-    @pytest.mark.slow
-    @pytest.mark.spark
-    def test_is_made_used_and_ignored_when_broken(self, tmp_path: Path) -> None:
-        code = """
-            session = embedded_session(LocalOptions(slots=2))
-            print(SparkRunner(session).submit(str, [1]).result())
-            arguments = session.sparkContext._jvm.java.lang.management.ManagementFactory
-            names = arguments.getRuntimeMXBean().getInputArguments()
-            print(any("SharedArchiveFile" in name for name in names))
-            """
-        folder = tmp_path / "cache" / "geneva" / "classes"
-        first = run_script(code, tmp_path)
-        assert first.communicate(timeout=60) == ("['1']\nFalse\n", "")
-        archive = wait_for(lambda: list(folder.glob("*.jsa")), "the archive", 120)[0]
-        wait_for(lambda: not processes_in(tmp_path), "the training to end", 30)
-        second = run_script(code, tmp_path)
-        assert second.communicate(timeout=60) == ("['1']\nTrue\n", "")
-        archive.chmod(0o644)
-        archive.write_bytes(b"not an archive")
-        third = run_script(code, tmp_path)
-        assert third.communicate(timeout=60) == ("['1']\nTrue\n", "")
-
-
-# -------------------------------------------------------------------------------------- error texts
-
-
-class TestExplained:
-    def test_lost_executor(self) -> None:
-        text = (
-            "An error occurred while calling o1.getResult.\n"
-            ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage "
-            "1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.7 "
-            "executor 3): ExecutorLostFailure (executor 3 exited caused by one of the running "
-            "tasks) Reason: Command exited with code 137\n\tat org.apache.spark.X(X.scala:1)"
-        )
-        error = explained(Exception(text))
-        assert isinstance(error, WorkerLostError)
-        assert "executor 3" in str(error)
-        assert "\tat" not in str(error)
-
-    def test_cancelled_by_somebody_else(self) -> None:
-        error = explained(Exception("[SPARK_JOB_CANCELLED] Job 7 cancelled because of a tag"))
-        assert isinstance(error, JobCancelledError)
-
-    def test_gone(self) -> None:
-        assert isinstance(explained(ConnectionRefusedError(111, "refused")), SparkUnavailableError)
-
-    def test_module_that_workers_lack(self) -> None:
-        text = (
-            "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
-            '  File "/x/pyspark/worker.py", line 1, in main\n    run()\n'
-            "ModuleNotFoundError: No module named 'torch'\n\nJVM stacktrace:\norg.apache..."
-        )
-        error = explained(Exception(text))
-        assert isinstance(error, SparkUnavailableError)
-        assert "Install the same packages" in str(error)
-        assert str(error).endswith("No module named 'torch'")
-
-    def test_unknown(self) -> None:
-        error = explained(Exception("something odd"))
-        assert isinstance(error, SparkUnavailableError)
-        assert "something odd" in str(error)
+@pytest.mark.slow
+@pytest.mark.spark
+def test_connect_session(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    script = run_script(CONNECT, tmp_path, PYTHONWARNINGS="default")
+    output, errors = script.communicate(timeout=120)
+    assert output.splitlines() == [
+        "3",
+        "['1', '2']",
+        "RuntimeError: the disk is on fire",
+        "JobCancelledError",
+        "['1', '2', '3']",
+    ], errors
 
 
 # ------------------------------------------------------------------------------------ on a cluster

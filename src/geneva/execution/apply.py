@@ -278,6 +278,7 @@ def python_values(array: pa.Array) -> list[Any]:
 
 
 def _is_list_of_numbers(kind: pa.DataType) -> bool:
+    """Say whether rows of this type are numpy arrays."""
     is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
     return is_list and _is_number_or_bool(kind.value_type)
 
@@ -349,6 +350,7 @@ def values_to_array(
 
 
 def _reason(error: BaseException) -> str:
+    """Return what an error said, in one short line."""
     return _short(str(error).rstrip("."), limit=200, shown=str)
 
 

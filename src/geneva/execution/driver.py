@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from geneva.errors import (
     JobCancelledError,
@@ -27,10 +28,12 @@ from geneva.model import Reason
 from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.sizing import WorkQueue
 from geneva.rows import RowRange
-from geneva.storage.checkpoints import index_keys
+from geneva.storage.checkpoints import CheckpointKey, index_keys
+from geneva.storage.columns import with_present_inputs
 from geneva.storage.commit import CommitOutcome, commit_columns, verified_definition
 from geneva.storage.dataset import open_dataset
 from geneva.storage.fragments import StagedFile
+from geneva.storage.housekeeping import JOB_TAG, delete_keys
 from geneva.storage.staging import open_checkpoints, record_staged
 
 _POLL_SECONDS = 0.5
@@ -83,7 +86,7 @@ def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress
 @contextmanager
 def _pinned(prepared: PreparedBackfill, job_id: str) -> Iterator[None]:
     """Keep the planned version from being cleaned up while the job reads it."""
-    tag = f"geneva-job-{job_id}"
+    tag = f"{JOB_TAG}{job_id}"
     tags = prepared.dataset.tags
     tags.create(tag, prepared.snapshot.version)
     try:
@@ -114,6 +117,7 @@ class _BackfillRun:
         self._runner: Runner | None = None
         self._speed: float | None = None
         self._committed_files: set[str] = set()
+        self._leftovers: dict[int, set[str]] = {}
 
     def replan(self) -> None:
         """Plan what is left, on the latest version."""
@@ -122,7 +126,9 @@ class _BackfillRun:
         self.prepared = prepare_backfill(
             old.ref,
             dataset,
-            verified_definition(dataset.schema, old.ref, old.definition),
+            with_present_inputs(
+                verified_definition(dataset.schema, old.ref, old.definition), dataset
+            ),
             old.request,
             committed_by_job=frozenset(self._committed_files),
         )
@@ -236,13 +242,27 @@ class _BackfillRun:
         if rows_run and working > 0:
             self._speed = rows_run / working
         self._note(timings=self.progress.timings.plus(report.timings))
+        for fragment_id in report.recorded:
+            self._leave(fragment_id, None)
         for result in report.results:
             self._book(result)
         if report.failure is not None:
             raise _failure(report.failure)
 
+    def _leave(self, fragment_id: int, rows: RowRange | None) -> None:
+        key = CheckpointKey(self.prepared.prefixes[fragment_id], fragment_id, rows).path()
+        self._leftovers.setdefault(fragment_id, set()).add(key)
+
+    def _prune(self, fragment_ids: list[int]) -> None:
+        """Drop the checkpoints of committed fragments, unless somebody sized them on purpose."""
+        leftovers = [self._leftovers.pop(fragment_id, set()) for fragment_id in fragment_ids]
+        if self._work.sizes.checkpoint_size is None:
+            delete_keys(open_checkpoints(self.prepared.ref), chain.from_iterable(leftovers))
+
     def _book(self, result: PartResult) -> None:
         plan = self._plans[result.fragment_id]
+        for start, end in result.checkpoints:
+            self._leave(result.fragment_id, RowRange(start, end))
         split = self._splits.get(result.fragment_id)
         assembled = split is not None and result.staged_path is not None
         progress = self.progress
@@ -301,6 +321,7 @@ class _BackfillRun:
             # now.
             record_staged(store, self.prepared.prefixes[file.fragment_id], file)
         self._committed_files.update(file.path for file in outcome.landed)
+        self._prune([file.fragment_id for file in outcome.landed])
         landed = sum(self._plans[f.fragment_id].compute.count for f in outcome.landed)
         lost = sum(self._plans[f.fragment_id].compute.count for f, _ in outcome.lost)
         self._note(

@@ -321,3 +321,9 @@ def _ordered(plans: tuple[FragmentPlan, ...], diversity: int | None) -> tuple[Fr
             mixed.append(window.pop(rng.randrange(len(window))))
     rng.shuffle(window)
     return tuple(mixed + window)
+
+
+def useful_prefixes(ref: TableRef, dataset: Dataset, definition: ColumnDefinition) -> set[str]:
+    """The checkpoint prefixes that a plain backfill of the column would look for now."""
+    prepared = prepare_backfill(ref, dataset, definition, BackfillRequest())
+    return {prepared.prefixes[fragment.fragment_id] for fragment in prepared.plan.fragments}

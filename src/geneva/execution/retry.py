@@ -1,4 +1,4 @@
-"""What an attempt that was lost had finished of its task: Spark runs the task again as it was shipped."""
+"""What an attempt that was lost had finished of its task: Spark runs it again as it was shipped."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def spark_text(error: Exception) -> str:
 
 def _traceback(text: str) -> str:
     """Return the worker's Python traceback, without Spark's own frames and the JVM's."""
-    found = re.search(r"^Traceback \(most recent.*?(?=^\s+at |^JVM stack|\Z)", text, re.M | re.S)
+    found = re.search(r"Traceback \(most recent.*?(?=^\s+at |^JVM stack|\Z)", text, re.M | re.S)
     if found is None:
         return ""
     spark_frame = r'^  File "[^"]*/pyspark/[^"]*", line .*\n(?:    .*\n)*'

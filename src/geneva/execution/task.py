@@ -125,6 +125,8 @@ class TaskReport:
     failure: PartFailure | None = None
     timings: Timings = field(default_factory=Timings)
     seconds: float = 0.0
+    recorded: tuple[int, ...] = ()
+    """Fragments whose staged file is noted in the checkpoint store."""
 
     def to_json(self) -> str:
         """The report as text, as it travels."""
@@ -140,6 +142,7 @@ class TaskReport:
             failure=PartFailure(**failure) if failure is not None else None,
             timings=Timings(**record["timings"]),
             seconds=record["seconds"],
+            recorded=tuple(record["recorded"]),
         )
 
 

@@ -72,7 +72,8 @@ def run_task(task: Task) -> str:
             failure = part_run.failed(error)
             break
     run.record_pending(_LEAST_RECORDED_SECONDS)
-    report = TaskReport(tuple(results), failure, run.clock.timings(), time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    report = TaskReport(tuple(results), failure, run.clock.timings(), seconds, tuple(run.recorded))
     return report.to_json()
 
 
@@ -102,6 +103,7 @@ class _TaskRun:
         self.arrow_field = self.dataset.schema.field(work.column)
         self.batch_rows: int | None = None
         self.checkpoint_cost = 0.0
+        self.recorded: list[int] = []
         self._pending: list[tuple[str, StagedFile]] = []
         self._pending_since = 0.0
 
@@ -121,6 +123,7 @@ class _TaskRun:
             return
         for prefix, staged in self._pending:
             record_staged(self.store, prefix, staged)
+            self.recorded.append(staged.fragment_id)
         self._pending.clear()
         self._pending_since = self.clock.work
 

@@ -19,6 +19,8 @@ _MOST_TASK_SECONDS = 60.0
 """A task longer than this is late with its first result and dear to lose."""
 _SPLIT_TOLERANCE = 1.5
 """A fragment up to this much over its share stays whole: splitting costs a second pass."""
+_FEW_ROWS = 128
+"""So few rows a slot are handed out evenly at first."""
 _SLICE_SECONDS = 0.25
 _SLICE_GROWTH = 8
 _FLUSH_SECONDS = 1.0
@@ -47,7 +49,7 @@ class WorkQueue:
         self._waiting = deque(plan for plan in plans if plan.action is Action.COMPUTE)
         self._task_size = task_size
         self._started = 0
-        self.remaining_rows = sum(plan.rows_to_run for plan in self._waiting)
+        self.remaining_rows = self._all_rows = sum(plan.rows_to_run for plan in self._waiting)
         self.split_fragments: set[int] = set()
 
     def __bool__(self) -> bool:
@@ -59,6 +61,9 @@ class WorkQueue:
         if self._task_size is not None:
             return self._task_size
         share = self.remaining_rows / (2 * slots)
+        if self._all_rows <= _FEW_ROWS * slots and rows_per_second is None:
+            # Nothing is known yet, and several small tasks cost more than slots that end unevenly.
+            share = self._all_rows / slots
         if rows_per_second is not None:
             share = min(share, rows_per_second * _MOST_TASK_SECONDS)
             share = max(share, rows_per_second * _LEAST_TASK_SECONDS)

@@ -176,12 +176,17 @@ class WorkIdentity:
             (
                 f"udf-{_safe(self.udf_name)}",
                 f"ver-{_safe(self.udf_version)}",
-                f"col-{_safe(self.column)}",
+                self.column_part(self.column),
                 f"where-{_md5(self.where)}",
                 f"uri-{_md5(self.uri.rstrip('/'))}",
                 f"srcfiles-{_md5(chr(10).join(sorted(self.source_files)))}",
             )
         )
+
+    @staticmethod
+    def column_part(column: str) -> str:
+        """The part of the prefix that names the column."""
+        return f"col-{_safe(column)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,8 @@ def read_matching_rows(
     except (ValueError, OSError) as error:
         refusal = error
     try:
-        # Lance's own planner knows no intervals and no dates as text; its DataFusion front end does.
+        # Lance's own planner knows no intervals and no dates as text; its DataFusion front end
+        # does.
         return _collect_rows_by_query(dataset, fragments, condition)
     except (ValueError, OSError) as error:
         lance_gave_up = "not supported SQL in lance" in str(refusal)

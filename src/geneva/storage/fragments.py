@@ -128,13 +128,22 @@ class RowTaker:
             self._ids = self._read_row_ids()
 
     def take(self, offsets: Offsets) -> pa.RecordBatch:
-        """The rows at `offsets`, in that order. They must be live."""
+        """The rows at `offsets`, ascending. They must be live."""
         ids = row_addresses(self._fragment_id, offsets)
-        if self._ids is not None:
-            ids = self._ids[offsets]
-        table = self._dataset._take_rows(
-            ids.tolist(), _projection(self._dataset.schema, self._paths)
-        )
+        projection = _projection(self._dataset.schema, self._paths)
+        blobs = _blob_options(self._dataset.schema, self._paths)
+        if blobs:
+            # Taking rows knows no blob handling: it would give descriptors instead of bytes.
+            table = self._dataset.scanner(
+                columns=projection,
+                filter=f"_rowaddr IN ({', '.join(map(str, ids.tolist()))})",
+                fragments=[self._dataset.get_fragment(self._fragment_id)],
+                scan_in_order=True,
+                **blobs,
+            ).to_table()
+        else:
+            rows = ids if self._ids is None else self._ids[offsets]
+            table = self._dataset._take_rows(rows.tolist(), projection)
         if table.num_rows != len(offsets):
             raise OSError(
                 f"fragment {self._fragment_id} of {self._dataset.uri} gave {table.num_rows} of "
@@ -166,7 +175,8 @@ def _renamed(batch: pa.RecordBatch, paths: Sequence[str]) -> pa.RecordBatch:
 
 def is_blob(arrow_field: pa.Field) -> bool:
     """Whether Lance keeps the field's bytes out of line."""
-    return (arrow_field.metadata or {}).get(b"lance-encoding:blob") == b"true"
+    marked = (arrow_field.metadata or {}).get(b"lance-encoding:blob") == b"true"
+    return marked or getattr(arrow_field.type, "extension_name", "") == "lance.blob.v2"
 
 
 def _blob_options(schema: pa.Schema, paths: Sequence[str]) -> Mapping[str, Any]:
@@ -224,9 +234,12 @@ def concat(arrays: Sequence[pa.Array]) -> pa.Array:
     """One array of many; dictionaries are unified."""
     if len(arrays) == 1:
         return arrays[0]
-    if pa.types.is_dictionary(arrays[0].type):
-        chunked = pa.chunked_array(arrays).unify_dictionaries()
-        return pa.concat_arrays(chunked.chunks)
+    kind = arrays[0].type
+    if pa.types.is_dictionary(kind):
+        # Not by unify_dictionaries: Lance 2.0 reads NULLs as members of the dictionary.
+        plain = pa.concat_arrays([array.dictionary_decode() for array in arrays])
+        encoded = plain.dictionary_encode()
+        return encoded if encoded.type == kind else encoded.cast(kind)
     return pa.concat_arrays(arrays)
 
 
@@ -274,9 +287,19 @@ def stage_column(
     )
     # Never `with`: leaving the block by an exception would publish a truncated file.
     writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
+    no_struct_nulls = file_version(dataset) < (2, 1)
     for array in arrays:
-        writer.write_batch(pa.record_batch([array], schema=schema))
+        stored = _nulls_inside(array) if no_struct_nulls else array
+        writer.write_batch(pa.record_batch([stored], schema=schema))
     return name, int(writer.close() or 0)
+
+
+def _nulls_inside(array: pa.Array) -> pa.Array:
+    """A NULL struct as a struct of NULLs: the 2.0 format can't store the former."""
+    if not pa.types.is_struct(array.type) or not array.type.num_fields:
+        return array
+    children = [_nulls_inside(child) for child in array.flatten()]
+    return pa.StructArray.from_arrays(children, fields=list(array.type))
 
 
 def staged_file_is_whole(ref: TableRef, staged: StagedFile) -> bool:

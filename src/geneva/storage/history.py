@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -49,16 +50,28 @@ class JobRecord:
     config: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
+    driver: dict[str, Any] = field(default_factory=dict)
+    """Host and process id of the driver."""
     events: tuple[JobEvent, ...] = ()
 
 
 class JobHistory:
     """The jobs of a database. It lives beside the tables and shows in no list of them."""
 
-    def __init__(self, database_uri: str, storage_options: Secrets) -> None:
-        """Point at a database; nothing is read or written yet."""
+    def __init__(
+        self,
+        database_uri: str,
+        storage_options: Secrets,
+        is_lost: Callable[[JobRecord], bool] = lambda job: False,
+    ) -> None:
+        """Point at a database; nothing is read or written yet.
+
+        `is_lost` tells of a job that has not ended whether its driver is dead. Whoever finds that
+        out writes it down.
+        """
         self._uri = f"{database_uri.rstrip('/')}/_geneva/jobs.lance"
         self._storage_options = storage_options
+        self._is_lost = is_lost
 
     def append(self, events: Sequence[JobEvent]) -> None:
         """Write events, in one commit."""
@@ -83,7 +96,7 @@ class JobHistory:
     ) -> list[JobRecord]:
         """The jobs, newest first."""
         wanted = JobStatus(str(status).upper()) if status is not None else None
-        records = fold_events(self._read(None))
+        records = [self._seen(record) for record in fold_events(self._read(None))]
         return [
             record
             for record in sorted(records, key=lambda r: r.created_at, reverse=True)
@@ -95,7 +108,22 @@ class JobHistory:
         records = fold_events(self._read(str(job_id)))
         if not records:
             raise JobNotFoundError(f"There is no job {str(job_id)!r} in this database.")
-        return records[0]
+        return self._seen(records[0])
+
+    def _seen(self, record: JobRecord) -> JobRecord:
+        """The record; a job whose driver died is put down as failed first."""
+        if record.status.is_final or not self._is_lost(record):
+            return record
+        message = (
+            "lost: the process that drove the job died or was not heard of for a minute. What it "
+            "finished is kept; run the same again to go on."
+        )
+        event = JobEvent(
+            record.job_id, "status", {"status": JobStatus.FAILED.value, "error": message}
+        )
+        with suppress(OSError):
+            self.append([event])
+        return _fold([*record.events, event])
 
     def _open(self) -> lance.LanceDataset | None:
         try:
@@ -180,6 +208,7 @@ def _apply(record: JobRecord, event: JobEvent) -> JobRecord:
                 column_name=payload["column"],
                 job_type=payload["type"],
                 config=payload.get("config", {}),
+                driver=payload.get("driver", {}),
             )
         case "status":
             return replace(

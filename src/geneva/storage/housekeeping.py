@@ -1,0 +1,117 @@
+"""Removing what no plan can use again: checkpoints, staged files of dead jobs, their tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import lance
+from lance.file import LanceFileSession
+
+from geneva.model import ColumnDefinition, TableRef
+from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, WorkIdentity, index_keys
+from geneva.storage.provenance import parse_file_name
+from geneva.storage.staging import open_checkpoints
+
+JOB_TAG = "geneva-job-"
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupReport:
+    """What was removed."""
+
+    checkpoints: int
+    staged_files: int
+    staged_bytes: int
+
+
+def delete_keys(store: CheckpointStore, keys: Iterable[str]) -> int:
+    """Delete checkpoints; those that are gone already are no matter."""
+    deleted = 0
+    for key in keys:
+        with suppress(KeyError, OSError):
+            del store[key]
+            deleted += 1
+    return deleted
+
+
+def keys_of_column(store: CheckpointStore, column: str) -> list[CheckpointKey]:
+    """The checkpoints of a column, of any UDF and any inputs."""
+    part = f"_{WorkIdentity.column_part(column)}_"
+    keys = index_keys(key for key in store.list_keys("udf-") if part in key)
+    return [key for found in keys.values() for key in found]
+
+
+def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
+    """Delete a column's checkpoints, those under the prefixes in `keep` aside."""
+    store = open_checkpoints(ref)
+    keys = keys_of_column(store, column)
+    return delete_keys(store, (key.path() for key in keys if key.prefix not in keep))
+
+
+def release_dead_tags(dataset: lance.LanceDataset, is_running: Callable[[str], bool]) -> None:
+    """Unpin the versions of jobs that no longer run, so that they can be cleaned up."""
+    for name in list(dataset.tags.list()):
+        if name.startswith(JOB_TAG) and not is_running(name.removeprefix(JOB_TAG)):
+            with suppress(OSError, ValueError):
+                dataset.tags.delete(name)
+
+
+def remove_leftovers(
+    ref: TableRef,
+    dataset: lance.LanceDataset,
+    definitions: Sequence[ColumnDefinition],
+    useful: Callable[[CheckpointKey], bool],
+    older_than: timedelta,
+) -> CleanupReport:
+    """Delete the checkpoints that are of no use, then the staged files that nothing refers to.
+
+    A staged file is only deleted when it is older than `older_than`: a running job stages first
+    and commits later.
+    """
+    store = open_checkpoints(ref)
+    keys = [key for found in index_keys(store.list_keys("udf-")).values() for key in found]
+    deleted = delete_keys(store, (key.path() for key in keys if not useful(key)))
+    notes = {f"lineage-{definition.uuid}" for definition in definitions}
+    deleted += delete_keys(store, (k for k in store.list_keys("lineage-") if k not in notes))
+    kept = _staged_paths(store, (key for key in keys if useful(key)))
+    files, size = _delete_unreferenced(ref, dataset, kept, datetime.now(UTC) - older_than)
+    return CleanupReport(deleted, files, size)
+
+
+def _staged_paths(store: CheckpointStore, keys: Iterable[CheckpointKey]) -> set[str]:
+    paths: set[str] = set()
+    for key in keys:
+        if key.rows is None:
+            with suppress(KeyError):
+                paths.update(store[key.path()].column("file").to_pylist())
+    return paths
+
+
+def _delete_unreferenced(
+    ref: TableRef, dataset: lance.LanceDataset, kept: set[str], before: datetime
+) -> tuple[int, int]:
+    present = {
+        row["path"].removeprefix("data/"): row
+        for row in dataset.all_files().read_all().to_pylist()
+        if row["path"].startswith("data/") and row["last_modified"] < before
+    }
+    ours = {path for path in present if parse_file_name(path) is not None} - kept
+    if not ours:
+        return 0, 0
+    tracked = {
+        path.removeprefix("data/")
+        for path in dataset.tracked_files().read_all().column("path").to_pylist()
+    }
+    session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
+    removed = [path for path in ours - tracked if _delete(session, path)]
+    return len(removed), sum(present[path]["size_bytes"] for path in removed)
+
+
+def _delete(session: LanceFileSession, path: str) -> bool:
+    with suppress(OSError):
+        session.delete_file(path)
+        return True
+    return False

@@ -1,0 +1,265 @@
+"""Declaring columns: what is stored, what is refused and how it is said; no function ever runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+from geneva import Connection, Table, udf
+from geneva.errors import (
+    ColumnExistsError,
+    ColumnNotFoundError,
+    InvalidUDFError,
+    TypeMismatchError,
+    UserInputError,
+)
+from support import Calls, column, counted, make_table, triple, tripled
+
+
+@pytest.fixture
+def table(local_db: Connection) -> Table:
+    data = pa.table(
+        {
+            "id": pa.array([0, 1, 2], pa.int64()),
+            "text": ["a", "bb", "ccc"],
+            "meta": [{"w": 1.5, "inner": {"n": 7}}] * 3,
+        }
+    )
+    return make_table(local_db, [data])
+
+
+class TestAdding:
+    def test_it_is_metadata_only(self, table: Table, calls: Calls) -> None:
+        files = sorted((Path(table.ref.uri) / "data").iterdir())
+        version = table.version
+        table.add_columns({"x": tripled(calls), "y": tripled(calls), "z": (tripled(calls), ["id"])})
+        assert table.version == version + 1, "one commit"
+        assert sorted((Path(table.ref.uri) / "data").iterdir()) == files
+        assert column(table, "x") == [None] * 3
+        assert table.schema.field("x").type == pa.int64()
+        assert calls.count == 0
+
+    def test_an_sql_column_beside_a_udf_column(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"s": "id + 10", "x": tripled(calls)})
+        assert column(table, "s") == [10, 11, 12]
+        assert list(table.computed_columns()) == ["x"]
+        table.backfill("x")
+        assert column(table, "x") == [0, 3, 6]
+        assert calls.count == 3
+
+    def test_plain_fields_are_lancedbs(self, table: Table) -> None:
+        table.add_columns(pa.field("plain", pa.float32()))
+        assert column(table, "plain") == [None] * 3
+        assert table.computed_columns() == {}
+
+    def test_the_definition_says_everything_but_the_code(self, table: Table, calls: Calls) -> None:
+        function = tripled(
+            calls,
+            version="v7",
+            num_cpus=2,
+            num_gpus=1,
+            memory=1 << 20,
+            checkpoint_size=10,
+            batch_size=5,
+            min_checkpoint_size=1,
+            max_checkpoint_size=20,
+            task_size=30,
+            field_metadata={"owner": "me"},
+        )
+        table.add_columns({"x": function})
+        definition = table.computed_columns()["x"]
+        assert (definition.udf_name, definition.udf_version) == ("triple", "v7")
+        assert definition.inputs == ("id",)
+        assert (definition.num_cpus, definition.num_gpus, definition.memory) == (2, 1, 1 << 20)
+        assert definition.sizes.checkpoint_size == 10
+        assert definition.sizes.batch_size == 5
+        assert definition.sizes.task_size == 30
+        metadata = table.schema.field("x").metadata
+        assert metadata[b"owner"] == b"me"
+        assert json.loads(metadata[b"virtual_column.udf_inputs"]) == ["id"]
+        assert "x <- triple" in repr(table)
+        assert calls.count == 0
+
+    def test_every_column_has_an_identity_of_its_own(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls), "y": tripled(calls)})
+        first = table.computed_columns()
+        assert first["x"].uuid != first["y"].uuid
+        assert first["x"].udf_version == first["y"].udf_version
+        table.drop_columns("x")
+        table.add_columns({"x": tripled(calls)})
+        assert table.computed_columns()["x"].uuid != first["x"].uuid
+
+    def test_a_failed_call_changes_nothing(self, table: Table, calls: Calls) -> None:
+        version = table.version
+        with pytest.raises(ColumnNotFoundError):
+            table.add_columns({"x": tripled(calls), "y": (tripled(calls), ["nope"])})
+        assert table.version == version
+        assert table.schema.names == ["id", "text", "meta"]
+
+
+class TestRefusals:
+    """The messages that the seed lists, each with what to do next."""
+
+    @pytest.mark.parametrize(
+        ("error", "said", "columns"),
+        [
+            (ColumnExistsError, "Column 'id' already exists", {"id": triple}),
+            (ColumnExistsError, "Column 'ID' already exists", {"ID": triple}),
+            (
+                ColumnNotFoundError,
+                r"UDF expects input columns \['i'\] which are not found",
+                {"x": lambda i: i},
+            ),
+            (ColumnNotFoundError, "Did you mean 'meta.w'", {"x": (triple, ["meta.v"])}),
+            (ColumnNotFoundError, "not found", {"x": (triple, ["meta.inner.nope"])}),
+            (ColumnNotFoundError, "not found", {"x": (triple, ["text.length"])}),
+            (TypeMismatchError, "Type mismatch for column text", {"x": (triple, ["text"])}),
+            (InvalidUDFError, "takes 1 input columns", {"x": (triple, ["id", "text"])}),
+            (InvalidUDFError, "names", {"x": (triple, [])}),
+            (UserInputError, "empty", {"": triple}),
+            (UserInputError, "space", {" x": triple}),
+            (UserInputError, "can't contain '.'", {"a.b": triple}),
+            (UserInputError, "can't contain '`'", {"a`b": triple}),
+        ],
+    )
+    def test_columns_that_can_not_be(
+        self,
+        table: Table,
+        calls: Calls,
+        error: type[Exception],
+        said: str,
+        columns: dict[str, Any],
+    ) -> None:
+        def declared(source: Any) -> Any:
+            if isinstance(source, tuple):
+                return (declared(source[0]), source[1])
+            return counted(calls, source, data_type=pa.int64())
+
+        version = table.version
+        with pytest.raises(error, match=said) as caught:
+            table.add_columns({name: declared(source) for name, source in columns.items()})
+        assert isinstance(caught.value, ValueError)
+        assert table.version == version
+        assert calls.count == 0
+
+    @pytest.mark.parametrize("source", [triple, 3, None, (triple, ["id"]), [1, 2]], ids=str)
+    def test_things_that_are_no_udf(self, table: Table, source: Any) -> None:
+        with pytest.raises(InvalidUDFError, match="Column 'x' must be given a UDF"):
+            table.add_columns({"x": source})
+
+    def test_backfilling_what_is_not_there(self, table: Table) -> None:
+        with pytest.raises(ColumnNotFoundError, match=r"Column 'x' is not defined in this table"):
+            table.backfill("x")
+        with pytest.raises(ColumnNotFoundError, match=r"Run table\.add_columns\(\) first"):
+            table.plan_backfill("x")
+        with pytest.raises(ColumnNotFoundError, match="'text' is not defined .* has no UDF"):
+            table.backfill("text")
+
+    def test_a_column_of_another_type(self, table: Table) -> None:
+        with pytest.raises(TypeMismatchError, match="Type mismatch for column 'text'"):
+            table.backfill("text", udf=udf(triple))
+        with pytest.raises(TypeMismatchError, match="it is string"):
+            table.alter_columns({"path": "text", "udf": udf(triple)})
+
+    def test_a_column_computed_from_itself(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        with pytest.raises(InvalidUDFError, match="'x' can't be computed from itself"):
+            table.alter_columns({"path": "x", "udf": (tripled(calls), ["x"])})
+
+    def test_a_batch_udf_that_says_nothing_about_its_inputs(self, table: Table) -> None:
+        def all_of_it(batch: pa.RecordBatch) -> pa.Array:
+            return batch.column(0)
+
+        with pytest.raises(InvalidUDFError, match="doesn't say which columns it reads"):
+            table.add_columns({"x": udf(all_of_it, data_type=pa.int64())})
+
+    def test_an_input_that_went_away(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": (tripled(calls), ["id"])})
+        lance.dataset(table.ref.uri).drop_columns(["id"])  # past geneva, which would refuse
+        with pytest.raises(ColumnNotFoundError, match="UDF expects input columns"):
+            table.backfill("x")
+        assert calls.count == 0
+
+    def test_a_renamed_input_is_the_same_input(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": (tripled(calls), ["id"])})
+        table.backfill("x", where="id = 0")
+        table.alter_columns({"path": "id", "rename": "number"})
+        table.backfill("x")
+        assert column(table, "x") == [0, 3, 6]
+        assert calls.rows == [0, 1, 2]
+
+
+class TestAltering:
+    def test_several_in_one_commit(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls), "y": tripled(calls)})
+        version = table.version
+        new = counted(calls, lambda id: -id, data_type=pa.int64(), name="minus")
+        table.alter_columns({"path": "x", "udf": new}, {"path": "y", "udf": new})
+        assert table.version == version + 1
+        assert {d.udf_name for d in table.computed_columns().values()} == {"minus"}
+        assert calls.count == 0
+
+    def test_the_identity_stays(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        before = table.computed_columns()["x"]
+        table.alter_columns({"path": "x", "udf": tripled(calls, version="2")})
+        after = table.computed_columns()["x"]
+        assert (after.uuid, after.udf_version) == (before.uuid, "2")
+
+    def test_sizes_of_the_old_function_do_not_linger(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls, checkpoint_size=3, num_gpus=1)})
+        table.alter_columns({"path": "x", "udf": tripled(calls)})
+        after = table.computed_columns()["x"]
+        assert after.sizes.checkpoint_size is None
+        assert after.num_gpus is None
+
+    def test_a_rename_keeps_the_column_computed(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        table.alter_columns({"path": "x", "rename": "y"})
+        assert list(table.computed_columns()) == ["y"]
+        assert table.backfill("y").rows_computed == 0
+        assert column(table, "y") == [0, 3, 6]
+        assert calls.count == 3
+
+    @pytest.mark.parametrize(
+        "alteration",
+        [{"udf": udf(triple)}, {"path": "x", "udf": udf(triple), "rename": "y"}],
+        ids=["no path", "something else as well"],
+    )
+    def test_half_a_change_is_refused(
+        self, table: Table, calls: Calls, alteration: dict[str, Any]
+    ) -> None:
+        table.add_columns({"x": tripled(calls)})
+        with pytest.raises(UserInputError, match="To change a column's UDF give"):
+            table.alter_columns(alteration)
+
+    def test_a_column_that_is_not_there(self, table: Table) -> None:
+        with pytest.raises(ColumnNotFoundError, match="Did you mean 'text'"):
+            table.alter_columns({"path": "txt", "udf": udf(triple)})
+
+
+class TestDropping:
+    def test_a_computed_column_goes_without_a_rewrite(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls), "y": tripled(calls)})
+        table.backfill("x")
+        table.drop_columns(["x", "y"])
+        assert table.schema.names == ["id", "text", "meta"]
+        assert table.computed_columns() == {}
+        assert calls.count == 3
+
+    def test_an_input_is_held_by_its_reader(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        with pytest.raises(UserInputError, match="'id' can't be dropped: computed column 'x'"):
+            table.drop_columns(["id"])
+        table.drop_columns(["id", "x"])
+        assert table.schema.names == ["text", "meta"]
+
+    def test_what_is_not_there(self, table: Table) -> None:
+        with pytest.raises(ColumnNotFoundError, match="'nope' is not defined in this table"):
+            table.drop_columns(["nope"])
