@@ -216,9 +216,7 @@ def test_an_operation_at_any_moment_costs_only_what_it_changed(
     lance.dataset(table.ref.uri).validate()
 
 
-def put_at_moment(
-    monkeypatch: pytest.MonkeyPatch, moment: str, action: Callable[[], None]
-) -> None:
+def put_at_moment(monkeypatch: pytest.MonkeyPatch, moment: str, action: Callable[[], None]) -> None:
     """Arrange for `action` to run exactly then."""
     watch.action = action
     commits = [0]

@@ -31,7 +31,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geneva.fingerprint import fingerprint, is_user_module
+from geneva.fingerprint import fingerprint
+from geneva.user_code import is_user_module
 
 
 def of(function: Any) -> str:

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geneva.errors import UDFExecutionError, UDFOutputError
-from geneva.execution.apply import Applier, CellFailure, python_values
+from geneva.execution.apply import Applier, CellFailure
+from geneva.execution.row_values import python_values
 from geneva.udf import UDF, udf
 
 UTC = datetime.UTC

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 REPORT_SCHEMA = pa.schema([("index", pa.int64()), ("report", pa.string())])
 """What a task sends back: the item's place in the list, and the function's answer."""
+REPORT_DDL = "index long, report string"
+"""The same in Spark's words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from geneva.execution.local_spark import (
     tail,
     unchanged_interrupt_handler,
 )
-from geneva.execution.runner import ANY, Resources, task_body
+from geneva.execution.runner import ANY, REPORT_DDL, Resources, task_body
 from geneva.execution.spark_errors import explained, reason, spark_text
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class SparkRunner:
         self._session = session
         self._slots = slots
         self._tag = f"geneva-{uuid.uuid4().hex}"
+        self._profiles: dict[Resources, ResourceProfile | None] = {}
         self._side: _Side = _Connect(session) if is_connect(session) else _Classic(session)
         self._threads = ThreadPoolExecutor(MOST_JOBS_IN_FLIGHT, thread_name_prefix="geneva-job")
         self._cancelled = threading.Event()
@@ -111,14 +112,12 @@ class SparkRunner:
         while self._unfinished and time.monotonic() < deadline:
             # Again and again: a job that was about to start when we came can't be seen yet.
             # In a thread of its own, because a Ctrl-C may have broken this one's connection.
-            asking = threading.Thread(target=self._cancel_tagged, daemon=True)
-            asking.start()
+            threading.Thread(target=self._cancel_tagged, daemon=True).start()
             with self._idle:
                 self._idle.wait_for(lambda: not self._unfinished, timeout=0.25)
 
     def _cancel_tagged(self) -> None:
-        # Spark is gone: then so are its jobs.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # Spark is gone: then so are its jobs
             self._side.cancel(self._tag)
 
     def _finished(self, _: Future[list[str]]) -> None:
@@ -147,14 +146,15 @@ class SparkRunner:
     def _reports(
         self, function: Callable[[T], str], items: Sequence[T], resources: Resources
     ) -> pa.Table:
-        count = len(items)
+        # One profile for all jobs alike: with dynamic allocation a new one gets new executors.
+        if resources not in self._profiles:
+            self._profiles[resources] = self._side.profile(resources)
+        numbers = self._session.range(0, len(items), 1, len(items))
         with _pandas_warnings_off():
-            frame = self._session.range(0, count, 1, count).mapInArrow(
-                task_body(function, items),
-                "index long, report string",
-                profile=self._side.profile(resources),
+            reports = numbers.mapInArrow(
+                task_body(function, items), REPORT_DDL, profile=self._profiles[resources]
             )
-        return frame.toArrow()
+        return reports.toArrow()
 
 
 def is_connect(session: SparkSession) -> bool:
@@ -184,7 +184,8 @@ class _Classic:
     @contextlib.contextmanager
     def tagged(self, tag: str) -> Iterator[None]:
         self._context.addJobTag(tag)
-        self._context.setLocalProperty("spark.scheduler.pool", tag)
+        if self._context.getLocalProperty("spark.scheduler.pool") is None:
+            self._context.setLocalProperty("spark.scheduler.pool", tag)
         try:
             yield
         finally:
@@ -205,9 +206,9 @@ class _Connect:
         self._cores: int | None = None
 
     def cores(self) -> int:
-        if self._cores is None:
-            from pyspark.sql import functions
+        from pyspark.sql import functions
 
+        if self._cores is None:
             # Connect doesn't tell, but cuts a range into as many parts as there are cores.
             parts = self._session.range(0, 1_000_000).select(functions.spark_partition_id())
             last = parts.toDF("part").agg(functions.max("part")).toArrow()

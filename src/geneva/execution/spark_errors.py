@@ -36,14 +36,7 @@ def explained(error: Exception) -> GenevaError:
     """Return a Spark failure as an error that says what happened and what to do about it."""
     text = spark_text(error)
     _log.debug("Spark failed: %s", text)
-    if _CANCELLED.search(text):
-        return JobCancelledError("The Spark job was cancelled from outside Geneva.")
-    if _LOST.search(text):
-        return WorkerLostError(
-            "Worker processes died again and again while running the same task, so Spark gave "
-            "up. Usual causes: out of memory (use a smaller batch, or give workers more), or a "
-            f"crash in native code.\n{_crash(text) or reason(text)}"
-        )
+    # First, because a user's traceback may hold any of the words that are looked for below.
     if trace := _traceback(text):
         if trace.rpartition("\n")[2].startswith(("ModuleNotFoundError", "ImportError")):
             return SparkUnavailableError(
@@ -52,6 +45,14 @@ def explained(error: Exception) -> GenevaError:
                 f"session starts).\n{trace}"
             )
         return JobError(f"A task failed on its worker, also when tried again.\n{trace}")
+    if _CANCELLED.search(text):
+        return JobCancelledError("The Spark job was cancelled from outside Geneva.")
+    if _LOST.search(text):
+        return WorkerLostError(
+            "Worker processes died again and again while running the same task, so Spark gave "
+            "up. Usual causes: out of memory (use a smaller batch, or give workers more), or a "
+            f"crash in native code.\n{_crash(text) or reason(text)}"
+        )
     if _GONE.search(text) or isinstance(error, ConnectionError):
         return SparkUnavailableError(
             "Spark went away while the job ran. Start it and run the job again: finished work "
