@@ -7,18 +7,21 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
+import pytest
 
 import geneva
 from geneva import UDF, udf
 from geneva.config import Settings
 from geneva.execution.runner import Runner
+from geneva.storage import commit
 from geneva.storage.checkpoints import CheckpointKey, LanceCheckpointStore
 
 if TYPE_CHECKING:
@@ -187,3 +190,16 @@ def checkpoint_ranges(table: Table) -> dict[int, list[tuple[int, int]]]:
 def staged_records(table: Table) -> list[int]:
     """Return the fragments for which a staged file is on record."""
     return sorted(key.fragment_id for key in checkpoint_keys(table) if key.rows is None)
+
+
+@contextmanager
+def uncommitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let what is inside compute and stage everything and then fail, as if the driver had died."""
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError("the driver is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(commit, "_commit", fail)
+        with pytest.raises(OSError, match="the driver is gone"):
+            yield

@@ -157,7 +157,7 @@ class TestRefusals:
             table.backfill("x")
         with pytest.raises(ColumnNotFoundError, match=r"Run table\.add_columns\(\) first"):
             table.plan_backfill("x")
-        with pytest.raises(ColumnNotFoundError, match="'text' is not defined .* has no UDF"):
+        with pytest.raises(ColumnNotFoundError, match=r"'text' is not defined .* has no UDF"):
             table.backfill("text")
 
     def test_a_column_of_another_type(self, table: Table) -> None:

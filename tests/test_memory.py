@@ -7,7 +7,7 @@ none is missed, be it in the UDF, in a checkpoint, or when a fragment is put tog
 from __future__ import annotations
 
 import logging
-import subprocess
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,53 +123,84 @@ def parent_of(pid: int) -> int:
 
 
 def peak_over_idle(folder: Path, *, on_spark: bool, **options: object) -> int:
-    """Backfill a small table, then the big one; return by how much memory peaked over the first."""
+    """Backfill a small table twice, then the big one; return by how much memory rose over idle."""
     runner = "None" if on_spark else "lambda: InProcessRunner(1)"
+    go = folder / "go"
+    os.mkfifo(go)
     code = f"""
-        import sys, geneva
+        import geneva
         from geneva.execution.runner import InProcessRunner
         db = geneva.connect({str(folder / "db")!r}, runner={runner})
-        small, big = db.open_table("small"), db.open_table("big")
-        for table in (small, small, big):
-            print(table.backfill("y", where="true", **{options!r} if table is big else {{}}).status,
-                  flush=True)
-            if table is not small or small.version % 2:
-                pass
-            open({str(folder / "go")!r}).read()
+        for name, options in (("small", {{}}), ("small", {{}}), ("big", {options!r})):
+            print(db.open_table(name).backfill("y", where="true", **options).status, flush=True)
+            open({str(go)!r}).read()
         """
-    import os
-
-    os.mkfifo(folder / "go")
     machine = folder / "machine"
     with nothing_left_in(machine):
         process = start_script(machine, code)
-        try:
-            for _ in range(2):  # the second time every worker has what it needs
-                done(process)
-                idle = peaks(machine, process, "VmRSS", on_spark=on_spark)
-                (folder / "go").write_text("")
-            done(process)
-            top = peaks(machine, process, "VmHWM", on_spark=on_spark)
-            (folder / "go").write_text("")
-            assert process.wait(30) == 0
-            driver = 0
-        finally:
-            kill(process)
-    base = max(idle.values())
-    over = max(top.values()) - base
-    note("idle %d MiB, peak %d MiB over it", base // MIB, over // MIB)
-    return over + driver
+
+        def sizes_after_backfill(field: str) -> list[int]:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line == "DONE\n", kill(process)
+            pids = computing_processes(machine, process.pid, on_spark=on_spark)
+            sizes = [status_of(pid, field) for pid in pids]
+            go.write_text("")
+            return sizes
+
+        sizes_after_backfill("VmRSS")
+        idle = max(sizes_after_backfill("VmRSS"))
+        peak = max(sizes_after_backfill("VmHWM"))
+        assert process.wait(30) == 0
+        process.communicate()
+    note("idle %d MiB, peak %d MiB over it", idle // MIB, (peak - idle) // MIB)
+    return peak - idle
 
 
-def done(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line == "DONE\n", line or kill(process)
+def fill(folder: Path, source: Source, rows: int, function: UDF) -> Table:
+    one_fragment(folder, "small", source, 10, function)
+    return one_fragment(folder, "big", source, rows, function)
 
 
-def peaks(
-    folder: Path, process: subprocess.Popen[str], field: str, *, on_spark: bool
-) -> dict[int, int]:
-    pids = computing_processes(folder, process.pid, on_spark=on_spark)
-    assert pids
-    return {pid: status_of(pid, field) for pid in pids}
+# ----------------------------------------------------------------------------- quick, in a process
+
+
+@pytest.mark.parametrize(
+    ("source", "rows", "function"),
+    [
+        pytest.param(numbers, 3_000_000, half, id="numbers"),
+        pytest.param(repeated_strings(50_000), 8_000, upper, id="compressed_strings"),
+        pytest.param(random_strings(1_000), 100_000, upper, id="strings", marks=pytest.mark.slow),
+        pytest.param(numbers, 30_000, widen, id="wide_output", marks=pytest.mark.slow),
+    ],
+)
+def test_task_stays_small(tmp_path: Path, source: Source, rows: int, function: UDF) -> None:
+    fill(tmp_path, source, rows, function)
+    assert peak_over_idle(tmp_path, on_spark=False) < 768 * MIB
+
+
+# --------------------------------------------------------------------------------------- on Spark
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("options", [{}, {"task_size": 10_000_000}], ids=["shared", "one_task"])
+@pytest.mark.parametrize(
+    ("source", "rows", "function"),
+    [
+        pytest.param(numbers, 10_000_000, half, id="numbers"),
+        pytest.param(random_strings(1_000), 1_000_000, upper, id="strings"),
+        pytest.param(repeated_strings(100_000), 20_000, upper, id="compressed_strings"),
+    ],
+)
+def test_worker_stays_small(
+    tmp_path: Path, source: Source, rows: int, function: UDF, options: dict[str, object]
+) -> None:
+    table = fill(tmp_path, source, rows, function)
+    assert peak_over_idle(tmp_path, on_spark=True, **options) < LIMIT
+    dataset = lance.dataset(table.ref.uri)
+    dataset.validate()
+    assert dataset.count_rows("y IS NULL") == 0
+    last = dataset.to_table(columns=["x", "y"], offset=rows - 1_000, limit=1_000)
+    assert last.column("y").to_pylist() == function(last.column("x").combine_chunks()).to_pylist()

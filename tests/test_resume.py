@@ -10,7 +10,6 @@ import pytest
 
 from geneva import Connection, JobStatus, Table
 from geneva.errors import UDFExecutionError
-from geneva.storage import commit
 from support import (
     Calls,
     breakable,
@@ -23,21 +22,13 @@ from support import (
     make_table,
     staged_records,
     tripled,
+    uncommitted,
 )
 
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
     return tmp_path / "broken"
-
-
-def never_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let everything be computed and staged, and then fail: as a driver that dies does."""
-
-    def fail(*_: object) -> int:
-        raise OSError("the driver is gone")
-
-    monkeypatch.setattr(commit, "_commit", fail)
 
 
 class TestAfterAFailure:
@@ -175,10 +166,8 @@ class TestStagedFiles:
     ) -> None:
         table = make_table(local_db, [4, 4])
         table.add_columns({"x": tripled(calls)})
-        with monkeypatch.context() as patched:
-            never_commit(patched)
-            with pytest.raises(OSError, match="the driver is gone"):
-                table.backfill("x", checkpoint_size=4, task_size=4)
+        with uncommitted(monkeypatch):
+            table.backfill("x", checkpoint_size=4, task_size=4)
         assert local_db.list_jobs()[0].status is JobStatus.FAILED
         assert staged_records(table) == [0, 1]
         assert column(table, "x") == [None] * 8
@@ -195,10 +184,8 @@ class TestStagedFiles:
     ) -> None:
         table = make_table(local_db, [4, 4, 4])
         table.add_columns({"x": tripled(calls)})
-        with monkeypatch.context() as patched:
-            never_commit(patched)
-            with pytest.raises(OSError, match="the driver is gone"):
-                table.backfill("x", checkpoint_size=4, task_size=4)
+        with uncommitted(monkeypatch):
+            table.backfill("x", checkpoint_size=4, task_size=4)
         store = checkpoint_store(table)
         files = {
             key.fragment_id: Path(table.ref.uri)
@@ -219,10 +206,8 @@ class TestStagedFiles:
     ) -> None:
         table = make_table(local_db, [4])
         table.add_columns({"x": tripled(calls)})
-        with monkeypatch.context() as patched:
-            never_commit(patched)
-            with pytest.raises(OSError, match="the driver is gone"):
-                table.backfill("x", checkpoint_size=4, task_size=4)
+        with uncommitted(monkeypatch):
+            table.backfill("x", checkpoint_size=4, task_size=4)
         table.drop_columns(["x"])
         table.add_columns({"x": tripled(calls)})
         assert table.plan_backfill("x").fragments[0].action.value != "reuse staged file"
@@ -235,8 +220,7 @@ class TestStagedFiles:
     ) -> None:
         table = make_table(local_db, [4])
         table.add_columns({"x": tripled(calls)})
-        never_commit(monkeypatch)
-        with pytest.raises(OSError, match="the driver is gone"):
+        with uncommitted(monkeypatch):
             table.backfill("x", task_size=4)
         assert checkpoint_keys(table) == []
         assert calls.count == 4

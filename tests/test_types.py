@@ -13,7 +13,7 @@ from geneva import Connection
 from support import Calls, checkpoint_ranges, column, counted, make_table
 
 UTC = datetime.UTC
-DAY = datetime.datetime(2026, 2, 3, 4, 5, 6, 789_000)
+DAY = datetime.datetime(2026, 2, 3, 4, 5, 6, 789_000)  # noqa: DTZ001
 D = decimal.Decimal
 
 TYPES: list[tuple[pa.DataType, list[Any]]] = [

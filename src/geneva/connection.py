@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from geneva.config import Settings
 from geneva.errors import JobError, JobNotFoundError, TableNotFoundError
-from geneva.execution.prepare import PreparedBackfill
 from geneva.execution.pulse import is_lost
 from geneva.execution.runner import Runner
+from geneva.execution.work import Work
 from geneva.jobs import Job
 from geneva.model import JobStatus, Secrets, TableRef
 from geneva.storage.database import is_missing_table, list_table_names, open_database
@@ -138,9 +138,9 @@ class Connection:
         options = {**self._storage_options, **(lancedb_table.initial_storage_options() or {})}
         return TableRef(lancedb_table.name, str(lancedb_table.uri).rstrip("/"), Secrets(options))
 
-    def _job(self, prepared: PreparedBackfill, on_commit: Callable[[], None]) -> Job:
+    def _job(self, work: Work, on_commit: Callable[[], None]) -> Job:
         return Job(
-            prepared, self._history, self._signals, self._settings, self._make_runner, on_commit
+            work, self._history, self._signals, self._settings, self._make_runner, on_commit
         )
 
     def _make_runner(self) -> Runner:

@@ -72,9 +72,9 @@ class BackfillOptions:
             "read_version",
             "num_frags",
         ):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         if self.task_shuffle_diversity is not None:
-            _check_count("task_shuffle_diversity", self.task_shuffle_diversity, least=0)
+            check_count("task_shuffle_diversity", self.task_shuffle_diversity, least=0)
         low, high = self.min_checkpoint_size, self.max_checkpoint_size
         if low is not None and high is not None and low > high:
             raise UserInputError(
@@ -97,7 +97,8 @@ class BackfillOptions:
         )
 
 
-def _check_count(name: str, value: Any, *, least: int = 1) -> None:
+def check_count(name: str, value: Any, *, least: int = 1) -> None:
+    """Refuse what is not a whole number of at least `least`; None is fine."""
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:

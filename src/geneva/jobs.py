@@ -14,14 +14,13 @@ from typing import Any
 
 from geneva.config import Settings
 from geneva.errors import JobCancelledError, JobTimeoutError
-from geneva.execution.driver import JobControl, run_backfill
-from geneva.execution.prepare import PreparedBackfill
+from geneva.execution.driver import JobControl
 from geneva.execution.progress import JobProgress, ProgressBars, wants_bars
 from geneva.execution.pulse import Pulse, driver_identity
 from geneva.execution.runner import Runner
+from geneva.execution.work import Work
 from geneva.model import JobStatus
 from geneva.storage.history import JobEvent, JobHistory
-from geneva.storage.housekeeping import drop_column_leftovers
 from geneva.storage.signals import JobSignals
 
 _LOG = logging.getLogger("geneva")
@@ -82,11 +81,11 @@ class JobResult(str):
 
 
 class Job:
-    """A planned backfill that is about to run, runs, or ran; its history is kept as it goes."""
+    """Work that is about to run, runs, or ran; its history is kept as it goes."""
 
     def __init__(
         self,
-        prepared: PreparedBackfill,
+        work: Work,
         history: JobHistory,
         signals: JobSignals,
         settings: Settings,
@@ -96,9 +95,9 @@ class Job:
         """Take a plan; nothing is written or run yet. `on_commit` is told of every commit."""
         self.job_id = str(uuid.uuid4())
         self.status = JobStatus.PENDING
-        self.progress = JobProgress(total=prepared.plan.rows_to_compute)
+        self.progress = JobProgress(total=work.total_rows)
         self.cancelled = threading.Event()
-        self._prepared, self._history, self._signals = prepared, history, signals
+        self._work, self._history, self._signals = work, history, signals
         self._settings, self._make_runner, self._on_commit = settings, make_runner, on_commit
         self._announced = False
 
@@ -109,10 +108,10 @@ class Job:
 
     def run(self) -> JobResult:
         """Run to the end in this thread."""
-        for note in self._prepared.plan.notes:
-            _LOG.warning("Backfill of %r: %s.", self._prepared.plan.column, note)
+        for note in self._work.notes:
+            _LOG.warning("%s of %r: %s.", self._work.job_type, self._work.column, note)
         first = () if self._announced else (self._created(),)
-        if self._prepared.plan.is_empty:
+        if self._work.is_empty:
             self._record(*first, self._ended(JobStatus.DONE))
             return self._result()
         self._record(*first, self._changed(JobStatus.RUNNING))
@@ -132,7 +131,7 @@ class Job:
         with ExitStack() as stack:
             listeners = [self._follow]
             if show:
-                bars = stack.enter_context(ProgressBars(self._prepared.plan.column))
+                bars = stack.enter_context(ProgressBars(self._work.column))
                 listeners.append(bars)
             control = JobControl(
                 job_id=self.job_id,
@@ -143,25 +142,18 @@ class Job:
                 watch_checkpoints=show,
             )
             stack.enter_context(Pulse(self._signals, self.job_id, self._pulse, self.cancelled))
-            self._follow(run_backfill(self._prepared, control))
-            self._tidy()
+            self._follow(self._work.run(control))
+            if not self._rivals():
+                self._work.tidy()
 
     def _pulse(self) -> dict[str, Any]:
         return {"status": self.status.value, "metrics": self.progress.metrics()}
 
-    def _tidy(self) -> None:
-        """Drop what earlier jobs on the column left behind, once everything is computed."""
-        request = self._prepared.request
-        if request.where is None and request.num_frags is None and not self._rivals():
-            own = set(self._prepared.prefixes.values())
-            drop_column_leftovers(self._prepared.ref, self._prepared.plan.column, own)
-
     def _rivals(self) -> list[str]:
-        plan = self._prepared.plan
         return [
             job.job_id
-            for job in self._history.list(plan.table)
-            if job.column_name == plan.column
+            for job in self._history.list(self._work.table)
+            if job.column_name == self._work.column
             and not job.status.is_final
             and job.job_id != self.job_id
         ]
@@ -174,23 +166,15 @@ class Job:
             self._record(JobEvent(self.job_id, "committed", {"metrics": progress.metrics()}))
 
     def _created(self) -> JobEvent:
-        plan, request = self._prepared.plan, self._prepared.request
-        config = {
-            "where": plan.where,
-            "read_version": plan.version,
-            "udf_name": plan.udf_name,
-            "udf_version": plan.udf_version,
-            "concurrency": request.concurrency,
-            "commit_granularity": request.commit_granularity,
-        }
+        work = self._work
         return JobEvent(
             self.job_id,
             "created",
             {
-                "table": plan.table,
-                "column": plan.column,
-                "type": "BACKFILL",
-                "config": config,
+                "table": work.table,
+                "column": work.column,
+                "type": work.job_type,
+                "config": work.config,
                 "driver": driver_identity(),
             },
         )

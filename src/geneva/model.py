@@ -115,6 +115,8 @@ class ColumnDefinition:
     """The field ids behind each input, which outlive a renaming."""
     nullable: bool = True
     """Whether the function may return NULL."""
+    outputs: tuple[str, ...] = ()
+    """The columns that are written together, for a group of them; empty: the column itself."""
     since: int = 0
     """Values committed up to this version are another UDF's work; 0: it is the column's first."""
     sizes: Sizes = field(default_factory=Sizes)

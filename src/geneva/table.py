@@ -11,6 +11,7 @@ import pyarrow as pa
 from geneva import declarations
 from geneva.declarations import BackfillOptions
 from geneva.execution.prepare import PreparedBackfill, prepare_backfill
+from geneva.execution.work import BackfillWork
 from geneva.jobs import Job, JobFuture, JobResult
 from geneva.model import ColumnDefinition, TableRef
 from geneva.planning.backfill import BackfillPlan
@@ -189,7 +190,7 @@ class Table:
         self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: BackfillOptions
     ) -> Job:
         prepared = self._prepare(column, udf, options, planning_only=False)
-        return self._connection._job(prepared, on_commit=self._table.checkout_latest)
+        return self._connection._job(BackfillWork(prepared), on_commit=self._table.checkout_latest)
 
     def _prepare(
         self,

@@ -52,7 +52,7 @@ class TestArchive:
         assert jvm_archive.flags_or_train(archive) == []
         assert len(self.registered) == 1
 
-    def test_is_not_tried_again_after_a_failure(
+    def test_is_not_tried_again_on_the_day_of_a_failure(
         self, archive: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def broken(draft: Path) -> None:
@@ -65,6 +65,23 @@ class TestArchive:
         assert not list(archive.parent.glob("*.draft"))
         assert jvm_archive.flags_or_train(archive) == []
         assert not self.registered
+        yesterday = time.time() - 25 * 60 * 60
+        os.utime(archive.with_suffix(".failed"), (yesterday, yesterday))
+        jvm_archive.flags_or_train(archive)
+        assert len(self.registered) == 1
+
+    def test_is_tried_again_when_time_ran_out(
+        self, archive: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def slow(draft: Path) -> None:
+            raise TimeoutError
+
+        archive.parent.mkdir(parents=True)
+        monkeypatch.setattr(jvm_archive, "_run_spark", slow)
+        monkeypatch.setattr(jvm_archive, "TRAINING_LIMIT_SECONDS", 0)
+        assert jvm_archive.train(archive) is False
+        jvm_archive.flags_or_train(archive)
+        assert len(self.registered) == 1
 
     def test_only_one_process_makes_it(
         self, archive: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,7 +125,7 @@ class TestArchive:
         folder = tmp_path / "cache" / "geneva" / "classes"
         first = run_script(code, tmp_path)
         assert first.communicate(timeout=60) == ("['1']\nFalse\n", "")
-        archive = wait_for(lambda: list(folder.glob("*.jsa")), "the archive", 120)[0]
+        archive = wait_for(lambda: list(folder.glob("*.jsa")), "the archive", 150)[0]
         wait_for(lambda: not processes_in(tmp_path), "the training to end", 30)
         second = run_script(code, tmp_path)
         assert second.communicate(timeout=60) == ("['1']\nTrue\n", "")

@@ -50,6 +50,7 @@ def main() -> None:
     except GenevaError as error:
         show_error(error)
         sys.exit(exit_code(error))
-    except KeyboardInterrupt:
-        show_error("interrupted. What was finished is kept.")
-        sys.exit(INTERRUPTED)
+    except SystemExit as leaving:
+        if leaving.code == INTERRUPTED:  # Ctrl-C, which typer leaves with, in silence
+            show_error("interrupted. What was finished is kept.")
+        raise

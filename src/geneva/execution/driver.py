@@ -19,7 +19,7 @@ from geneva.errors import (
     UDFExecutionError,
     UDFOutputError,
 )
-from geneva.execution.prepare import PreparedBackfill, prepare_backfill
+from geneva.execution.prepare import PreparedBackfill
 from geneva.execution.progress import JobProgress, ProgressListener
 from geneva.execution.runner import Resources, Runner
 from geneva.execution.task import PartFailure, PartResult, PartWork, Task, TaskReport
@@ -29,9 +29,7 @@ from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.sizing import WorkQueue
 from geneva.rows import RowRange
 from geneva.storage.checkpoints import CheckpointKey, index_keys
-from geneva.storage.columns import with_present_inputs
-from geneva.storage.commit import CommitOutcome, commit_columns, verified_definition
-from geneva.storage.dataset import open_dataset
+from geneva.storage.commit import CommitOutcome, commit_columns
 from geneva.storage.fragments import StagedFile
 from geneva.storage.housekeeping import JOB_TAG, delete_keys
 from geneva.storage.staging import open_checkpoints, record_staged
@@ -121,17 +119,7 @@ class _BackfillRun:
 
     def replan(self) -> None:
         """Plan what is left, on the latest version."""
-        old = self.prepared
-        dataset = open_dataset(old.ref)
-        self.prepared = prepare_backfill(
-            old.ref,
-            dataset,
-            with_present_inputs(
-                verified_definition(dataset.schema, old.ref, old.definition), dataset
-            ),
-            old.request,
-            committed_by_job=frozenset(self._committed_files),
-        )
+        self.prepared = self.prepared.again(frozenset(self._committed_files))
         waiting = self.prepared.plan.rows_to_compute
         self._note(total=self.progress.committed + waiting)
 

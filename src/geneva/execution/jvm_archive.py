@@ -22,6 +22,7 @@ from pathlib import Path
 from geneva.execution.java import JavaHome, cache_directory
 
 TRAINING_LIMIT_SECONDS = 120
+NEXT_ATTEMPT_SECONDS = 24 * 60 * 60
 ARCHIVES_KEPT = 3
 """Archives of other Javas, Sparks and environments that are left alone: each is 150 MB."""
 
@@ -55,15 +56,23 @@ def flags_or_train(archive: Path | None) -> list[str]:
         return []
     if archive.is_file():
         return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto"]
-    if archive not in _scheduled and not _failed_mark(archive).exists():
+    if archive not in _scheduled and not _failed_lately(archive):
         _scheduled.add(archive)
         atexit.register(_train_detached, archive)
     return []
 
 
 def _failed_mark(archive: Path) -> Path:
-    """Return the file that says: this Java can't do it, don't try after every run."""
+    """Return the file that says: it can't be done here, don't try after every run."""
     return archive.with_suffix(".failed")
+
+
+def _failed_lately(archive: Path) -> bool:
+    """Whether an attempt failed within a day: most would again, but a few were bad luck."""
+    try:
+        return time.time() - _failed_mark(archive).stat().st_mtime < NEXT_ATTEMPT_SECONDS
+    except OSError:
+        return False
 
 
 def _train_detached(archive: Path) -> None:
@@ -91,11 +100,13 @@ def train(archive: Path) -> bool:
         if not alone or archive.is_file():
             return archive.is_file()
         draft = archive.with_name(f"{archive.stem}.{os.getpid()}.draft")
+        began = time.monotonic()
         try:
             _run_spark(draft)
             draft.replace(archive)
-        except Exception:  # noqa: BLE001  whatever it is, it is not worth a second try
-            _failed_mark(archive).touch()
+        except Exception:  # noqa: BLE001  whatever it is, it would be the same next time
+            if time.monotonic() - began < TRAINING_LIMIT_SECONDS:  # else the machine was busy
+                _failed_mark(archive).touch()
             return False
         finally:
             draft.unlink(missing_ok=True)

@@ -6,8 +6,10 @@ when Python is. No pyspark here: ``geneva.execution.spark`` does the starting.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -165,6 +167,7 @@ def start_jvm(command: Sequence[str], directory: Path) -> Jvm:
     if (trouble := _wait_for(answer, process)) is not None:
         process.communicate()  # closes the pipe, and waits
         raise SparkUnavailableError(f"Spark's JVM {trouble}: {command[0]}{tail(log)}")
+    atexit.register(_remove_leftover, process, directory)
     port, length = struct.unpack_from("!ii", content := answer.read_bytes())
     return Jvm(process, port, content[8 : 8 + length].decode())
 
@@ -180,6 +183,12 @@ def _wait_for(answer: Path, process: subprocess.Popen[bytes]) -> str | None:
             return f"was not ready after {START_LIMIT_SECONDS} s"
         time.sleep(0.01)
     return None
+
+
+def _remove_leftover(process: subprocess.Popen[bytes], directory: Path) -> None:
+    """Remove the folder of a JVM that was killed together with the shell that would do it."""
+    if process.poll() is not None:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from geneva.execution.task import ColumnWork, PartWork
 from geneva.model import ColumnDefinition, Reason, Sizes, TableRef
@@ -20,10 +21,14 @@ from geneva.planning.sizing import Part
 from geneva.rows import RowRange, RowSet
 from geneva.storage.checkpoints import CheckpointKey, WorkIdentity, index_keys
 from geneva.storage.column_state import ColumnFacts, Committed, read_committed
+from geneva.storage.columns import with_present_inputs
+from geneva.storage.commit import verified_definition
 from geneva.storage.dataset import (
     Dataset,
     FragmentFacts,
     TableSnapshot,
+    open_dataset,
+    output_field_ids,
     read_live_rows,
     read_matching_rows,
     read_snapshot,
@@ -37,7 +42,9 @@ from geneva.storage.donors import (
 )
 from geneva.storage.fragments import StagedFile, size_of_inputs, window_rows
 from geneva.storage.lineage import Verdict
+from geneva.storage.source_rows import SourceRows
 from geneva.storage.staging import open_checkpoints, read_staged
+from geneva.storage.system_columns import SOURCE_ROW_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,10 @@ class PreparedBackfill:
     """Staged files of earlier runs, for the fragments whose plan is to reuse them."""
     donors: dict[int, tuple[Donor, ...]]
     """Results of rows that moved, per fragment that they moved to."""
+    again: Callable[[frozenset[str]], PreparedBackfill]
+    """Plans what is left on the latest version, given the files that this job has committed."""
+    source: SourceRows | None = None
+    """Where the inputs are, when they are in another table."""
 
     def column_work(self, job_id: str) -> ColumnWork:
         """What every task of the job shares."""
@@ -82,7 +93,7 @@ class PreparedBackfill:
             version=self.snapshot.version,
             column=definition.name,
             column_uuid=definition.uuid,
-            field_ids=self.snapshot.field_ids[definition.name],
+            field_ids=output_field_ids(self.snapshot, definition),
             udf_name=definition.udf_name,
             udf_version=definition.udf_version,
             udf_digest=definition.udf_digest,
@@ -91,6 +102,8 @@ class PreparedBackfill:
             sizes=definition.sizes.overridden_by(request.sizes),
             flush_seconds=request.flush_seconds,
             threads=request.threads,
+            outputs=definition.outputs or (definition.name,),
+            source=self.source,
         )
 
     def part_work(self, part: Part) -> PartWork:
@@ -109,7 +122,9 @@ class PreparedBackfill:
         self, plan: FragmentPlan, rows: RowRange, covered: tuple[RowRange, ...], *, whole: bool
     ) -> PartWork:
         committed = self.committed[plan.fragment_id]
-        paths = (*self.definition.inputs, *((self.definition.name,) if plan.keeps_old else ()))
+        outputs = self.definition.outputs or (self.definition.name,)
+        inputs = self.definition.inputs if self.source is None else (SOURCE_ROW_ID,)
+        paths = (*inputs, *(outputs if plan.keeps_old else ()))
         field_ids = [i for path in paths for i in self.snapshot.field_ids[path]]
         sizes = size_of_inputs(self.facts[plan.fragment_id], field_ids)
         return PartWork(
@@ -150,7 +165,8 @@ def prepare_backfill(
     candidates = _candidates(snapshot, committed, request, done_here)
     live = read_live_rows(dataset, candidates)
     selected = None
-    if request.where is not None and candidates:
+    if request.where is not None and (candidates or not done_here):
+        # Also where there is no row to select: a wrong clause is refused on any table.
         selected = read_matching_rows(dataset, candidates, request.where)
     prefixes = {f.id: _identity(facts, ref, request, f.id).prefix() for f in candidates}
     states = [
@@ -165,19 +181,9 @@ def prepare_backfill(
     if needed:
         chosen = {plan.fragment_id for plan in needed}
         states = [state for state in states if state.fragment_id in chosen]
-        store = open_checkpoints(ref)
-        search = DonorSearch(
-            ref=ref,
-            column=facts.column,
-            tracer=facts.tracer,
-            latest=facts.view,
-            store=store,
-            index=index_keys(store.list_keys("udf-")),
-            where=request.where,
-            own_files=committed_by_job,
-        )
+        search = unpublished_search(ref, facts, request.where, committed_by_job)
         fragments = {f.id: f for f in candidates}
-        states, staged, donors = _with_unpublished(search, facts, fragments, states, prefixes)
+        states, staged, donors = with_unpublished(search, facts, fragments, states, prefixes)
         needed, _ = choose_fragments(map(plan_fragment, states), None)
     plan = BackfillPlan(
         table=ref.name,
@@ -203,7 +209,20 @@ def prepare_backfill(
         prefixes=prefixes,
         staged=staged,
         donors=donors,
+        again=partial(_prepare_again, ref, definition, request),
     )
+
+
+def _prepare_again(
+    ref: TableRef,
+    definition: ColumnDefinition,
+    request: BackfillRequest,
+    committed_by_job: frozenset[str],
+) -> PreparedBackfill:
+    dataset = open_dataset(ref)
+    verified = verified_definition(dataset.schema, ref, definition)
+    present = with_present_inputs(verified, dataset)
+    return prepare_backfill(ref, dataset, present, request, committed_by_job=committed_by_job)
 
 
 def _candidates(
@@ -267,7 +286,24 @@ def _notes(states: list[FragmentState], committed: dict[int, Committed]) -> tupl
     return tuple(notes)
 
 
-def _with_unpublished(
+def unpublished_search(
+    ref: TableRef, facts: ColumnFacts, where: str | None, committed_by_job: frozenset[str]
+) -> DonorSearch:
+    """A search through what the checkpoint store holds of a column."""
+    store = open_checkpoints(ref)
+    return DonorSearch(
+        ref=ref,
+        column=facts.column,
+        tracer=facts.tracer,
+        latest=facts.view,
+        store=store,
+        index=index_keys(store.list_keys("udf-")),
+        where=where,
+        own_files=committed_by_job,
+    )
+
+
+def with_unpublished(
     search: DonorSearch,
     facts: ColumnFacts,
     fragments: dict[int, FragmentFacts],

@@ -34,6 +34,16 @@ class JobProgress:
     commit_seconds: float = 0.0
     timings: Timings = field(default_factory=Timings)
 
+    def plus(self, other: JobProgress) -> JobProgress:
+        """This and another part of the same job; the total stays what was planned for the job."""
+        numbers = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in self.__dataclass_fields__
+            if name not in ("total", "timings")
+        }
+        total = max(self.total, numbers["checkpointed"])
+        return JobProgress(total=total, timings=self.timings.plus(other.timings), **numbers)
+
     def metrics(self) -> dict[str, Any]:
         """The numbers, flat, as the job history keeps them."""
         flat = asdict(self)

@@ -72,7 +72,8 @@ class SparkRunner:
         self._slots = slots
         self._tag = f"geneva-{uuid.uuid4().hex}"
         self._profiles: dict[Resources, ResourceProfile | None] = {}
-        self._side: _Side = _Connect(session) if is_connect(session) else _Classic(session)
+        remote = type(session).__module__.startswith("pyspark.sql.connect")
+        self._side: _Side = _Connect(session) if remote else _Classic(session)
         self._threads = ThreadPoolExecutor(MOST_JOBS_IN_FLIGHT, thread_name_prefix="geneva-job")
         self._cancelled = threading.Event()
         self._idle = threading.Condition()
@@ -155,11 +156,6 @@ class SparkRunner:
                 task_body(function, items), REPORT_DDL, profile=self._profiles[resources]
             )
         return reports.toArrow()
-
-
-def is_connect(session: SparkSession) -> bool:
-    """Whether the session speaks to a Spark Connect server, without importing its client."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 # ----------------------------------------------------------------- what differs by kind of session

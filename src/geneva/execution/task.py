@@ -9,6 +9,7 @@ from typing import Any
 from geneva.model import Sizes, TableRef
 from geneva.rows import RowRange, RowSet
 from geneva.storage.donors import Donor
+from geneva.storage.source_rows import SourceRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,10 @@ class ColumnWork:
     sizes: Sizes
     flush_seconds: float | None = None
     threads: int = 1
+    outputs: tuple[str, ...] = ()
+    """The table's columns that are written: the column itself, or several carried over."""
+    source: SourceRows | None = None
+    """Where the inputs are, when they are in another table."""
 
 
 @dataclass(frozen=True, slots=True)

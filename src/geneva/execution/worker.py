@@ -6,9 +6,7 @@ are unique, checkpoints of one key hold the same rows, and only the driver publi
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.errors import UDFError, UDFOutputError
-from geneva.execution.apply import Applier
+from geneva.execution.program import Program, live_program, value_field
 from geneva.execution.retry import resume_task
 from geneva.execution.task import (
     ColumnWork,
@@ -27,12 +25,10 @@ from geneva.execution.task import (
     TaskReport,
     Timings,
 )
-from geneva.model import TableRef
 from geneva.planning.ranges import gaps
 from geneva.planning.sizing import BatchRule
 from geneva.rows import Offsets, RowRange, RowSet
 from geneva.storage.checkpoints import CheckpointKey, CheckpointStore
-from geneva.storage.columns import load_udf
 from geneva.storage.dataset import open_pinned, row_addresses
 from geneva.storage.donors import DonatedValues, merged
 from geneva.storage.fragments import (
@@ -40,12 +36,15 @@ from geneva.storage.fragments import (
     RowTaker,
     StagedFile,
     concat,
+    fitting_window,
     read_windows,
     scatter,
     stage_column,
 )
 from geneva.storage.provenance import Provenance
+from geneva.storage.source_rows import SourceRows
 from geneva.storage.staging import open_checkpoints, record_staged
+from geneva.storage.system_columns import SOURCE_ROW_ID
 
 _SPARSE = 0.2
 """Below this share of wanted rows they are read by address instead of scanning past the others."""
@@ -100,7 +99,7 @@ class _TaskRun:
         self.dataset = open_pinned(work.ref, work.version)
         self.store: CheckpointStore = open_checkpoints(work.ref)
         self.clock = _Clock()
-        self.arrow_field = self.dataset.schema.field(work.column)
+        self.arrow_field = value_field(self.dataset, work)
         self.batch_rows: int | None = None
         self.checkpoint_cost = 0.0
         self.recorded: list[int] = []
@@ -108,8 +107,15 @@ class _TaskRun:
         self._pending_since = 0.0
 
     @property
-    def applier(self) -> Applier:
-        return _live_applier(self.work, self.arrow_field)
+    def program(self) -> Program:
+        return live_program(self.work, self.arrow_field)
+
+    def as_values(self, batch: pa.RecordBatch) -> pa.Array:
+        """Columns of the table as values of the program."""
+        if self.work.outputs == (self.work.column,):
+            return batch.column(0)
+        fields = [self.arrow_field.type.field(i) for i in range(batch.num_columns)]
+        return pa.StructArray.from_arrays(batch.columns, fields=fields)
 
     def staged(self, prefix: str, staged: StagedFile) -> None:
         """Note a staged file; it is recorded once enough work hangs on it."""
@@ -215,7 +221,7 @@ class _PartRun:
         before = task.clock.work + task.clock.checkpoint
         started = time.perf_counter()
         path, rows = stage_column(
-            work.ref, task.dataset, work.column, arrays, provenance, complete=part.complete
+            work.ref, task.dataset, work.outputs, arrays, provenance, complete=part.complete
         )
         spent = time.perf_counter() - started
         task.clock.write += spent - (task.clock.work + task.clock.checkpoint - before)
@@ -238,14 +244,9 @@ class _PartRun:
     def _old_values(self) -> Iterator[pa.Array] | None:
         if not self._part.keeps_old:
             return None
-        windows = read_windows(
-            self._task.dataset,
-            self._part.fragment_id,
-            [self._work.column],
-            self._part.rows,
-            self._part.window,
-        )
-        return (batch.column(0) for _, batch in windows)
+        where = (self._task.dataset, self._part.fragment_id, self._work.outputs, self._part.rows)
+        windows = read_windows(*where, fitting_window(*where, self._part.window))
+        return (self._task.as_values(batch) for _, batch in windows)
 
     def _pieces(self) -> Iterator[Piece]:
         """New values in ascending order: out of checkpoints where there are some, else computed."""
@@ -258,6 +259,7 @@ class _PartRun:
             if covered is None:
                 break
             at = covered.end
+            self._flush_if_elsewhere(covered.start)
             loaded = self._loaded(covered)
             if loaded is None:
                 yield from self._computed(covered)
@@ -347,15 +349,19 @@ class _PartRun:
         wanted = self._members(self._to_run, rows)
         if not len(wanted):
             return
+        if self._work.source is not None:
+            yield from self._from_source(self._work.source, wanted, rows)
+            return
         dataset, part, paths = self._task.dataset, self._part, self._work.inputs
+        window = fitting_window(dataset, part.fragment_id, paths, rows, part.window)
         if len(wanted) < _SPARSE * len(rows):
             taker = RowTaker(dataset, part.fragment_id, paths)
-            for i in range(0, len(wanted), part.window):
-                chunk = wanted[i : i + part.window]
+            for i in range(0, len(wanted), window):
+                chunk = wanted[i : i + window]
                 yield chunk, taker.take(chunk)
             return
         at = 0
-        for start, batch in read_windows(dataset, part.fragment_id, paths, rows, part.window):
+        for start, batch in read_windows(dataset, part.fragment_id, paths, rows, window):
             stop = int(np.searchsorted(wanted, start + batch.num_rows, side="left"))
             chunk = wanted[at:stop]
             at = stop
@@ -363,6 +369,18 @@ class _PartRun:
                 yield chunk, batch
             elif len(chunk):
                 yield chunk, batch.take(pa.array(chunk - start))
+
+    def _from_source(
+        self, source: SourceRows, wanted: Offsets, rows: RowRange
+    ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """Inputs out of another table, at the rows that the fragment's own rows stand for."""
+        dataset, part = self._task.dataset, self._part
+        windows = read_windows(dataset, part.fragment_id, [SOURCE_ROW_ID], rows, part.window)
+        for start, batch in windows:
+            low, high = np.searchsorted(wanted, (start, start + batch.num_rows))
+            chunk = wanted[low:high]
+            if len(chunk):
+                yield chunk, source.take(batch.column(0).to_numpy()[chunk - start])
 
     def _timed(
         self, inputs: Iterator[tuple[Offsets, pa.RecordBatch]]
@@ -388,13 +406,15 @@ class _PartRun:
         self._rows_run += len(offsets)
         started = time.perf_counter()
         try:
-            values = self._task.applier.apply(batch)
+            values = self._task.program.apply(batch)
         finally:
             seconds = time.perf_counter() - started
             self._task.clock.udf += seconds
         full = self._task.batch_rows or self._rule.first
         if len(offsets) >= full:
-            self._task.batch_rows = self._rule.next_size(full, seconds)
+            wish = self._rule.next_size(full, seconds)
+            most = _BUFFER_BYTES * len(offsets) // max(values.nbytes, 1)
+            self._task.batch_rows = max(self._rule.first, min(wish, most))
         return Piece(offsets, values)
 
     def _save(self, piece: Piece) -> None:
@@ -432,23 +452,3 @@ class _PartRun:
         self._task.store[key] = pa.record_batch(
             [values, addresses], names=[self._work.column, "_rowaddr"]
         )
-
-
-_APPLIERS: OrderedDict[tuple[TableRef, str, pa.Field, int], Applier] = OrderedDict()
-_APPLIERS_KEPT = 4
-_APPLIERS_LOCK = threading.Lock()
-
-
-def _live_applier(work: ColumnWork, arrow_field: pa.Field) -> Applier:
-    """The function, made once a worker process: a model is loaded once, however many tasks run."""
-    output = pa.field(arrow_field.name, arrow_field.type, nullable=work.nullable)
-    key = (work.ref, work.udf_digest, output, work.threads)
-    with _APPLIERS_LOCK:
-        applier = _APPLIERS.get(key)
-        if applier is None:
-            udf = load_udf(work.ref, work.udf_digest).with_inputs(list(work.inputs))
-            applier = _APPLIERS[key] = Applier(udf, output, threads=work.threads)
-        _APPLIERS.move_to_end(key)
-        if len(_APPLIERS) > _APPLIERS_KEPT:
-            _APPLIERS.popitem(last=False)[1].close()
-    return applier

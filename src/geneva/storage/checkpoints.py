@@ -17,8 +17,11 @@ from lance.file import LanceFileSession
 from geneva.model import Secrets
 from geneva.rows import RowRange
 
-_MAX_NAME_BYTES = 40
-"""Longest quoted name kept in a key: the whole file name must stay under 255 bytes."""
+_MOST_NAME_BYTES = 19
+"""Longest quoted name kept in a key: a file name has at most 255 bytes, of which the fixed parts,
+three digests, the row range of a large fragment and the writer's own suffix take 184."""
+_MOST_VERSION_BYTES = 32
+"""As long as a fingerprint."""
 _KEY_METADATA = "geneva.checkpoint.key"
 _CHECKSUM_METADATA = "geneva.checkpoint.crc32"
 _TAIL = re.compile(
@@ -175,7 +178,7 @@ class WorkIdentity:
         return "_".join(
             (
                 f"udf-{_safe(self.udf_name)}",
-                f"ver-{_safe(self.udf_version)}",
+                f"ver-{_safe(self.udf_version, _MOST_VERSION_BYTES)}",
                 self.column_part(self.column),
                 f"where-{_md5(self.where)}",
                 f"uri-{_md5(self.uri.rstrip('/'))}",
@@ -228,13 +231,13 @@ def index_keys(keys: Iterable[str]) -> dict[tuple[str, int], list[CheckpointKey]
     return index
 
 
-def _safe(text: str) -> str:
+def _safe(text: str, most: int = _MOST_NAME_BYTES) -> str:
     """A user's name as part of a file name: quoted, and cut with a hash when it is long."""
     # "_" separates the parts of a key, so that it may not come from a name.
     quoted = quote(text, safe="").replace("_", "%5F").replace("~", "%7E").replace("%", "+")
-    if len(quoted) <= _MAX_NAME_BYTES:
+    if len(quoted) <= most:
         return quoted
-    return f"{quoted[: _MAX_NAME_BYTES - 17]}~{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{quoted[: most - 11]}~{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def _md5(text: str) -> str:

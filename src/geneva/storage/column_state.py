@@ -60,7 +60,13 @@ def read_committed(
     Files that Geneva wrote mostly answer by their names. What had to be traced through the table's
     history is noted in the checkpoint store, because history is cleaned up one day.
     """
-    column = column_identity(snapshot, definition)
+    return read_column(dataset, snapshot, column_identity(snapshot, definition))
+
+
+def read_column(
+    dataset: lance.LanceDataset, snapshot: TableSnapshot, column: ColumnIdentity
+) -> ColumnFacts:
+    """What is valid of a column, or of a group of columns, in each fragment."""
     notes = _Notes(open_checkpoints(snapshot.ref), column)
     tracer = LineageTracer(snapshot.ref, column, TableHistory(snapshot.ref, dataset), notes)
     verdicts: dict[int, Verdict] = {}

@@ -19,7 +19,7 @@ from lance.file import LanceFileSession
 
 from geneva.errors import ColumnNotFoundError, UDFIntegrityError
 from geneva.model import ColumnDefinition, Sizes, TableRef
-from geneva.storage.dataset import field_ids_of
+from geneva.storage.dataset import field_ids_of, is_damage
 from geneva.udf import UDF, deserialize_udf, serialize_udf, udf_digest
 
 _PREFIX = "virtual_column"
@@ -146,8 +146,12 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
         since=int(metadata.get(f"{_PREFIX}.udf_since", "0")),
         sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),
-        **{option: options.get(option) for option in _OPTIONS},
+        **_chosen(options),
     )
+
+
+def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {option: options.get(option) for option in _OPTIONS}
 
 
 def read_definitions(schema: pa.Schema) -> dict[str, ColumnDefinition]:
@@ -190,7 +194,9 @@ def load_udf(ref: TableRef, digest: str) -> UDF:
     try:
         reader = _udf_session(ref).open_reader(f"{digest}.lance")
         data = reader.read_all().to_table().column(0)[0].as_py()
-    except (OSError, ValueError) as error:
+    except BaseException as error:
+        if not is_damage(error):
+            raise
         raise UDFIntegrityError(
             f"The function of table {ref.name!r} stored as _udfs/{digest} can't be read: {error}. "
             "Declare it again with alter_columns."

@@ -13,7 +13,7 @@ from lance import LanceOperation, Transaction
 from geneva.errors import ColumnChangedError, TableChangedError
 from geneva.model import ColumnDefinition, TableRef
 from geneva.storage.columns import read_definition
-from geneva.storage.dataset import TableSnapshot, open_dataset, read_snapshot
+from geneva.storage.dataset import TableSnapshot, open_dataset, output_field_ids, read_snapshot
 from geneva.storage.fragments import StagedFile, data_file
 from geneva.storage.transactions import JOB_PROPERTY, PLANNED_PROPERTY
 
@@ -111,6 +111,8 @@ def verified_definition(
 ) -> ColumnDefinition:
     """The planned column, if the table still has it; ColumnChangedError otherwise."""
     name = planned.name
+    if planned.outputs and all(output in schema.names for output in planned.outputs):
+        return planned
     found = read_definition(schema, name) if name in schema.names else None
     if found is None or found.uuid != planned.uuid:
         raise ColumnChangedError(
@@ -136,7 +138,7 @@ def _misfit(
         return "its fragment was rewritten or removed"
     if fragment.physical_rows != staged.physical_rows:
         return "its fragment has another number of rows"
-    if tuple(snapshot.field_ids[definition.name]) != staged.field_ids:
+    if output_field_ids(snapshot, definition) != staged.field_ids:
         return "the column's fields changed"
     # Inputs that changed are no reason: the file says what it was computed from, so that the rows
     # for which it matters are found and computed again, and only those.

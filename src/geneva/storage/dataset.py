@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.errors import InvalidFilterError, TableNotFoundError, UserInputError
-from geneva.model import TableRef
+from geneva.model import ColumnDefinition, TableRef
 from geneva.rows import RowSet
 
 Dataset: TypeAlias = lance.LanceDataset
@@ -137,6 +137,12 @@ def field_ids_of(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
     return ids
 
 
+def output_field_ids(snapshot: TableSnapshot, definition: ColumnDefinition) -> tuple[int, ...]:
+    """The field ids that a column's data files list; of a group of columns, all of theirs."""
+    names = definition.outputs or (definition.name,)
+    return tuple(i for name in names for i in snapshot.field_ids[name])
+
+
 def quote_path(path: str, schema: pa.Schema) -> str:
     """A column path as Lance SQL reads it; a top-level name that contains dots is one name."""
     parts = [path] if path in schema.names else path.split(".")
@@ -168,6 +174,15 @@ def check_column_name(name: str) -> None:
     for bad, why in ((".", "it separates struct fields"), ("`", "it quotes names in SQL")):
         if bad in name:
             raise UserInputError(f"Column name {name!r} can't contain {bad!r}: {why}.")
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether a file could not be read because of what is in it, or because it is gone.
+
+    A damaged file can panic Lance's reader, and PanicException is no Exception.
+    """
+    known = (OSError, ValueError, RuntimeError, KeyError, pa.ArrowException)
+    return isinstance(error, known) or type(error).__name__ == "PanicException"
 
 
 def read_live_rows(

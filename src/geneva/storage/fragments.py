@@ -14,12 +14,20 @@ from lance.file import LanceFileWriter
 
 from geneva.model import TableRef
 from geneva.rows import Offsets, RowRange
-from geneva.storage.dataset import FragmentFacts, file_version, quote_path, row_addresses
+from geneva.storage.dataset import (
+    FragmentFacts,
+    file_version,
+    is_damage,
+    quote_path,
+    row_addresses,
+)
 from geneva.storage.provenance import PROVENANCE_METADATA, Provenance
 
 _MAX_WINDOW_ROWS = 65_536
 _WINDOW_BYTES = 32 * 1024 * 1024
 _VARIABLE_WIDTH_GUESS = 64
+_PROBE_ROWS = 32
+_LEAST_PROBED_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,33 @@ def window_rows(
     return max(1, min(_MAX_WINDOW_ROWS, _WINDOW_BYTES // max(row_bytes, 1)))
 
 
+def fitting_window(
+    dataset: lance.LanceDataset,
+    fragment_id: int,
+    paths: Sequence[str],
+    rows: RowRange,
+    window: int,
+) -> int:
+    """Return `window`, or fewer rows where a look at some shows that they are wider in memory.
+
+    Files are compressed, so that their size says little about the width of strings and lists.
+    """
+    schema = dataset.schema
+    varies = any(_fixed_width(field_at(schema, path).type) is None for path in paths)
+    if not varies or rows.end < _LEAST_PROBED_ROWS:
+        return window
+    probe = dataset.scanner(
+        columns=_projection(schema, paths),
+        fragments=[dataset.get_fragment(fragment_id)],
+        offset=rows.start,
+        limit=_PROBE_ROWS,
+        batch_size=_PROBE_ROWS,
+        **_blob_options(schema, paths),
+    ).to_table()
+    row_bytes = probe.nbytes // max(probe.num_rows, 1)
+    return max(1, min(window, _WINDOW_BYTES // max(row_bytes, 1)))
+
+
 def field_at(schema: pa.Schema, path: str) -> pa.Field:
     """The field at a column path."""
     if path in schema.names:
@@ -96,14 +131,17 @@ def read_windows(
     batch_rows: int,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Read a range densely, deleted rows included, as (first offset, batch) in order."""
+    fragment = dataset.get_fragment(fragment_id)
+    # With deleted rows in the count, Lance decodes everything before the range to get there.
+    deleted = fragment.metadata.deletion_file is not None
+    physical = {"include_deleted_rows": True, "with_row_id": True} if deleted else {}
     scanner = dataset.scanner(
         columns=_projection(dataset.schema, paths),
-        fragments=[dataset.get_fragment(fragment_id)],
+        fragments=[fragment],
         offset=rows.start,
         limit=len(rows),
         batch_size=batch_rows,
-        include_deleted_rows=True,
-        with_row_id=True,
+        **physical,
         **_blob_options(dataset.schema, paths),
     )
     at = rows.start
@@ -169,7 +207,31 @@ def _projection(schema: pa.Schema, paths: Sequence[str]) -> dict[str, str]:
 def _renamed(batch: pa.RecordBatch, paths: Sequence[str]) -> pa.RecordBatch:
     place = {path: f"c{i}" for i, path in enumerate(dict.fromkeys(paths))}
     return pa.RecordBatch.from_arrays(
-        [batch.column(place[path]) for path in paths], names=list(paths)
+        [_from_zero(batch.column(place[path])) for path in paths], names=list(paths)
+    )
+
+
+def _from_zero(array: pa.Array) -> pa.Array:
+    """Strings whose offsets count from zero, as Arrow's own kernels take for granted.
+
+    Lance hands out a part of a page as it is: `ascii_upper` and its kin make garbage of that.
+    """
+    kind = array.type
+    if not len(array) or array.offset or not _has_offsets(kind):
+        return array
+    width = 8 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else 4
+    if not any(array.buffers()[1][:width].to_pybytes()):
+        return array
+    return pa.concat_arrays([array, array[:0]])
+
+
+def _has_offsets(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
     )
 
 
@@ -268,16 +330,19 @@ class _Buffered:
 def stage_column(
     ref: TableRef,
     dataset: lance.LanceDataset,
-    column: str,
+    columns: Sequence[str],
     arrays: Iterable[pa.Array],
     provenance: Provenance,
     *,
     complete: bool,
 ) -> tuple[str, int]:
-    """Write a fragment's column file next to the table's own; return its name and row count."""
-    arrow_field = dataset.schema.field(column)
-    # The dataset's exact type: the commit checks none of it, and a wrong one reads as garbage.
-    schema = pa.schema([pa.field(column, arrow_field.type, nullable=arrow_field.nullable)])
+    """Write a fragment's column file next to the table's own; return its name and row count.
+
+    Of several columns, each value of `arrays` is a struct.
+    """
+    fields = [dataset.schema.field(column) for column in columns]
+    # The dataset's exact types: the commit checks none of it, and a wrong one reads as garbage.
+    schema = pa.schema([pa.field(f.name, f.type, nullable=f.nullable) for f in fields])
     name = provenance.file_name(complete=complete)
     writer = LanceFileWriter(
         f"{ref.uri}/data/{name}",
@@ -289,8 +354,9 @@ def stage_column(
     writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
     no_struct_nulls = file_version(dataset) < (2, 1)
     for array in arrays:
-        stored = _nulls_inside(array) if no_struct_nulls else array
-        writer.write_batch(pa.record_batch([stored], schema=schema))
+        parts = [array] if len(fields) == 1 and array.type == fields[0].type else array.flatten()
+        stored = [_nulls_inside(part) if no_struct_nulls else part for part in parts]
+        writer.write_batch(pa.record_batch(stored, schema=schema))
     return name, int(writer.close() or 0)
 
 
@@ -311,7 +377,9 @@ def staged_file_is_whole(ref: TableRef, staged: StagedFile) -> bool:
             f"{ref.uri}/data/{staged.path}", storage_options=ref.storage_options.plain()
         )
         return int(reader.num_rows()) == staged.physical_rows
-    except (OSError, ValueError, RuntimeError):
+    except BaseException as error:
+        if not is_damage(error):
+            raise
         return False
 
 

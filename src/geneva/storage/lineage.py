@@ -63,9 +63,15 @@ class ColumnIdentity:
     definition: ColumnDefinition
     output: tuple[int, ...]
     inputs: tuple[tuple[int, ...], ...]
+    source: str | None = None
+    """For a column whose inputs are in another table: what they are, in its version."""
+    mark: tuple[int, ...] | None = None
+    """The field that tells whether a row is set, for a group of columns."""
 
     def signature(self, fragment: FragmentFacts) -> tuple[str, ...]:
         """The input signature of a fragment."""
+        if self.source is not None:
+            return (self.source,)
         return input_signature(fragment, self.inputs)
 
     def output_file(self, fragment: FragmentFacts) -> str | None:
@@ -125,7 +131,7 @@ class LineageTracer:
         wanted = named(Provenance(definition.uuid, definition.udf_version, signature, nothing))
         if (found.column, found.udf) != (wanted.column, wanted.udf):
             return Verdict(nothing, Reason.UDF_CHANGED)
-        if found.inputs != wanted.inputs:
+        if found.inputs != wanted.inputs and self._column.source is None:
             return None
         if found.complete:
             return Verdict(RowSet.full(fragment.physical_rows), Reason.UP_TO_DATE)
@@ -176,7 +182,8 @@ class LineageTracer:
         provenance = read_provenance(self._ref, path)
         if provenance is None:
             return Verdict(nothing, Reason.PARTIAL)
-        if provenance.inputs == self._column.signature(fragment):
+        inputs = self._column.signature(fragment)
+        if provenance.inputs == inputs or self._column.source is not None:
             return Verdict(provenance.valid, Reason.PARTIAL)
         birth = self._history.birth_of(path)
         seen = self._history.at(birth.read_version) if isinstance(birth, Replaced) else None
@@ -384,13 +391,14 @@ class LineageTracer:
 
     def _with_value(self, view: VersionView, fragment: FragmentFacts) -> RowSet:
         """The rows that have a value at all, deleted ones included."""
-        path = view.path_of(self._column.output)
+        path = view.path_of(self._column.mark or self._column.output)
         assert path is not None
         mask = np.zeros(fragment.physical_rows, dtype=np.bool_)
         everything = RowRange(0, fragment.physical_rows)
         for start, batch in read_windows(view.dataset, fragment.id, [path], everything, _WINDOW):
-            present = batch.column(0).is_valid().to_numpy(zero_copy_only=False)
-            mask[start : start + batch.num_rows] = present
+            column = batch.column(0)
+            present = column.fill_null(False) if self._column.mark else column.is_valid()
+            mask[start : start + batch.num_rows] = present.to_numpy(zero_copy_only=False)
         return RowSet.from_mask(mask)
 
 

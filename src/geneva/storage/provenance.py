@@ -17,7 +17,7 @@ from lance.file import LanceFileReader
 
 from geneva.model import TableRef
 from geneva.rows import RowSet
-from geneva.storage.dataset import FragmentFacts
+from geneva.storage.dataset import FragmentFacts, is_damage
 
 PROVENANCE_METADATA = "geneva.provenance"
 _NAME = re.compile(
@@ -95,6 +95,12 @@ def parse_file_name(path: str) -> NamedProvenance | None:
     )
 
 
+def is_computed_from(path: str, inputs: tuple[str, ...]) -> bool:
+    """Whether a data file's name says that its values were computed from these very inputs."""
+    found = parse_file_name(path)
+    return found is not None and found.inputs == _digest("\n".join(inputs), 12)
+
+
 def named(provenance: Provenance) -> NamedProvenance:
     """What the name of a complete file of this provenance tells."""
     column, udf, inputs = provenance.digests().split("-")
@@ -109,7 +115,9 @@ def read_provenance(ref: TableRef, path: str) -> Provenance | None:
         )
         text = (reader.metadata().schema.metadata or {}).get(PROVENANCE_METADATA.encode())
         return Provenance.from_text(text.decode()) if text is not None else None
-    except (OSError, ValueError, KeyError):
+    except BaseException as error:
+        if not is_damage(error):
+            raise
         return None
 
 

@@ -1,0 +1,79 @@
+"""What a worker computes: one column by a UDF, or several carried over from another table."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Protocol
+
+import pyarrow as pa
+
+from geneva.execution.apply import Applier
+from geneva.execution.task import ColumnWork
+from geneva.storage.columns import load_udf
+from geneva.storage.dataset import Dataset
+from geneva.storage.system_columns import IS_SET
+
+
+class Program(Protocol):
+    """Turns a batch of inputs into as many values."""
+
+    def apply(self, batch: pa.RecordBatch) -> pa.Array:
+        """Compute the values of one batch."""
+
+    def close(self) -> None:
+        """Let go of whatever is held."""
+
+
+class Carrier:
+    """Carries columns over as they are: each value is a struct of the row's columns."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        """Carry the fields of a struct type; the mark that a row is set is added."""
+        self._fields = [kind.field(i) for i in range(kind.num_fields)]
+
+    def apply(self, batch: pa.RecordBatch) -> pa.Array:
+        """Put the batch's columns side by side."""
+        columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+        marks = pa.repeat(pa.scalar(True), batch.num_rows)
+        arrays = [
+            marks if field.name == IS_SET else columns[field.name].cast(field.type)
+            for field in self._fields
+        ]
+        return pa.StructArray.from_arrays(arrays, fields=self._fields)
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def value_field(dataset: Dataset, work: ColumnWork) -> pa.Field:
+    """The field of the values: the column's own, or a struct of several columns."""
+    if work.outputs == (work.column,):
+        return dataset.schema.field(work.column)
+    return pa.field(work.column, pa.struct([dataset.schema.field(name) for name in work.outputs]))
+
+
+_LIVE: OrderedDict[tuple[object, ...], Program] = OrderedDict()
+_KEPT = 4
+_LOCK = threading.Lock()
+
+
+def live_program(work: ColumnWork, field: pa.Field) -> Program:
+    """The program, made once a worker process: a model is loaded once, however many tasks run."""
+    output = pa.field(field.name, field.type, nullable=work.nullable)
+    key = (work.ref, work.udf_digest, output, work.inputs, work.threads)
+    with _LOCK:
+        program = _LIVE.get(key)
+        if program is None:
+            program = _LIVE[key] = _make(work, output)
+        _LIVE.move_to_end(key)
+        if len(_LIVE) > _KEPT:
+            _LIVE.popitem(last=False)[1].close()
+    return program
+
+
+def _make(work: ColumnWork, output: pa.Field) -> Program:
+    if not work.udf_digest:
+        return Carrier(output.type)
+    udf = load_udf(work.ref, work.udf_digest).with_inputs(list(work.inputs))
+    return Applier(udf, output, threads=work.threads)

@@ -1,0 +1,106 @@
+"""What a job carries out: a backfill, or a refresh. One kind of job for both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from geneva.execution.driver import JobControl, run_backfill
+from geneva.execution.prepare import PreparedBackfill
+from geneva.execution.progress import JobProgress
+from geneva.storage.housekeeping import drop_column_leftovers
+
+
+class Work(Protocol):
+    """A plan that is ready to be carried out."""
+
+    @property
+    def table(self) -> str:
+        """The table, or view, that it fills."""
+
+    @property
+    def column(self) -> str:
+        """The column; of a view, all of them."""
+
+    @property
+    def job_type(self) -> str:
+        """What the job history calls it."""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was asked for, for the job history."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+
+    @property
+    def total_rows(self) -> int:
+        """Values to compute."""
+
+    def run(self, control: JobControl) -> JobProgress:
+        """Do it."""
+
+    def tidy(self) -> None:
+        """Drop what is of no use after a job that did everything, and while no other one runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillWork:
+    """A backfill of one column."""
+
+    prepared: PreparedBackfill
+    job_type: str = "BACKFILL"
+
+    @property
+    def table(self) -> str:
+        """The table's name."""
+        return self.prepared.plan.table
+
+    @property
+    def column(self) -> str:
+        """The column's name."""
+        return self.prepared.plan.column
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was asked for."""
+        plan, request = self.prepared.plan, self.prepared.request
+        return {
+            "where": plan.where,
+            "read_version": plan.version,
+            "udf_name": plan.udf_name,
+            "udf_version": plan.udf_version,
+            "concurrency": request.concurrency,
+            "commit_granularity": request.commit_granularity,
+        }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know."""
+        return self.prepared.plan.notes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.prepared.plan.is_empty
+
+    @property
+    def total_rows(self) -> int:
+        """Rows that get a new value."""
+        return self.prepared.plan.rows_to_compute
+
+    def run(self, control: JobControl) -> JobProgress:
+        """Carry the plan out."""
+        return run_backfill(self.prepared, control)
+
+    def tidy(self) -> None:
+        """Drop what earlier jobs on the column left behind, once everything is computed."""
+        request = self.prepared.request
+        if request.where is None and request.num_frags is None:
+            own = set(self.prepared.prefixes.values())
+            drop_column_leftovers(self.prepared.ref, self.column, own)

@@ -1,0 +1,155 @@
+"""A database and its tables: all of LanceDB, and nothing of geneva's own in the way."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import lancedb
+import pyarrow as pa
+import pytest
+from lancedb.index import BTree
+
+import geneva
+from geneva import Connection
+from geneva.errors import TableNotFoundError, UserInputError
+from support import Calls, column, make_table, tripled
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64())})
+
+
+class TestConnecting:
+    @pytest.mark.parametrize("kind", [str, Path])
+    def test_a_path_is_text_or_a_path(self, tmp_path: Path, kind: type) -> None:
+        db = geneva.connect(kind(tmp_path / "db"))
+        db.create_table("t", rows(1))
+        assert db.uri == str(tmp_path / "db")
+        assert lancedb.connect(tmp_path / "db").open_table("t").count_rows() == 1
+
+    def test_a_relative_path_stays_where_it_was(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        db = geneva.connect("db")
+        db.create_table("t", rows(1))
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        assert db.open_table("t").ref.uri == str(tmp_path / "db" / "t.lance")
+        assert os.listdir(tmp_path / "elsewhere") == []  # noqa: PTH208
+
+    def test_a_home_is_a_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert geneva.connect("~/db").uri == str(tmp_path / "db")
+
+    def test_connecting_and_looking_write_nothing(self, tmp_path: Path) -> None:
+        db = geneva.connect(tmp_path / "db")
+        assert (db.table_names(), db.list_jobs()) == ([], [])
+        assert [p for p in (tmp_path / "db").rglob("*") if p.is_file()] == []
+
+    def test_secrets_do_not_show(self, tmp_path: Path) -> None:
+        db = geneva.connect(tmp_path / "db", storage_options={"aws_secret_access_key": "hush"})
+        table = db.create_table("t", rows(1))
+        for text in (repr(db), repr(table), repr(table.ref), repr(vars(db))):
+            assert "hush" not in text
+
+
+class TestTables:
+    def test_names_are_sorted_and_without_geneva_s_own(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        for name in ("b", "a", "c"):
+            local_db.create_table(name, rows(1))
+        table = local_db.open_table("a")
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        assert len(local_db.list_jobs()) == 1
+        assert local_db.table_names() == ["a", "b", "c"]
+        assert calls.count == 1
+
+    def test_more_tables_than_a_page(self, local_db: Connection) -> None:
+        names = [f"t{i:03}" for i in range(25)]
+        for name in names:
+            local_db.create_table(name, rows(1))
+        assert local_db.table_names() == names
+
+    def test_create_open_and_drop(self, local_db: Connection) -> None:
+        local_db.create_table("t", rows(1, 2))
+        with pytest.raises(ValueError, match="already exists"):
+            local_db.create_table("t", rows(3))
+        replaced = local_db.create_table("t", rows(3), mode="overwrite")
+        assert column(replaced, "id") == [3]
+        empty = local_db.create_table("e", schema=pa.schema([("id", pa.int64())]))
+        assert (len(empty), empty.count_rows(), empty.name) == (0, 0, "e")
+        local_db.drop_table("t")
+        assert local_db.table_names() == ["e"]
+        with pytest.raises(
+            TableNotFoundError, match=r"no table 't' in .* Tables: \['e'\]"
+        ) as error:
+            local_db.open_table("t")
+        assert isinstance(error.value, UserInputError)
+
+    def test_stable_row_ids(self, local_db: Connection) -> None:
+        options = {"new_table_enable_stable_row_ids": "true"}
+        stable = local_db.create_table("s", rows(1), storage_options=options)
+        assert stable.to_lance().has_stable_row_ids
+        assert not local_db.create_table("t", rows(1)).to_lance().has_stable_row_ids
+        assert local_db.open_table("s").ref.storage_options.get("aws_region") is None
+
+    def test_versions(self, local_db: Connection, calls: Calls) -> None:
+        table = local_db.create_table("t", rows(1))
+        first = table.version
+        table.add(rows(2))
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        old = local_db.open_table("t", version=first)
+        assert (old.version, len(old), old.schema.names) == (first, 1, ["id"])
+        old.checkout_latest()
+        assert old.to_arrow()["x"].to_pylist() == [3, 6]
+        old.checkout(first)
+        assert len(old) == 1
+        assert calls.count == 2
+
+    def test_everything_else_is_lancedb_s(self, local_db: Connection, calls: Calls) -> None:
+        table = make_table(local_db, [4])
+        table.add_columns({"x": tripled(calls)})
+        table.add(rows(10, 11))
+        table.delete("id = 0")
+        table.update(where="id = 1", values={"id": 100})
+        table.merge_insert("id").when_not_matched_insert_all().execute(
+            pa.table({"id": [12], "x": pa.array([None], pa.int64())})
+        )
+        assert sorted(column(table, "id")) == [2, 3, 10, 11, 12, 100]
+        assert table.count_rows("id > 10") == 3
+        assert len(table) == 6
+        table.backfill("x")
+        assert sorted(calls.taken()) == [2, 3, 10, 11, 12, 100]
+        assert [r["x"] for r in table.search().where("id = 12").to_list()] == [36]
+        table.create_index("id", config=BTree())
+        assert len(table.list_indices()) == 1
+        table.compact_files()
+        table.optimize(cleanup_older_than=timedelta(days=1))
+        assert sorted(table.to_pandas()["x"].tolist()) == [6, 9, 30, 33, 36, 300]
+        assert table.backfill("x").rows_computed == 0
+        assert calls.count == 0
+        assert table.head(2).num_rows == 2
+
+    def test_what_nobody_has(self, local_db: Connection) -> None:
+        table = local_db.create_table("t", rows(1))
+        for thing in (local_db, table):
+            with pytest.raises(AttributeError, match="no_such_thing"):
+                thing.no_such_thing  # noqa: B018
+
+    def test_an_updated_input_runs_again_and_no_other(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        table = make_table(local_db, [4], stable_row_ids=True)
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        calls.clear()
+        table.update(where="id = 1", values={"id": 100})
+        table.backfill("x")
+        assert calls.rows == [100]
+        assert sorted(column(table, "x")) == [0, 6, 9, 300]
