@@ -139,9 +139,7 @@ class Connection:
         return TableRef(lancedb_table.name, str(lancedb_table.uri).rstrip("/"), Secrets(options))
 
     def _job(self, work: Work, on_commit: Callable[[], None]) -> Job:
-        return Job(
-            work, self._history, self._signals, self._settings, self._make_runner, on_commit
-        )
+        return Job(work, self._history, self._signals, self._settings, self._make_runner, on_commit)
 
     def _make_runner(self) -> Runner:
         if self._runner is not None:

@@ -334,3 +334,17 @@ def cleanup(
         lambda key: busy or key.prefix in useful,
         older_than,
     )
+
+
+def alter_view_column(
+    ref: TableRef, source: Dataset, name: str, change: tuple[UDF, list[str] | None]
+) -> None:
+    """Give a view's UDF column another UDF over the source's columns."""
+    view = open_dataset(ref)
+    udf, own = change
+    current = _existing(view.schema, ref, name, udf)
+    if current is None:
+        raise InvalidUDFError(f"Column {name!r} of view {ref.name!r} is not computed by a UDF.")
+    inputs = inputs_of(udf, own, source.schema, name)
+    digest = stage_udf(ref, udf)
+    commit_redefinitions(view, [redefine_column(source, current, udf, inputs, digest)])

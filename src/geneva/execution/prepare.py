@@ -44,7 +44,7 @@ from geneva.storage.fragments import StagedFile, size_of_inputs, window_rows
 from geneva.storage.lineage import Verdict
 from geneva.storage.source_rows import SourceRows
 from geneva.storage.staging import open_checkpoints, read_staged
-from geneva.storage.system_columns import SOURCE_ROW_ID
+from geneva.view_definition import SOURCE_ROW_ID
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from geneva.execution.apply import Applier
 from geneva.execution.task import ColumnWork
 from geneva.storage.columns import load_udf
 from geneva.storage.dataset import Dataset
-from geneva.storage.system_columns import IS_SET
+from geneva.view_definition import IS_SET
 
 
 class Program(Protocol):

@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 MOST_JOBS_IN_FLIGHT = 16
 """Driver threads, each waiting for one Spark job; more submissions wait for one of them."""
-CANCEL_LIMIT_SECONDS = 10.0
+CANCEL_LIMIT_SECONDS = 30.0
 
 
 class SparkRunner:
@@ -109,17 +109,17 @@ class SparkRunner:
         The workers are gone a few seconds later, whatever the user's function is doing.
         """
         self._cancelled.set()
-        deadline = time.monotonic() + CANCEL_LIMIT_SECONDS
-        while self._unfinished and time.monotonic() < deadline:
-            # Again and again: a job that was about to start when we came can't be seen yet.
-            # In a thread of its own, because a Ctrl-C may have broken this one's connection.
-            threading.Thread(target=self._cancel_tagged, daemon=True).start()
-            with self._idle:
-                self._idle.wait_for(lambda: not self._unfinished, timeout=0.25)
+        # In a thread of its own, because a Ctrl-C may have broken this one's connection.
+        threading.Thread(target=self._cancel_until_idle, daemon=True).start()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._unfinished, CANCEL_LIMIT_SECONDS)
 
-    def _cancel_tagged(self) -> None:
+    def _cancel_until_idle(self) -> None:
         with contextlib.suppress(Exception):  # Spark is gone: then so are its jobs
-            self._side.cancel(self._tag)
+            while self._unfinished:
+                # Again and again: a job that was about to start can't be seen the first time.
+                self._side.cancel(self._tag)
+                time.sleep(0.1)
 
     def _finished(self, _: Future[list[str]]) -> None:
         with self._idle:
@@ -129,8 +129,7 @@ class SparkRunner:
     def _run(
         self, function: Callable[[T], str], items: Sequence[T], resources: Resources
     ) -> list[str]:
-        if self._cancelled.is_set():
-            raise JobCancelledError("The job was cancelled before its tasks started.")
+        self._check()
         if not items:
             return []
         try:
@@ -155,7 +154,12 @@ class SparkRunner:
             reports = numbers.mapInArrow(
                 task_body(function, items), REPORT_DDL, profile=self._profiles[resources]
             )
+        self._check()
         return reports.toArrow()
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise JobCancelledError("The job was cancelled before its tasks started.")
 
 
 # ----------------------------------------------------------------- what differs by kind of session

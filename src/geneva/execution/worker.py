@@ -44,7 +44,7 @@ from geneva.storage.fragments import (
 from geneva.storage.provenance import Provenance
 from geneva.storage.source_rows import SourceRows
 from geneva.storage.staging import open_checkpoints, record_staged
-from geneva.storage.system_columns import SOURCE_ROW_ID
+from geneva.view_definition import SOURCE_ROW_ID
 
 _SPARSE = 0.2
 """Below this share of wanted rows they are read by address instead of scanning past the others."""

@@ -130,7 +130,9 @@ class LineageTracer:
         definition, signature = self._column.definition, self._column.signature(fragment)
         wanted = named(Provenance(definition.uuid, definition.udf_version, signature, nothing))
         if (found.column, found.udf) != (wanted.column, wanted.udf):
-            return Verdict(nothing, Reason.UDF_CHANGED)
+            # In a part, the rows that it kept may be older work of this very UDF.
+            kept = found.column == wanted.column and not found.complete
+            return None if kept else Verdict(nothing, Reason.UDF_CHANGED)
         if found.inputs != wanted.inputs and self._column.source is None:
             return None
         if found.complete:
@@ -182,6 +184,8 @@ class LineageTracer:
         provenance = read_provenance(self._ref, path)
         if provenance is None:
             return Verdict(nothing, Reason.PARTIAL)
+        if provenance.udf_version != self._column.definition.udf_version:
+            return self._kept_rows(view, fragment, path, provenance.valid)
         inputs = self._column.signature(fragment)
         if provenance.inputs == inputs or self._column.source is not None:
             return Verdict(provenance.valid, Reason.PARTIAL)
@@ -192,6 +196,20 @@ class LineageTracer:
             return Verdict(nothing, Reason.INPUT_CHANGED)
         same = self._unchanged_inputs(fragment, seen, view)
         return Verdict(provenance.valid.intersect(same), Reason.INPUT_CHANGED)
+
+    def _kept_rows(
+        self, view: VersionView, fragment: FragmentFacts, path: str, made: RowSet
+    ) -> Verdict:
+        """A file of another UDF, which made some rows and kept the others as they were."""
+        birth = self._history.birth_of(path)
+        before = self._history.at(birth.version - 1) if isinstance(birth, Replaced) else None
+        was = before.fragment(fragment.id) if before is not None else None
+        if before is None or was is None:
+            return Verdict(RowSet.empty(fragment.physical_rows), Reason.UDF_CHANGED)
+        valid = self.verdict(before, was).valid.minus(made)
+        if valid and self._column.signature(was) != self._column.signature(fragment):
+            valid = valid.intersect(self._unchanged_inputs(fragment, before, view))
+        return Verdict(valid, Reason.UDF_CHANGED)
 
     def _since(
         self, birth: Birth, verdict: Verdict, view: VersionView, fragment: FragmentFacts

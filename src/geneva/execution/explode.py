@@ -1,0 +1,204 @@
+"""Views of several rows for one: a hidden view of one list a row, laid out as rows.
+
+The chunker is a UDF of the hidden view, so that checkpoints, staleness and jobs are those of any view.
+Laying its lists out runs no user code, and is done again for exactly the source rows that changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from geneva.errors import JobCancelledError
+from geneva.execution.driver import JobControl
+from geneva.execution.progress import JobProgress
+from geneva.execution.refresh import PreparedRefresh, RefreshRequest, prepare_refresh
+from geneva.execution.runner import Runner
+from geneva.model import TableRef
+from geneva.planning.refresh import RefreshPlan
+from geneva.storage.chunks import (
+    CHUNKS,
+    commit_chunks,
+    inner_ref,
+    read_chunked,
+    write_chunk_rows,
+)
+from geneva.storage.dataset import open_dataset
+from geneva.storage.source_changes import RowIds, read_changes, read_row_ids
+from geneva.storage.source_rows import SourceRows
+from geneva.storage.views import read_view
+from geneva.view_definition import IS_SET, SOURCE_ROW_ID
+
+_ROWS_PER_ITEM = 20_000
+_TAKEN_AT_ONCE = 1_024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Rows of the hidden view to lay out, for one task."""
+
+    outer: TableRef
+    rows: SourceRows
+    ids: RowIds
+    columns: tuple[str, ...]
+    """Columns that are carried along."""
+
+
+def lay_out(item: Layout) -> str:
+    """Write the rows of an item's lists as fragments that nobody sees yet; return what they are."""
+    return write_chunk_rows(item.outer, _laid_out(item))
+
+
+def _laid_out(item: Layout) -> Iterator[pa.RecordBatch]:
+    schema = open_dataset(item.outer).schema
+    for at in range(0, len(item.ids), _TAKEN_AT_ONCE):
+        batch = item.rows.take(item.ids[at : at + _TAKEN_AT_ONCE])
+        lists = batch.column(CHUNKS)
+        parents = pc.list_parent_indices(lists)
+        chunks = pc.list_flatten(lists)
+        made = {
+            SOURCE_ROW_ID: batch.column(SOURCE_ROW_ID).take(parents),
+            IS_SET: pa.repeat(pa.scalar(True), len(chunks)),
+            **{name: batch.column(name).take(parents) for name in item.columns},
+        }
+        kind = chunks.type
+        names = [kind.field(i).name for i in range(kind.num_fields)]
+        values = dict(zip(names, chunks.flatten(), strict=True))
+        made.update(values)
+        yield pa.record_batch([made[field.name] for field in schema], schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChunkRefresh:
+    """A refresh of the hidden view, and of the rows laid out from it."""
+
+    ref: TableRef
+    inner: PreparedRefresh
+    plan: RefreshPlan
+    job_type: str = "REFRESH"
+
+    @property
+    def table(self) -> str:
+        """The view's name."""
+        return self.ref.name
+
+    @property
+    def column(self) -> str:
+        """All of the view's columns."""
+        return "*"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was asked for."""
+        return self.inner.config
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know."""
+        return self.plan.notes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the view is up to date."""
+        return self.plan.is_empty
+
+    @property
+    def total_rows(self) -> int:
+        """Values to compute or carry over in the hidden view."""
+        return self.inner.total_rows
+
+    def run(self, control: JobControl) -> JobProgress:
+        """Refresh the hidden view, then lay out what changed in it."""
+        progress = JobProgress(total=0)
+        if not self.inner.is_empty:
+            progress = self.inner.run(control)
+        _lay_out_changes(self.ref, self.inner.ref, self.inner.target, control)
+        return progress
+
+    def tidy(self) -> None:
+        """Drop the checkpoints of the hidden view."""
+        self.inner.tidy()
+
+
+def prepare_chunk_refresh(
+    ref: TableRef, source: TableRef, request: RefreshRequest
+) -> PreparedChunkRefresh:
+    """Plan the refresh of a chunked view: that of its hidden view, which the rows follow."""
+    inner = prepare_refresh(inner_ref(ref), source, request)
+    view = open_dataset(ref)
+    info, state = read_view(view.schema), read_chunked(view)
+    laid_out = info is not None and info.base_version == inner.target
+    current = inner.is_empty and laid_out and state.inner_version is not None
+    plan = replace(inner.plan, view=ref.name, up_to_date=current)
+    return PreparedChunkRefresh(ref, inner, plan)
+
+
+def _lay_out_changes(outer: TableRef, inner: TableRef, target: int, control: JobControl) -> None:
+    """Replace the rows of every source row whose list or carried values changed."""
+    view, lists = open_dataset(outer), open_dataset(inner)
+    state = read_chunked(view)
+    columns = tuple(n for n in lists.schema.names if n not in (CHUNKS, SOURCE_ROW_ID, IS_SET))
+    if state.inner_version is None:
+        gone = None
+        fresh = read_row_ids(lists, None)
+    else:
+        watched = [CHUNKS, *columns]
+        changes = read_changes(inner, state.inner_version, lists.version, watched)
+        touched = np.unique(np.concatenate([*changes.changed.values(), np.zeros(0, np.uint64)]))
+        fresh = np.union1d(changes.inserted, touched)
+        before = SourceRows(inner, state.inner_version, ((SOURCE_ROW_ID, SOURCE_ROW_ID),))
+        gone = _source_ids(before, np.union1d(changes.deleted, touched))
+    now = SourceRows(
+        inner,
+        lists.version,
+        tuple((name, f"`{name}`") for name in (SOURCE_ROW_ID, CHUNKS, *columns)),
+    )
+    if gone is not None:
+        # Also what a run that was cut off may have laid out of them already.
+        gone = np.union1d(gone, _source_ids(now, fresh))
+    fragments: list[str] = []
+    if len(fresh):
+        fragments = _run_items(_items(outer, now, fresh, columns), control)
+    commit_chunks(outer, gone, fragments, target, lists.version)
+
+
+def _source_ids(rows: SourceRows, ids: RowIds) -> RowIds:
+    parts = [
+        rows.take(ids[at : at + 100_000]).column(SOURCE_ROW_ID).to_numpy()
+        for at in range(0, len(ids), 100_000)
+    ]
+    return np.unique(np.concatenate([*parts, np.zeros(0)])).astype(np.uint64)
+
+
+def _items(
+    outer: TableRef, rows: SourceRows, ids: RowIds, columns: tuple[str, ...]
+) -> list[Layout]:
+    return [
+        Layout(outer, rows, ids[at : at + _ROWS_PER_ITEM], columns)
+        for at in range(0, len(ids), _ROWS_PER_ITEM)
+    ]
+
+
+def _run_items(items: list[Layout], control: JobControl) -> list[str]:
+    if len(items) == 1:
+        # Less than a task is worth: laying out runs no user code, so that it may run here.
+        return [lay_out(items[0])]
+    runner: Runner = control.make_runner()
+    waiting: dict[Future[list[str]], int] = {
+        runner.submit(lay_out, [item]): i for i, item in enumerate(items)
+    }
+    written: dict[int, str] = {}
+    while waiting:
+        done, _ = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+        for future in done:
+            written[waiting.pop(future)] = future.result()[0]
+        if control.cancelled.is_set():
+            runner.cancel()
+            raise JobCancelledError(f"Job {control.job_id} was cancelled.")
+    return [written[i] for i in range(len(items))]

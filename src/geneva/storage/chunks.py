@@ -1,0 +1,116 @@
+"""The rows of a chunked view: written as fragments, put in place of older ones by one commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from lance import LanceOperation, Transaction
+from lance.fragment import write_fragments
+
+from geneva.model import TableRef
+from geneva.storage.dataset import open_dataset
+from geneva.view_definition import SOURCE_ROW_ID
+
+CHUNKS = "__chunks"
+"""The hidden view's column of lists."""
+_INNER_VERSION = "geneva::view::chunks_version"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedState:
+    """Which version of the hidden view the rows were laid out from; None: none yet."""
+
+    inner_version: int | None
+
+
+def inner_ref(outer: TableRef) -> TableRef:
+    """The hidden view of a chunked one. It is inside the other's folder, and goes with it."""
+    return TableRef(f"{outer.name} (chunks)", f"{outer.uri}/_chunks", outer.storage_options)
+
+
+def read_chunked(view: lance.LanceDataset) -> ChunkedState:
+    """How far a chunked view is laid out."""
+    text = (view.schema.metadata or {}).get(_INNER_VERSION.encode())
+    return ChunkedState(int(text) if text is not None else None)
+
+
+def write_chunk_rows(outer: TableRef, batches: Iterator[pa.RecordBatch]) -> str:
+    """Write rows as fragments that no version has yet; return what they are as text."""
+    dataset = open_dataset(outer)
+    reader = pa.RecordBatchReader.from_batches(dataset.schema, batches)
+    fragments = write_fragments(
+        reader,
+        outer.uri,
+        schema=dataset.schema,
+        mode="append",
+        storage_options=outer.storage_options.plain(),
+    )
+    return json.dumps([fragment.to_json() for fragment in fragments])
+
+
+def commit_chunks(
+    outer: TableRef,
+    gone: npt.NDArray[np.uint64] | None,
+    fragments: Sequence[str],
+    base_version: int,
+    inner_version: int,
+) -> None:
+    """Put new rows in the place of those of `gone` source rows (None: of all), in one commit.
+
+    Done again after a crash it gives the same: rows are found by the source row they are of.
+    """
+    view = open_dataset(outer)
+    new = [
+        lance.FragmentMetadata.from_json(json.dumps(item))
+        for text in fragments
+        for item in json.loads(text)
+    ]
+    updated, removed = _without(view, gone)
+    if new or updated or removed:
+        operation = LanceOperation.Update(
+            removed_fragment_ids=removed,
+            updated_fragments=updated,
+            new_fragments=new,
+            fields_modified=[],
+            fields_for_preserving_frag_bitmap=[],
+            update_mode="rewrite_rows",
+        )
+        view = lance.LanceDataset.commit(view, Transaction(view.version, operation))
+    view.update_schema_metadata(
+        {
+            "geneva::view::base_table_version": str(base_version),
+            _INNER_VERSION: str(inner_version),
+        }
+    )
+
+
+def _without(
+    view: lance.LanceDataset, gone: npt.NDArray[np.uint64] | None
+) -> tuple[list[lance.FragmentMetadata], list[int]]:
+    updated: list[lance.FragmentMetadata] = []
+    removed: list[int] = []
+    for fragment in view.get_fragments():
+        if gone is None:
+            removed.append(fragment.fragment_id)
+            continue
+        if not len(gone):
+            continue
+        table = view.scanner(
+            columns=[SOURCE_ROW_ID], with_row_address=True, fragments=[fragment]
+        ).to_table()
+        hit = np.isin(table.column(SOURCE_ROW_ID).to_numpy().astype(np.uint64), gone)
+        if not hit.any():
+            continue
+        offsets = table.column("_rowaddr").to_numpy()[hit] & np.uint64(0xFFFFFFFF)
+        left = fragment.delete_rows(offsets.astype(np.int64).tolist())
+        if left is None:
+            removed.append(fragment.fragment_id)
+        else:
+            updated.append(left)
+    return updated, removed
