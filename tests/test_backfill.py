@@ -173,8 +173,8 @@ class TestEveryRowOnce:
 
 
 class TestEmptyTables:
-    def test_no_rows(self, db: Connection, calls: Calls) -> None:
-        table = db.create_table("t", schema=pa.schema([("id", pa.int64())]))
+    def test_no_rows(self, local_db: Connection, calls: Calls) -> None:
+        table = local_db.create_table("t", schema=pa.schema([("id", pa.int64())]))
         table.add_columns({"x": tripled(calls)})
         assert table.backfill("x").rows_computed == 0
         assert table.plan_backfill("x").is_empty
@@ -183,8 +183,8 @@ class TestEmptyTables:
         assert column(table, "x") == [21]
         assert calls.rows == [7]
 
-    def test_every_row_deleted(self, db: Connection, calls: Calls) -> None:
-        table = make_table(db, [3, 2])
+    def test_every_row_deleted(self, local_db: Connection, calls: Calls) -> None:
+        table = make_table(local_db, [3, 2])
         table.add_columns({"x": tripled(calls)})
         table.delete("id >= 0")
         result = table.backfill("x", where="id > 0")
@@ -295,8 +295,8 @@ class TestParameters:
         assert column(table, "x") == [3 * i for i in range(20)]
         assert checkpoint_ranges(table) == {}, "what is committed needs no checkpoint"
 
-    def test_several_fragments_in_a_task(self, db: Connection, calls: Calls) -> None:
-        table = make_table(db, [2] * 6)
+    def test_several_fragments_in_a_task(self, local_db: Connection, calls: Calls) -> None:
+        table = make_table(local_db, [2] * 6)
         table.add_columns({"x": tripled(calls)})
         assert table.backfill("x", task_size=4).progress.tasks == 3
         assert calls.rows == list(range(12))
@@ -324,9 +324,9 @@ class TestParameters:
         assert calls.rows == list(range(14))
 
     def test_a_udf_may_bring_its_own_sizes_and_the_call_wins(
-        self, db: Connection, calls: Calls
+        self, local_db: Connection, calls: Calls
     ) -> None:
-        table = make_table(db, [6])
+        table = make_table(local_db, [6])
         table.add_columns({"x": tripled(calls, checkpoint_size=2, task_size=6)})
         table.backfill("x", num_frags=1)
         assert checkpoint_ranges(table) == {0: [(0, 2), (2, 4), (4, 6)]}
@@ -337,8 +337,8 @@ class TestParameters:
         assert (3, 6) in checkpoint_ranges(table)[0]
         assert calls.count == 12
 
-    def test_batch_size_is_rows_a_call(self, db: Connection, calls: Calls) -> None:
-        table = make_table(db, [10])
+    def test_batch_size_is_rows_a_call(self, local_db: Connection, calls: Calls) -> None:
+        table = make_table(local_db, [10])
 
         def arrays(id: pa.Array) -> pa.Array:
             return pa.compute.multiply(id, 3)
@@ -350,9 +350,9 @@ class TestParameters:
 
     @pytest.mark.parametrize("most", [1, 3, 8])
     def test_checkpoints_by_time_stay_under_their_maximum(
-        self, db: Connection, calls: Calls, most: int, monkeypatch: pytest.MonkeyPatch
+        self, local_db: Connection, calls: Calls, most: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        table = make_table(db, [30])
+        table = make_table(local_db, [30])
         table.add_columns({"x": tripled(calls)})
         with uncommitted(monkeypatch):
             table.backfill("x", max_checkpoint_size=most, task_size=100)
@@ -362,9 +362,9 @@ class TestParameters:
         assert calls.rows == list(range(30))
 
     def test_checkpoints_by_time_stay_over_their_minimum(
-        self, db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+        self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        table = make_table(db, [30])
+        table = make_table(local_db, [30])
         table.add_columns({"x": counted(calls, slowly)})
         with uncommitted(monkeypatch):
             table.backfill(
@@ -379,17 +379,19 @@ class TestParameters:
         assert calls.rows == list(range(30))
 
     def test_a_flush_interval_makes_work_durable(
-        self, db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+        self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        table = make_table(db, [6])
+        table = make_table(local_db, [6])
         table.add_columns({"x": counted(calls, slowly)})
         with uncommitted(monkeypatch):
             table.backfill("x", batch_checkpoint_flush_interval_seconds=0, task_size=100)
         assert len(checkpoint_ranges(table)[0]) >= 2
         assert calls.count == 6
 
-    def test_a_quick_fragment_needs_no_batch_checkpoint(self, db: Connection, calls: Calls) -> None:
-        table = make_table(db, [1_000])
+    def test_a_quick_fragment_needs_no_batch_checkpoint(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        table = make_table(local_db, [1_000])
         table.add_columns({"x": counted(calls, lambda id: id, data_type=pa.int64())})
         table.backfill("x", task_size=1_000)
         assert checkpoint_ranges(table) == {}

@@ -16,7 +16,7 @@ import pytest
 
 from conftest import connect
 from execution.cluster import Cluster, running_cluster, wait_for
-from geneva import Connection, Table, udf
+from geneva import Connection, udf
 from geneva.execution.runner import InProcessRunner
 from geneva.model import JobStatus
 from processes import kill, nothing_left_in, processes_in, start_script
@@ -39,10 +39,6 @@ def cluster() -> Iterator[Cluster]:
 def db(tmp_path: Path) -> Connection:
     """The table as this process sees it; it never computes anything here."""
     return connect(tmp_path / "db", InProcessRunner)
-
-
-def values(table: Table, name: str = "y") -> list[object]:
-    return column(table, name)
 
 
 CLUSTER_SCRIPT = """
@@ -104,8 +100,8 @@ def test_executor_killed_and_gpus_asked_for(
     assert victim in before
     y, computed, z, gpu_rows = json.loads(output.splitlines()[-1])
     assert (y, z, gpu_rows) == ("DONE", "DONE", 300)
-    assert values(table) == [i * i for i in range(300)]
-    assert set(values(table, "gpus")) == {"1 ['0']"}
+    assert column(table, "y") == [i * i for i in range(300)]
+    assert set(column(table, "gpus")) == {"1 ['0']"}
     assert set(calls.rows) == set(range(300))
     # The executor's one open batch: what it had checkpointed is used by whoever takes over.
     assert calls.count <= 300 + 10
@@ -114,7 +110,8 @@ def test_executor_killed_and_gpus_asked_for(
 
 
 CONNECT_SCRIPT = """
-    import json, warnings
+    import json, time
+    from pathlib import Path
     from pyspark.sql import SparkSession
     import geneva
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
@@ -129,8 +126,7 @@ CONNECT_SCRIPT = """
     except geneva.errors.UDFError as error:
         failed = str(error)
     future = table.backfill_async("slow")
-    import time
-    while not geneva_calls():
+    while not Path({mark!r}).exists():
         time.sleep(0.05)
     future.cancel()
     try:
@@ -171,22 +167,16 @@ def test_spark_connect(db: Connection, calls: Calls, tmp_path: Path) -> None:
 
     table.add_columns({"y": square, "bad": bad, "slow": slow})
     folder = tmp_path / "driver"
-    script = CONNECT_SCRIPT.format(uri=db.uri).replace(
-        "geneva_calls()", f"__import__('os').path.exists({mark!r})"
-    )
+    script = CONNECT_SCRIPT.format(uri=db.uri, mark=mark)
     with nothing_left_in(folder):
-        output = finish_loudly(start_script(folder, script, PYSPARK_PYTHON=sys.executable))
+        process = start_script(folder, script, PYSPARK_PYTHON=sys.executable)
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
         wait_for(lambda: not processes_in(folder), "the server to leave", 15)
     status, computed, more, failed, cancelled = json.loads(output.splitlines()[-1])
     assert (status, computed, more) == ("DONE", 200, 20)
     assert "nothing good" in failed
     assert "column 'bad'" in failed
     assert "cancelled" in cancelled
-    assert values(table) == [i * i for i in range(220)]
+    assert column(table, "y") == [i * i for i in range(220)]
     assert calls.rows == list(range(220))
-
-
-def finish_loudly(process) -> str:  # type: ignore[no-untyped-def]
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    return output

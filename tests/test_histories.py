@@ -1,6 +1,6 @@
 """Random histories of a table, against a model that knows which cells are stale.
 
-Append, delete, update, upsert, compact, alter, drop, rename, restore, backfill, crash, in any order:
+Append, delete, update, upsert, compact, alter, drop, rename, restore, backfill, crash, any order:
 after every step the table equals the model, and a backfill runs the UDF on the stale cells only.
 `GENEVA_HYPOTHESIS_PROFILE=long pytest -m slow tests/test_histories.py` looks further.
 """
@@ -19,7 +19,6 @@ from unittest.mock import patch
 import lance
 import pyarrow as pa
 import pytest
-from history_model import CALLS, Cell, Model, make_udf
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -36,6 +35,7 @@ from geneva.config import Settings
 from geneva.execution import driver, worker
 from geneva.execution.runner import InProcessRunner
 from geneva.storage.checkpoints import CheckpointKey, LanceCheckpointStore
+from history_model import CALLS, Model, make_udf
 
 SCHEMA = pa.schema([("k", pa.int64()), ("x", pa.int64()), ("other", pa.string())])
 FAILPOINTS = ("checkpoint", "stage", "record", "commit")
@@ -177,6 +177,9 @@ class Histories(RuleBasedStateMachine):
         self.model.generations[column] = self.generation
         self.model.clear(column)
 
+    def _one_of_ours(self, column: str) -> str:
+        return column if column in self.model.columns else "c"
+
     def _picked(self, picks: set[int]) -> list[int]:
         keys = sorted(self.model.rows)
         return sorted({keys[i % len(keys)] for i in picks}) if keys else []
@@ -276,8 +279,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(column=st.sampled_from("cd"), number=st.integers(1, 3))
     def alter(self, column: str, number: int) -> None:
-        if column not in self.model.columns:
-            return
+        column = self._one_of_ours(column)
         source = self.model.input_name if column == "c" else "c"
         change = {"path": column, "udf": make_udf(column, number), "input_columns": [source]}
         self.table.alter_columns(change)
@@ -286,11 +288,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(column=st.sampled_from("cd"), compacted=st.booleans())
     def replace_column(self, column: str, compacted: bool) -> None:
-        columns = self.model.columns[self.model.columns.index(column) :] if (
-            column in self.model.columns
-        ) else ()
-        if not columns:
-            return
+        """Drop a column, and those that are computed from it, and add them again."""
+        columns = self.model.columns[self.model.columns.index(self._one_of_ours(column)) :]
         self.table.drop_columns(list(columns))
         if compacted:
             self.table.compact_files()
@@ -320,11 +319,8 @@ class Histories(RuleBasedStateMachine):
     # ---------------------------------------------------------------------------- backfills
 
     @rule(column=st.sampled_from("cd"), checkpoint=SIZES, task=SIZES, group=st.integers(1, 3))
-    def backfill(
-        self, column: str, checkpoint: int | None, task: int | None, group: int
-    ) -> None:
-        if column not in self.model.columns:
-            return
+    def backfill(self, column: str, checkpoint: int | None, task: int | None, group: int) -> None:
+        column = self._one_of_ours(column)
         options = {"checkpoint_size": checkpoint, "task_size": task, "commit_granularity": group}
         self._backfill(column, options)
         assert not self.model.stale(column)
@@ -360,13 +356,12 @@ class Histories(RuleBasedStateMachine):
         checkpoint=SIZES,
     )
     def backfill_where(self, column: str, clause: str, checkpoint: int | None) -> None:
-        if column not in self.model.columns:
-            return
+        column = self._one_of_ours(column)
         keys = self._matching(clause)
         wanted = Counter(self.model.input_of(column, self.model.rows[key]) for key in keys)
         calls = self._calls(column, {"where": clause, "checkpoint_size": checkpoint})
         self.model.compute(column, keys)
-        self.durable.clear()
+        self._forget_durable(column)
         self._remember()
         self.check_table()
         assert calls <= wanted if self.loose else calls == wanted
@@ -383,8 +378,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(column=st.sampled_from("cd"), count=st.integers(1, 2))
     def backfill_some_fragments(self, column: str, count: int) -> None:
-        if column not in self.model.columns:
-            return
+        column = self._one_of_ours(column)
         suspect = self.model.suspect(column)
         before = self._files(column)
         calls = self._calls(column, {"num_frags": count})
@@ -416,8 +410,7 @@ class Histories(RuleBasedStateMachine):
         task: int | None,
         where: str | None,
     ) -> None:
-        if column not in self.model.columns:
-            return
+        column = self._one_of_ours(column)
         suspect = self.model.suspect(column) if where is None else self._matching(where)
         before, places = self._files(column), self._places()
         point = Failpoint(failpoint, countdown, after=after)
@@ -434,10 +427,7 @@ class Histories(RuleBasedStateMachine):
                 calls = self._taken_calls(column)
         self.loose = True
         changed = self._changed(column, before)
-        if where is not None:
-            self.durable.clear()
-        elif changed:
-            self._forget_durable(column, set(changed))
+        self._forget_durable(column, set(changed) if where is None else None)
         if where is None:
             saved = {
                 places[int(address)]
@@ -485,6 +475,9 @@ class Histories(RuleBasedStateMachine):
 
     def _note_calls(self, column: str, calls: Counter[int | None]) -> None:
         self.computed |= {(column, *self.model.maker(column), value) for value in calls}
+        if column == "c":
+            # What was saved of d was computed from files that may be others by now.
+            self._forget_durable("d")
 
     def _was_computed(self, column: str, value: int | None) -> bool:
         return (column, *self.model.maker(column), value) in self.computed
@@ -493,8 +486,12 @@ class Histories(RuleBasedStateMachine):
         row = self.model.rows[key]
         return (column, *self.model.maker(column), key, self.model.input_of(column, row))
 
-    def _forget_durable(self, column: str, keys: set[int]) -> None:
-        self.durable = {t for t in self.durable if t[0] != column or t[3] not in keys}
+    def _forget_durable(self, column: str, keys: set[int] | None = None) -> None:
+        self.durable = {
+            token
+            for token in self.durable
+            if token[0] != column or (keys is not None and token[3] not in keys)
+        }
 
     def _places(self) -> dict[int, int]:
         """The keys of all rows, by row address."""

@@ -203,7 +203,6 @@ class TestFutures:
         table.add_columns({"x": tripled(calls)})
         future = table.backfill_async("x")
         future.result()
-        wait_until(
-            lambda: not [t for t in threading.enumerate() if t.name.startswith("geneva-job")]
-        )
+        own = f"geneva-job-{future.job_id[:8]}"
+        wait_until(lambda: own not in [thread.name for thread in threading.enumerate()])
         assert calls.count == 3

@@ -194,7 +194,6 @@ class TestExpressions:
         assert table._connection.list_jobs() == []
         assert calls.count == 0
 
-    @pytest.mark.xfail(strict=False, reason="prepare.py looks at where only if there are rows")
     def test_a_wrong_one_is_refused_on_an_empty_table_as_well(
         self, local_db: Connection, calls: Calls
     ) -> None:

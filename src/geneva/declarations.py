@@ -88,6 +88,7 @@ class BackfillOptions:
             sizes=Sizes(None, self.checkpoint_size, low, high, self.task_size),
             commit_granularity=self.commit_granularity,
             num_frags=self.num_frags,
+            read_version=self.read_version,
             flush_seconds=_seconds(
                 "batch_checkpoint_flush_interval_seconds",
                 self.batch_checkpoint_flush_interval_seconds,

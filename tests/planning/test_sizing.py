@@ -161,6 +161,8 @@ def test_a_dear_checkpoint_is_made_less_often() -> None:
     rule = BatchRule.of(Sizes(), 1_000, None)
     assert rule.is_due(10, 2.0, last_cost_seconds=0.001)
     assert not rule.is_due(10, 2.0, last_cost_seconds=1.0)
+    asked = BatchRule.of(Sizes(), 1_000, 2.0)
+    assert asked.is_due(10, 2.0, last_cost_seconds=1.0), "unless somebody asked for it"
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.001, 0.1, 1.0, 100.0])

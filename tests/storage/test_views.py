@@ -14,6 +14,7 @@ from lance.file import LanceFileWriter
 from geneva import udf
 from geneva.errors import TableChangedError, UserInputError
 from geneva.model import TableRef
+from geneva.rows import RowSet
 from geneva.storage.columns import read_definition
 from geneva.storage.dataset import field_ids_of, open_dataset
 from geneva.storage.fragments import data_file
@@ -103,7 +104,7 @@ def values_of(dataset: lance.LanceDataset) -> list[dict[str, object]]:
 
 
 def test_a_view_says_what_it_is(view: lance.LanceDataset) -> None:
-    info = read_view(view.schema.metadata)
+    info = read_view(view.schema)
     assert info is not None
     assert (info.query, info.base_version, info.format_version) == (QUERY, 7, "2")
     assert info.has_stable_ids
@@ -127,13 +128,13 @@ def test_the_metadata_keys_are_the_documented_ones(view: lance.LanceDataset) -> 
 
 def test_a_plain_table_is_no_view(tmp_path: Path) -> None:
     plain = lance.write_dataset(pa.table({"a": [1]}), tmp_path / "t.lance")
-    assert read_view(plain.schema.metadata) is None
+    assert read_view(plain.schema) is None
     assert visible_schema(plain.schema) == plain.schema
 
 
 def test_a_view_without_stable_ids_of_its_source_is_of_the_first_format(ref: TableRef) -> None:
     create_view_table(ref, SCHEMA, QUERY, 1, ROW_ADDRESSES)
-    info = read_view(open_dataset(ref).schema.metadata)
+    info = read_view(open_dataset(ref).schema)
     assert info is not None
     assert not info.has_stable_ids
 
@@ -148,7 +149,7 @@ def test_two_views_of_one_name_are_told_apart(ref: TableRef, tmp_path: Path) -> 
     infos = []
     for place in (ref, other):
         create_view_table(place, SCHEMA, QUERY, 1, STABLE_ROW_IDS)
-        infos.append(read_view(open_dataset(place).schema.metadata))
+        infos.append(read_view(open_dataset(place).schema))
     assert infos[0] is not None
     assert infos[1] is not None
     assert infos[0].uuid != infos[1].uuid
@@ -192,29 +193,29 @@ def test_placeholders_are_one_commit_of_fragments_in_order(
     ref: TableRef, view: lance.LanceDataset
 ) -> None:
     wanted = np.random.default_rng(0).permutation(15).astype(np.uint64)
-    after = append_placeholders(view, wanted, 7)
+    after = append_placeholders(ref, view, wanted, 7)
     assert after.version == view.version + 1
     assert [f.physical_rows for f in after.get_fragments()] == [7, 7, 1]
     read = read_source_ids(after)
     assert np.concatenate([rows.live_ids() for rows in read]).tolist() == wanted.tolist()
     assert not any(rows.is_set.any() for rows in read)
-    assert read_view(after.schema.metadata) == read_view(view.schema.metadata)
+    assert read_view(after.schema) == read_view(view.schema)
     assert all(value is None for value in values_of(after)[0].values())
 
 
 def test_a_large_append_is_cut_where_asked(ref: TableRef, view: lance.LanceDataset) -> None:
-    after = append_placeholders(view, np.arange(250_000, dtype=np.uint64), 120_000)
+    after = append_placeholders(ref, view, np.arange(250_000, dtype=np.uint64), 120_000)
     assert [f.physical_rows for f in after.get_fragments()] == [120_000, 120_000, 10_000]
 
 
 def test_no_placeholders_no_commit(ref: TableRef, view: lance.LanceDataset) -> None:
-    assert append_placeholders(view, ids()).version == view.version
+    assert append_placeholders(ref, view, ids()).version == view.version
     assert delete_view_rows(view, {}) == view.version
     assert read_source_ids(view) == []
 
 
 def test_one_file_fills_all_columns_and_the_mark(ref: TableRef, view: lance.LanceDataset) -> None:
-    append_placeholders(view, np.arange(5, dtype=np.uint64), 3)
+    append_placeholders(ref, view, np.arange(5, dtype=np.uint64), 3)
     assert values_of(fill(ref, 1)) == [row(1)] * 5
     again = fill(ref, 2)
     assert values_of(again) == [row(2)] * 5
@@ -225,7 +226,7 @@ def test_one_file_fills_all_columns_and_the_mark(ref: TableRef, view: lance.Lanc
 def test_groups_of_columns_are_filled_one_after_the_other(
     ref: TableRef, view: lance.LanceDataset
 ) -> None:
-    append_placeholders(view, ids(0, 1, 2))
+    append_placeholders(ref, view, ids(0, 1, 2))
     for value in (1, 2):
         fill(ref, value, ("a", "s", IS_SET))
         fill(ref, value, ("v",))
@@ -234,7 +235,7 @@ def test_groups_of_columns_are_filled_one_after_the_other(
 
 
 def test_compacted_fragments_are_filled_too(ref: TableRef, view: lance.LanceDataset) -> None:
-    append_placeholders(view, np.arange(10, dtype=np.uint64), 3)
+    append_placeholders(ref, view, np.arange(10, dtype=np.uint64), 3)
     fill(ref, 1, only=0)
     fill(ref, 1, only=1)
     open_dataset(ref).optimize.compact_files()
@@ -243,7 +244,7 @@ def test_compacted_fragments_are_filled_too(ref: TableRef, view: lance.LanceData
     (rows,) = read_source_ids(compacted)
     assert rows.source_ids.tolist() == list(range(10))
     assert rows.is_set.tolist() == [True] * 6 + [False] * 4
-    append_placeholders(compacted, ids(20, 21))
+    append_placeholders(ref, compacted, ids(20, 21))
     assert values_of(fill(ref, 2)) == [row(2)] * 12
     assert values_of(fill(ref, 3, ("v",))) == [row(2) | {"v": [3, 3]}] * 12
     assert values_of(fill(ref, 4)) == [row(4)] * 12
@@ -258,9 +259,9 @@ def test_lance_takes_no_file_of_old_and_new_fields(ref: TableRef, view: lance.La
 
 
 def test_rows_leave_in_one_commit(ref: TableRef, view: lance.LanceDataset) -> None:
-    append_placeholders(view, np.arange(100, 109, dtype=np.uint64), 3)
+    append_placeholders(ref, view, np.arange(100, 109, dtype=np.uint64), 3)
     before = fill(ref, 1)
-    gone = {0: np.arange(3), 1: np.array([1]), 2: np.array([], np.int64)}
+    gone = {0: RowSet.full(3), 1: RowSet.from_offsets(3, np.array([1])), 2: RowSet.empty(3)}
     assert delete_view_rows(before, gone) == before.version + 1
     after = open_dataset(ref)
     after.validate()
@@ -270,7 +271,7 @@ def test_rows_leave_in_one_commit(ref: TableRef, view: lance.LanceDataset) -> No
     assert first.live.tolist() == [True, False, True]
     assert first.live_ids().tolist() == [103, 105]
     assert second.live_ids().tolist() == [106, 107, 108]
-    more = {1: np.array([0, 1])}
+    more = {1: RowSet.from_offsets(3, np.array([0, 1]))}
     delete_view_rows(after, more)
     left = [rows.live_ids().tolist() for rows in read_source_ids(open_dataset(ref))]
     assert left == [[105], [106, 107, 108]]
@@ -280,18 +281,18 @@ def test_rows_leave_in_one_commit(ref: TableRef, view: lance.LanceDataset) -> No
 def test_rows_of_a_fragment_that_is_gone_are_a_changed_table(
     ref: TableRef, view: lance.LanceDataset
 ) -> None:
-    after = append_placeholders(view, ids(1))
+    after = append_placeholders(ref, view, ids(1))
     with pytest.raises(TableChangedError, match="Fragment 5"):
-        delete_view_rows(after, {5: np.array([0])})
+        delete_view_rows(after, {5: RowSet.full(1)})
 
 
 def test_a_million_rows_leave_without_a_list_of_them(
     ref: TableRef, view: lance.LanceDataset
 ) -> None:
     count = 1_000_000
-    after = append_placeholders(view, np.arange(count, dtype=np.uint64))
+    after = append_placeholders(ref, view, np.arange(count, dtype=np.uint64))
     mask = np.ones(count, dtype=np.bool_)
     mask[::1000] = False
-    delete_view_rows(after, {0: np.flatnonzero(mask)})
+    delete_view_rows(after, {0: RowSet.from_mask(mask)})
     (rows,) = read_source_ids(open_dataset(ref))
     assert rows.live_ids().tolist() == list(range(0, count, 1000))

@@ -63,7 +63,7 @@ def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress
     for _ in range(control.max_conflict_retries + 1):
         with _pinned(run.prepared, control.job_id):
             moved_on = run.round()
-        if not moved_on:
+        if not moved_on or not prepared.request.follows_table:
             return run.progress
         run.replan()
         left = [f for f in run.prepared.plan.fragments if f.reason is not Reason.NEW]

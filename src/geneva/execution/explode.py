@@ -1,7 +1,7 @@
 """Views of several rows for one: a hidden view of one list a row, laid out as rows.
 
-The chunker is a UDF of the hidden view, so that checkpoints, staleness and jobs are those of any view.
-Laying its lists out runs no user code, and is done again for exactly the source rows that changed.
+The chunker is a UDF of the hidden view, so that checkpoints, staleness and jobs are those of any
+view. Laying its lists out runs no user code, and is done again for just the rows that changed.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ from geneva.storage.donors import (
 )
 from geneva.storage.fragments import StagedFile, size_of_inputs, window_rows
 from geneva.storage.lineage import Verdict
+from geneva.storage.provenance import read_provenance
 from geneva.storage.source_rows import SourceRows
 from geneva.storage.staging import open_checkpoints, read_staged
 from geneva.view_definition import SOURCE_ROW_ID
@@ -57,9 +58,15 @@ class BackfillRequest:
     sizes: Sizes = field(default_factory=Sizes)
     commit_granularity: int = 64
     num_frags: int | None = None
+    read_version: int | None = None
     flush_seconds: float | None = None
     shuffle_diversity: int | None = None
     timeout_seconds: float | None = None
+
+    @property
+    def follows_table(self) -> bool:
+        """Whether the job goes on with what others change meanwhile: not when it was bounded."""
+        return self.read_version is None and self.num_frags is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +169,8 @@ def prepare_backfill(
     facts = read_committed(dataset, snapshot, definition)
     committed = facts.committed
     done_here = {i for i, c in committed.items() if c.output_file in committed_by_job}
-    candidates = _candidates(snapshot, committed, request, done_here)
+    overtaken = _overtaken(ref, snapshot, definition, request)
+    candidates = _candidates(snapshot, committed, request, done_here | overtaken)
     live = read_live_rows(dataset, candidates)
     selected = None
     if request.where is not None and (candidates or not done_here):
@@ -176,6 +184,11 @@ def prepare_backfill(
     plans = [plan_fragment(state) for state in states]
     needed, _ = choose_fragments(plans, request.num_frags)
     notes = _notes(states, committed)
+    if overtaken:
+        notes += (
+            f"{len(overtaken)} fragments of version {snapshot.version} were rewritten or computed "
+            "since, and are left out",
+        )
     staged: dict[int, StagedFile] = {}
     donors: dict[int, tuple[Donor, ...]] = {}
     if needed:
@@ -229,12 +242,36 @@ def _candidates(
     snapshot: TableSnapshot,
     committed: dict[int, Committed],
     request: BackfillRequest,
-    done_here: set[int],
+    left_out: set[int],
 ) -> list[FragmentFacts]:
     """The fragments that may need something; the rest is up to date by the manifest alone."""
     if request.where is not None:
-        return [f for f in snapshot.fragments if f.id not in done_here and f.live_rows]
-    return [f for f in snapshot.fragments if not committed[f.id].valid.is_full and f.live_rows]
+        return [f for f in snapshot.fragments if f.id not in left_out and f.live_rows]
+    return [
+        f
+        for f in snapshot.fragments
+        if f.id not in left_out and not committed[f.id].valid.is_full and f.live_rows
+    ]
+
+
+def _overtaken(
+    ref: TableRef,
+    snapshot: TableSnapshot,
+    definition: ColumnDefinition,
+    request: BackfillRequest,
+) -> set[int]:
+    """Fragments of an older version that results can't go to: rewritten, or computed since."""
+    if request.read_version is None:
+        return set()
+    now = {f.id: f for f in read_snapshot(open_dataset(ref), ref).fragments}
+    fields = output_field_ids(snapshot, definition)
+    return {
+        f.id
+        for f in snapshot.fragments
+        if f.id not in now
+        or now[f.id].physical_rows != f.physical_rows
+        or now[f.id].files_of(fields) != f.files_of(fields)
+    }
 
 
 def _state(
@@ -320,7 +357,7 @@ def with_unpublished(
         keys = search.index.get((prefix, fragment_id), [])
         if CheckpointKey(prefix, fragment_id) in keys:
             file = read_staged(search.store, search.ref, prefix, fragment_id)
-            if file is not None and _still_fits(file, state, facts):
+            if file is not None and _still_fits(file, search.ref, state, facts):
                 staged[fragment_id] = file
         if fragment_id not in staged and (search.index or search.own_files):
             donors[fragment_id] = tuple(search.find(facts.view, fragments[fragment_id]))
@@ -335,13 +372,20 @@ def with_unpublished(
     return found, staged, donors
 
 
-def _still_fits(file: StagedFile, state: FragmentState, facts: ColumnFacts) -> bool:
-    """Whether a staged file is of this column as it is now; the rest is in its key."""
-    return (
-        file.column_uuid == facts.column.definition.uuid
-        and file.physical_rows == state.physical_rows
-        and file.base == facts.committed[state.fragment_id].output_file
-    )
+def _still_fits(file: StagedFile, ref: TableRef, state: FragmentState, facts: ColumnFacts) -> bool:
+    """Whether a staged file is of this column, and of these rows; the rest is in its key.
+
+    Rows come back when an old version is restored, and a clause may select others by now.
+    """
+    if (
+        file.column_uuid != facts.column.definition.uuid
+        or file.physical_rows != state.physical_rows
+        or file.base != facts.committed[state.fragment_id].output_file
+    ):
+        return False
+    provenance = read_provenance(ref, file.path)
+    wanted = plan_fragment(state).valid_after.intersect(state.live)
+    return provenance is not None and provenance.valid.intersect(state.live) == wanted
 
 
 def _ordered(plans: tuple[FragmentPlan, ...], diversity: int | None) -> tuple[FragmentPlan, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from geneva.execution.task import ColumnWork, PartResult, PartWork, Task
 from geneva.planning.ranges import disjoint
 from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, index_keys
+from geneva.storage.provenance import read_provenance
 from geneva.storage.staging import open_checkpoints, read_staged
 
 
@@ -61,6 +62,9 @@ def _staged_before(
         (file.column_uuid, file.physical_rows, file.field_ids, file.inputs, file.base)
         != (work.column_uuid, part.physical_rows, work.field_ids, part.inputs, part.base)
     ):
+        return None
+    provenance = read_provenance(work.ref, file.path)
+    if provenance is None or provenance.valid != part.valid_after:
         return None
     rows = part.rows
     return PartResult(part.fragment_id, rows.start, rows.end, 0, part.compute.count, (), file.path)

@@ -254,11 +254,8 @@ _filters = threading.Lock()
 
 @contextlib.contextmanager
 def _pandas_warnings_off() -> Iterator[None]:
-    """Hide what pyspark says about the version of pandas, which our users can't act on.
-
-    The list of filters belongs to the process, so threads take turns at it.
-    """
-    with _filters, warnings.catch_warnings():
+    """Hide what pyspark says about the version of pandas, which our users can't act on."""
+    with _filters, warnings.catch_warnings():  # the process has one list of them: take turns
         warnings.simplefilter("ignore", FutureWarning)
         yield
 

@@ -17,6 +17,8 @@ _LEAST_TASK_SECONDS = 0.15
 """A task shorter than this is mostly overhead."""
 _MOST_TASK_SECONDS = 60.0
 """A task longer than this is late with its first result and dear to lose."""
+_SHARES_AHEAD = 1.25
+"""A task gets an even share of what is left, over this: so that the last tasks are small ones."""
 _SPLIT_TOLERANCE = 1.5
 """A fragment up to this much over its share stays whole: splitting costs a second pass."""
 _FEW_ROWS = 128
@@ -60,7 +62,7 @@ class WorkQueue:
         """How many rows the next task should compute."""
         if self._task_size is not None:
             return self._task_size
-        share = self.remaining_rows / (2 * slots)
+        share = self.remaining_rows / (_SHARES_AHEAD * slots)
         if self._all_rows <= _FEW_ROWS * slots and rows_per_second is None:
             # Nothing is known yet, and several small tasks cost more than slots that end unevenly.
             share = self._all_rows / slots
@@ -137,6 +139,8 @@ class BatchRule:
     least_checkpoint_rows: int
     most_checkpoint_rows: int | None
     flush_seconds: float
+    flush_is_asked_for: bool = False
+    """Whether the user set the interval: then it holds, whatever a checkpoint costs."""
 
     @classmethod
     def of(cls, sizes: Sizes, window: int, flush_seconds: float | None) -> BatchRule:
@@ -156,13 +160,14 @@ class BatchRule:
             least_checkpoint_rows=low or 1,
             most_checkpoint_rows=high,
             flush_seconds=_FLUSH_SECONDS if flush_seconds is None else flush_seconds,
+            flush_is_asked_for=flush_seconds is not None,
         )
 
     def next_size(self, size: int, seconds: float) -> int:
         """The size of the next batch, after one of `size` rows took `seconds`."""
         wish = size * _SLICE_GROWTH
         if seconds > 0:
-            wish = min(wish, int(size * _SLICE_SECONDS / seconds))
+            wish = int(min(wish, size * _SLICE_SECONDS / seconds))
         return max(self.first, min(self.most, wish))
 
     def is_due(self, rows: int, seconds: float, last_cost_seconds: float) -> bool:
@@ -171,5 +176,7 @@ class BatchRule:
             return rows >= self.checkpoint_rows
         if self.most_checkpoint_rows is not None and rows >= self.most_checkpoint_rows:
             return True
-        pause = max(self.flush_seconds, last_cost_seconds * _FLUSH_COST_RATIO)
+        pause = self.flush_seconds
+        if not self.flush_is_asked_for:
+            pause = max(pause, last_cost_seconds * _FLUSH_COST_RATIO)
         return rows >= self.least_checkpoint_rows and seconds >= pause

@@ -52,6 +52,7 @@ def read_expression(dataset: lance.LanceDataset, sql: str) -> Expression:
     try:
         explained = dataset.sql(f"EXPLAIN SELECT ({sql}\n) AS out FROM dataset").build()
         plan = "\n".join(p for b in explained.to_batch_records() for p in b["plan"].to_pylist())
+        _check_row_by_row(plan)
         reader = dataset.sql(f"SELECT ({sql}\n) AS out FROM dataset").build().to_stream_reader()
         kind = reader.schema.field("out").type
         return Expression(sql, kind, _inputs_in(plan, sql, dataset.schema), by_lance=False)
@@ -75,22 +76,17 @@ def read_condition(dataset: lance.LanceDataset, sql: str) -> Expression:
     return found
 
 
-def read_matching_ids(dataset: lance.LanceDataset, condition: str | None) -> npt.NDArray[np.uint64]:
-    """The ids of the rows that satisfy a condition (NULL counts as no), ascending.
+_UNREPEATABLE = re.compile(
+    r"\b(?:(?:now|today|rand|random|uuid|version)\s*\(|current_(?:date|time|timestamp)\b"
+    r"|_row(?:id|addr|offset)\b|_row_(?:last_updated|created)_at_version\b)",
+    re.IGNORECASE,
+)
 
-    Without stable row ids they are row addresses.
-    """
-    if condition is None or read_condition(dataset, condition).by_lance:
-        batches = dataset.scanner(
-            columns=[], filter=f"({condition}\n)" if condition else None, with_row_id=True
-        ).to_batches()
-    else:
-        query = f"SELECT _rowid FROM dataset WHERE ({condition}\n)"
-        batches = dataset.sql(query).with_row_id(True).build().to_batch_records()
-    parts = [batch.column("_rowid").to_numpy() for batch in batches]
-    ids = np.concatenate([np.empty(0, np.uint64), *parts])
-    ids.sort()
-    return ids
+
+def unrepeatable_part(sql: str) -> str | None:
+    """What of an expression gives another value at another time or place; None for nothing."""
+    found = _UNREPEATABLE.search(re.sub(r"'(?:[^']|'')*'", "''", sql))
+    return found.group(0).rstrip("( ") if found else None
 
 
 def _check_brackets(sql: str) -> None:
@@ -107,6 +103,13 @@ def _check_brackets(sql: str) -> None:
 def _without_literals(sql: str) -> str:
     """The text with strings, quoted names and comments blanked out."""
     return re.sub(r"'(?:[^']|'')*'|`[^`]*`|\"[^\"]*\"|--[^\n]*|/\*.*?\*/", " ", sql, flags=re.S)
+
+
+def _check_row_by_row(plan: str) -> None:
+    found = re.search(r"^\s*(Aggregate|Window|Subquery|Unnest|\w*Join)\w*:", plan, re.MULTILINE)
+    if found is not None:
+        what = found.group(1).lower()
+        raise ValueError(f"it needs more than its own row (its plan has a step of kind {what}).")
 
 
 _PROJECTION = re.compile(r"LanceRead: .*?projection=\[(.*?)\], num_fragments=")
@@ -159,6 +162,7 @@ class RowReader:
         place = {path: i for i, path in enumerate(self._paths)}
         self._columns: list[str | None] = [f"c{place[path]}" for path in paths]
         self._projection = {f"c{i}": quote_path(p, schema) for i, p in enumerate(self._paths)}
+        self._projection["row"] = "_rowid"  # Lance takes no rows of constants alone
         for i, expression in enumerate(planned):
             self._columns.append(f"e{i}" if expression.by_lance else None)
             if expression.by_lance:
@@ -179,17 +183,15 @@ class RowReader:
         return arrays
 
     def _taken(self, ids: npt.NDArray[np.uint64]) -> pa.Table:
-        projection = self._projection or {"row": "_rowid"}
         if not self._has_blobs or not len(ids):
-            return self._dataset._take_rows(ids.tolist(), projection)
+            return self._dataset._take_rows(ids.tolist(), self._projection)
         # Taking rows knows no blob handling: it would give descriptors instead of bytes.
         table = self._dataset.scanner(
-            columns=projection,
+            columns=self._projection,
             filter=f"_rowid IN ({', '.join(map(str, ids.tolist()))})",
-            with_row_id=True,
             blob_handling="all_binary",
         ).to_table()
-        found = table.column("_rowid").to_numpy()
+        found = table.column("row").to_numpy()
         order = np.argsort(found)
         places = order[np.searchsorted(found, ids, sorter=order)] if len(found) else order
         return table.take(pa.array(places))

@@ -26,6 +26,7 @@ from geneva.storage.provenance import PROVENANCE_METADATA, Provenance
 _MAX_WINDOW_ROWS = 65_536
 _WINDOW_BYTES = 32 * 1024 * 1024
 _VARIABLE_WIDTH_GUESS = 64
+_BLOB_WINDOW_ROWS = 64
 _PROBE_ROWS = 32
 _LEAST_PROBED_ROWS = 1024
 
@@ -65,6 +66,9 @@ def window_rows(
 ) -> int:
     """How many rows of these columns to read at once, so that a window stays small in memory."""
     widths = [_fixed_width(field_at(schema, path).type) for path in paths]
+    if any(is_blob(field_at(schema, path)) for path in paths):
+        # Their bytes are in files of their own, of any size.
+        return _BLOB_WINDOW_ROWS
     row_bytes = sum(width for width in widths if width is not None)
     if any(width is None for width in widths):
         on_disk = sum(size or 0 for size in files)

@@ -8,7 +8,7 @@ rewritten input is compared row by row with what it was. Nothing here runs a UDF
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol, TypeAlias
 
@@ -161,7 +161,7 @@ class LineageTracer:
         if birth is not None:
             return self._since(birth, verdict or self._guess(view, fragment), view, fragment)
         if self._inputs_came_later(fragment) and self._notes.knows(files[0].path):
-            return Verdict(RowSet.empty(fragment.physical_rows), Reason.INPUT_CHANGED)
+            return self._by_former_inputs(view, fragment)
         return self._guess(view, fragment)
 
     def _guess(self, view: VersionView, fragment: FragmentFacts) -> Verdict:
@@ -193,9 +193,25 @@ class LineageTracer:
         seen = self._history.at(birth.read_version) if isinstance(birth, Replaced) else None
         before = seen.fragment(fragment.id) if seen is not None else None
         if seen is None or before is None or self._column.signature(before) != provenance.inputs:
-            return Verdict(nothing, Reason.INPUT_CHANGED)
+            return self._by_former_inputs(view, fragment)
         same = self._unchanged_inputs(fragment, seen, view)
         return Verdict(provenance.valid.intersect(same), Reason.INPUT_CHANGED)
+
+    def _by_former_inputs(self, view: VersionView, fragment: FragmentFacts) -> Verdict:
+        """Where the values' own past is gone: what was right before an input was rewritten."""
+        files = fragment.files_of(chain(*self._column.inputs))
+        births = [self._history.birth_of(file.path) for file in files]
+        latest = max((b.version for b in births if isinstance(b, Replaced)), default=0)
+        before = self._history.at(latest - 1) if latest > 1 else None
+        was = before.fragment(fragment.id) if before is not None else None
+        output = self._column.output_file(fragment)
+        if before is None or was is None or self._column.output_file(was) != output:
+            return Verdict(RowSet.empty(fragment.physical_rows), Reason.INPUT_CHANGED)
+        judged = self.verdict(before, was)
+        if not judged.certain:
+            return Verdict(RowSet.empty(fragment.physical_rows), Reason.INPUT_CHANGED)
+        same = self._unchanged_inputs(fragment, before, view)
+        return Verdict(judged.valid.intersect(same), Reason.INPUT_CHANGED)
 
     def _kept_rows(
         self, view: VersionView, fragment: FragmentFacts, path: str, made: RowSet
@@ -206,10 +222,11 @@ class LineageTracer:
         was = before.fragment(fragment.id) if before is not None else None
         if before is None or was is None:
             return Verdict(RowSet.empty(fragment.physical_rows), Reason.UDF_CHANGED)
-        valid = self.verdict(before, was).valid.minus(made)
+        judged = self.verdict(before, was)
+        valid = judged.valid.minus(made)
         if valid and self._column.signature(was) != self._column.signature(fragment):
             valid = valid.intersect(self._unchanged_inputs(fragment, before, view))
-        return Verdict(valid, Reason.UDF_CHANGED)
+        return Verdict(valid, Reason.UDF_CHANGED, judged.certain)
 
     def _since(
         self, birth: Birth, verdict: Verdict, view: VersionView, fragment: FragmentFacts
@@ -220,7 +237,7 @@ class LineageTracer:
         if born is None or then is None:
             if not self._inputs_came_later(fragment):
                 return verdict
-            return Verdict(RowSet.empty(fragment.physical_rows), Reason.INPUT_CHANGED)
+            return self._by_former_inputs(view, fragment)
         if self._column.signature(then) == self._column.signature(fragment):
             return verdict
         same = self._unchanged_inputs(fragment, born, view)
@@ -271,6 +288,8 @@ class LineageTracer:
         born = after.fragment(fragment.id) if after is not None else None
         if before is None or after is None or born is None:
             return None
+        if not (self._has_columns(before) and self._has_columns(after)):
+            return None
         right: set[str] = set()
         old_values: set[str] = set()
         for _, moved in self._moved_out(birth, before, after):
@@ -295,13 +314,23 @@ class LineageTracer:
         birth = next((b for b in births if isinstance(b, Rewritten | Updated)), None)
         if birth is None:
             return
-        before = self._history.at(birth.version - 1)
-        if before is None:
+        before, after = self._history.at(birth.version - 1), self._history.at(birth.version)
+        born = after.fragment(fragment.id) if after is not None else None
+        if before is None or after is None or born is None or not self._has_columns(before):
             return
         if isinstance(birth, Rewritten):
-            yield from self._copied_from(birth, before, fragment)
+            found = self._copied_from(birth, before, fragment)
         else:
-            yield from self._moved_from(birth, before, fragment)
+            found = self._moved_from(birth, before, after, fragment)
+        if self._column.signature(born) == self._column.signature(fragment):
+            yield from found
+            return
+        # Inputs were rewritten since: a result of before is one of the same inputs no longer.
+        same = self._unchanged_inputs(fragment, after, view).mask()
+        for origin in found:
+            kept = same[origin.target]
+            if kept.any():
+                yield replace(origin, source=origin.source[kept], target=origin.target[kept])
 
     def _copied_from(
         self, birth: Rewritten, before: VersionView, fragment: FragmentFacts
@@ -325,11 +354,8 @@ class LineageTracer:
                 yield Origin(before, was, rows[inside], places[inside] - start)
 
     def _moved_from(
-        self, birth: Updated, before: VersionView, fragment: FragmentFacts
+        self, birth: Updated, before: VersionView, after: VersionView, fragment: FragmentFacts
     ) -> Iterator[Origin]:
-        after = self._history.at(birth.version)
-        if after is None or after.fragment(fragment.id) is None:
-            return
         everything = RowRange(0, fragment.physical_rows)
         wanted: dict[str, list[int]] = {}
         for start, cells in self._cells(after, fragment.id, everything):
@@ -371,7 +397,7 @@ class LineageTracer:
         self, view: VersionView, fragment_id: int, rows: RowRange
     ) -> Iterator[tuple[int, list[_Cell]]]:
         """Rows as text, which compares exactly whatever the types."""
-        paths = self._paths(view, (*self._column.inputs, self._column.output))
+        paths = self._paths(view, self._fields)
         for start, batch in read_windows(view.dataset, fragment_id, paths, rows, _WINDOW):
             columns = [_texts(batch.column(i)) for i in range(batch.num_columns)]
             yield (
@@ -386,6 +412,8 @@ class LineageTracer:
         self, fragment: FragmentFacts, then: VersionView, now: VersionView
     ) -> RowSet:
         """The rows whose inputs have the same values at two versions."""
+        if not (self._has_columns(then) and self._has_columns(now)):
+            return RowSet.empty(fragment.physical_rows)
         everything = RowRange(0, fragment.physical_rows)
         mask = np.ones(fragment.physical_rows, dtype=np.bool_)
         streams = (
@@ -402,6 +430,14 @@ class LineageTracer:
             for i in range(old.num_columns):
                 mask[start : start + old.num_rows] &= _equal_rows(old.column(i), new.column(i))
         return RowSet.from_mask(mask)
+
+    @property
+    def _fields(self) -> tuple[tuple[int, ...], ...]:
+        return (*self._column.inputs, self._column.output)
+
+    def _has_columns(self, view: VersionView) -> bool:
+        """Whether the column and its inputs existed then."""
+        return all(view.path_of(ids) is not None for ids in self._fields)
 
     def _paths(self, view: VersionView, fields: Sequence[tuple[int, ...]]) -> list[str]:
         paths = [view.path_of(ids) for ids in fields]

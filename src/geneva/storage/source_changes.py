@@ -650,12 +650,23 @@ def _sorted(parts: Sequence[RowIds]) -> RowIds:
     if not parts:
         return _NONE
     ids = np.concatenate(parts) if len(parts) > 1 else parts[0]
-    return ids if bool((ids[1:] > ids[:-1]).all()) else np.unique(ids)
+    if bool((ids[1:] > ids[:-1]).all()):
+        return ids
+    # Not np.unique, which hashes. The stable sort takes no time for a few ascending runs.
+    ids = np.sort(ids, kind="stable")
+    return ids[np.append(True, ids[1:] != ids[:-1])]
 
 
 def _among(ids: RowIds, others: RowIds) -> Mask:
-    if not len(others):
+    """Which of `ids` are in `others`."""
+    if not len(ids) or not len(others):
         return np.zeros(len(ids), dtype=np.bool_)
+    first, last = min(ids[0], others[0]), max(ids[-1], others[-1])
+    if last - first < 8 * (len(ids) + len(others)):
+        # Ids mostly are numbers without gaps, and then a table of flags beats every search.
+        flags = np.zeros(int(last - first) + 1, dtype=np.bool_)
+        flags[others - first] = True
+        return flags[ids - first]
     places = np.searchsorted(others, ids)
     places[places == len(others)] = 0
     return others[places] == ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -74,7 +75,7 @@ class TableHistory:
         oldest = max(1, self._dataset.version - lookback)
         while path not in self._births and self._next >= oldest and self._left > 0:
             try:
-                transaction = self._dataset.read_transaction(self._next)
+                transaction = read_transaction(self._dataset, self._next)
             except OSError:
                 # Cleaned up. Everything older is gone too, or of no use without what lies between.
                 self._left = 0
@@ -93,6 +94,35 @@ class TableHistory:
             except (OSError, ValueError):
                 self._versions[version] = None
         return self._versions[version]
+
+
+_PATCHING = threading.Lock()
+
+
+def read_transaction(dataset: lance.LanceDataset, version: int) -> Any:
+    """The transaction behind a version; OSError when it was cleaned up.
+
+    pylance 14.0 can't make its own record of an index that a compaction rewrote: it leaves out
+    arguments that the class wants. What happened to indices is nothing to us, so that the class
+    is made to want none for the moment of the call.
+    """
+    try:
+        return dataset.read_transaction(version)
+    except TypeError:
+        with _PATCHING:
+            wanted = LanceOperation.RewrittenIndex
+            LanceOperation.RewrittenIndex = _AnyRecord
+            try:
+                return dataset.read_transaction(version)
+            finally:
+                LanceOperation.RewrittenIndex = wanted
+
+
+class _AnyRecord:
+    """Takes any arguments and forgets them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
 
 class VersionView:

@@ -1,4 +1,4 @@
-"""Whether a view is what its definition says: written last by a refresh, taken back first by the next."""
+"""Whether a view is what its definition says: the last thing that a refresh writes."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from lance import LanceOperation, Transaction
 
 from geneva.errors import TableChangedError, UserInputError
 from geneva.model import TableRef
-from geneva.rows import Mask, Offsets
+from geneva.rows import Mask, RowSet
 from geneva.storage.columns import define_column, defined_field
 from geneva.storage.fragments import field_at, is_blob
 from geneva.udf import UDF
@@ -127,9 +127,9 @@ def reads_source(arrow_field: pa.Field) -> bool:
     return READS_SOURCE.encode() in (arrow_field.metadata or {})
 
 
-def read_view(schema_metadata: Mapping[bytes, bytes] | None) -> ViewInfo | None:
-    """What the schema's metadata says of a view; None for a plain table. Runs no user code."""
-    told = {k.decode(): v.decode() for k, v in (schema_metadata or {}).items() if _is_ours(k)}
+def read_view(schema: pa.Schema) -> ViewInfo | None:
+    """What a schema's metadata says of a view; None for a plain table. Runs no user code."""
+    told = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items() if _is_ours(k)}
     if QUERY_KEY not in told:
         return None
     return ViewInfo(
@@ -169,6 +169,7 @@ class FragmentRows:
 
 
 def append_placeholders(
+    ref: TableRef,
     dataset: lance.LanceDataset,
     source_ids: npt.NDArray[Any],
     max_rows_per_fragment: int | None = None,
@@ -190,17 +191,18 @@ def append_placeholders(
         dataset,
         mode="append",
         max_rows_per_file=max_rows_per_fragment or DEFAULT_FRAGMENT_ROWS,
+        storage_options=ref.storage_options.plain(),
     )
 
 
-def delete_view_rows(dataset: lance.LanceDataset, rows: Mapping[int, Offsets]) -> int:
-    """Delete rows, by fragment and physical offset, in one commit; return the version.
+def delete_view_rows(dataset: lance.LanceDataset, rows: Mapping[int, RowSet]) -> int:
+    """Delete rows, given by fragment, in one commit; return the version.
 
     Deleting a row again does no harm. A fragment that is left without rows goes as a whole.
     """
     changed, gone = [], []
-    for fragment_id, offsets in rows.items():
-        if not len(offsets):
+    for fragment_id, members in rows.items():
+        if not members:
             continue
         fragment = dataset.get_fragment(fragment_id)
         if fragment is None:
@@ -208,7 +210,7 @@ def delete_view_rows(dataset: lance.LanceDataset, rows: Mapping[int, Offsets]) -
                 f"Fragment {fragment_id} of {dataset.uri} is gone since the refresh looked at it. "
                 "Refresh the view again."
             )
-        left = fragment.delete_rows(offsets.tolist())
+        left = fragment.delete_rows(members.offsets().tolist())
         if left is None:
             gone.append(fragment_id)
         else:
