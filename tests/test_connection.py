@@ -134,7 +134,6 @@ class TestTables:
         assert calls.count == 0
         assert table.head(2).num_rows == 2
 
-    @pytest.mark.xfail(strict=False, reason="pylance can't read that transaction, and it is fatal")
     def test_an_index_and_a_compaction(self, local_db: Connection, calls: Calls) -> None:
         table = make_table(local_db, [4, 4])
         table.add_columns({"x": tripled(calls)})

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import lance
+import pyarrow as pa
 import pytest
 
 from geneva import Connection, Table
@@ -39,6 +40,10 @@ def tenfold(id: int) -> int:
 
 def triple_but_for_2(id: int) -> int:
     return 7 if id == 2 else id * 3
+
+
+def none_for_2(id: int) -> int | None:
+    return None if id == 2 else id
 
 
 def successor(c: int) -> int:
@@ -174,3 +179,39 @@ def test_rewritten_inputs_are_compared_row_by_row_after_a_cleanup_too(
     table.backfill("d")
     assert calls.rows == [7]
     assert by_id(table, "d") == {i: 8 if i == 2 else i * 3 + 1 for i in range(8)}
+
+
+def test_results_of_rows_with_equal_inputs_all_move_along_with_an_update(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(local_db, [4, 4])
+    table.add_columns({"other": "0"})
+    table.add_columns({"c": counted(calls, triple)})
+    table.update(where="id IN (1, 2, 6)", values={"id": 1})
+    backfill_and_die(table, "c", monkeypatch)
+    table.update(where="id = 1", values={"other": 1})
+    calls.clear()
+    table.backfill("c")
+    assert calls.rows == []
+    assert sorted(column(table, "c")) == [0, 3, 3, 3, 9, 12, 15, 21]
+
+
+def test_a_restored_version_is_known_even_when_what_made_it_is_cleaned_up(
+    local_db: Connection, calls: Calls
+) -> None:
+    table = make_table(local_db, [4, 4])
+    table.add_columns({"c": counted(calls, none_for_2)})
+    table.backfill("c")
+    table.compact_files()
+    table.backfill("c")
+    table.delete("id = 0")
+    lance.dataset(table.ref.uri).cleanup_old_versions(older_than=timedelta(0))
+    before = table.version
+    table.add(pa.table({"id": [8]}))
+    table.compact_files()
+    table.backfill("c")
+    table.checkout(before)
+    table.restore()
+    calls.clear()
+    table.backfill("c")
+    assert calls.rows == []

@@ -141,9 +141,9 @@ def at_once(*actions: Callable[[], object]) -> list[object]:
 
 
 def test_nine_processes_backfill_nine_columns_of_one_table(tmp_path: Path) -> None:
-    stage = make_stage(tmp_path, columns=9, fragments=64)
+    stage = make_stage(tmp_path, columns=9, fragments=64, rows=2)
     columns = list(stage.calls)
-    outcomes = backfill_in_processes(stage, columns, group=8)
+    outcomes = backfill_in_processes(stage, columns, group=16)
     assert outcomes == [("DONE", stage.rows)] * 9
     for factor, column in enumerate(columns, 1):
         stage.check(column, factor)
@@ -165,10 +165,10 @@ def test_two_processes_backfill_the_same_column(tmp_path: Path) -> None:
 
 
 def test_nine_threads_backfill_nine_columns_of_one_table(tmp_path: Path) -> None:
-    stage = make_stage(tmp_path, columns=9, fragments=64)
+    stage = make_stage(tmp_path, columns=9, fragments=16)
 
     def backfill(column: str) -> Callable[[], object]:
-        return lambda: stage.db.open_table("t").backfill(column, commit_granularity=8).status
+        return lambda: stage.db.open_table("t").backfill(column, commit_granularity=4).status
 
     assert at_once(*map(backfill, stage.calls)) == [JobStatus.DONE] * 9
     for factor, column in enumerate(stage.calls, 1):

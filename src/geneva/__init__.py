@@ -9,25 +9,32 @@ from typing import Any as _Any
 # it.
 _os.environ.setdefault("LANCE_LOG", "error")
 
-# Not lazy like the rest: the module geneva.udf has the name of the decorator, and must not win.
+# Not lazy like the rest: these modules have the names of their decorators, and must not win.
+from geneva.chunker import Chunker, chunker
 from geneva.udf import UDF, udf
 
 if TYPE_CHECKING:
     from geneva.connection import Connection, connect
     from geneva.jobs import JobFuture, JobResult
     from geneva.model import JobStatus
+    from geneva.query import Query
     from geneva.table import Table
+    from geneva.view import MaterializedView
 
 __version__ = "0.1.0"
 
 __all__ = [
     "UDF",
+    "Chunker",
     "Connection",
     "JobFuture",
     "JobResult",
     "JobStatus",
+    "MaterializedView",
+    "Query",
     "Table",
     "__version__",
+    "chunker",
     "connect",
     "udf",
 ]
@@ -37,6 +44,8 @@ _HOMES = {
     "JobFuture": "geneva.jobs",
     "JobResult": "geneva.jobs",
     "JobStatus": "geneva.model",
+    "MaterializedView": "geneva.view",
+    "Query": "geneva.query",
     "Table": "geneva.table",
     "connect": "geneva.connection",
 }

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from geneva.chunker import Chunker
 from geneva.config import Settings
-from geneva.errors import JobError, JobNotFoundError, TableNotFoundError
+from geneva.errors import JobError, JobNotFoundError, TableNotFoundError, UserInputError
 from geneva.execution.pulse import is_lost
 from geneva.execution.runner import Runner
+from geneva.execution.view_creation import create_view
 from geneva.execution.work import Work
 from geneva.jobs import Job
 from geneva.model import JobStatus, Secrets, TableRef
+from geneva.query import Query
 from geneva.storage.database import is_missing_table, list_table_names, open_database
+from geneva.storage.dataset import open_dataset
 from geneva.storage.history import JobHistory, JobRecord
 from geneva.storage.signals import JobSignals
+from geneva.storage.views import is_view
 from geneva.table import Table
+from geneva.udf import serialize_udf, udf_digest
+from geneva.view import MaterializedView
+from geneva.view_definition import ViewQuery
 
 if TYPE_CHECKING:
     from geneva.execution.spark import SparkSession
@@ -95,6 +104,12 @@ class Connection:
 
         `storage_options={"new_table_enable_stable_row_ids": "true"}` gives it stable row ids.
         """
+        options = kwargs.get("storage_options")
+        if options and "enable_move_stable_row_ids" in options:
+            # The option's older name.
+            value = options["enable_move_stable_row_ids"]
+            others = {k: v for k, v in options.items() if k != "enable_move_stable_row_ids"}
+            kwargs["storage_options"] = {"new_table_enable_stable_row_ids": value, **others}
         return Table(self, self._database.create_table(name, *args, **kwargs))
 
     def open_table(self, name: str, *, version: int | None = None, **kwargs: Any) -> Table:
@@ -109,7 +124,72 @@ class Connection:
             ) from error
         if version is not None:
             table.checkout(version)
-        return Table(self, table)
+        return MaterializedView(self, table) if is_view(table.schema) else Table(self, table)
+
+    def create_materialized_view(
+        self, name: str, query: Query | Table, *, strict: bool = False
+    ) -> MaterializedView:
+        """Make a view of a query. Its rows are there at once, its values after `refresh()`.
+
+        Args:
+            name: The view's name.
+            query: What it is to be the result of: `table.search(None).where(...)`, or a table.
+            strict: Refuse a source without stable row IDs, instead of warning.
+        """
+        if isinstance(query, Table):
+            query = query.query()
+        query.check_viewable()
+        if name in self.table_names():
+            raise UserInputError(f"There is a table or view {name!r} already.")
+        self._check_stable_ids(query, strict=strict)
+        udfs = query.udfs()
+        digests = {column: udf_digest(serialize_udf(udf)) for column, udf in udfs.items()}
+        create_view(
+            TableRef(name, f"{self._uri.rstrip('/')}/{name}.lance", self._storage_options),
+            open_dataset(query.source, query.source_version),
+            query.definition(digests),
+            query.view_schema(digests),
+            udfs,
+        )
+        view = self.open_table(name)
+        assert isinstance(view, MaterializedView)
+        return view
+
+    def create_udtf_view(
+        self, name: str, source: Query | Table | str, udtf: Chunker, *, strict: bool = False
+    ) -> MaterializedView:
+        """Make a view with several rows, or none, for each row of the source."""
+        table = self.open_table(source) if isinstance(source, str) else source
+        query = table.query() if isinstance(table, Table) else table
+        return self.create_materialized_view(name, query.add_column(udtf), strict=strict)
+
+    def list_materialized_views(self) -> list[str]:
+        """The names of the views, sorted."""
+        return [n for n in self.table_names() if is_view(self._database.open_table(n).schema)]
+
+    def drop_materialized_view(self, name: str) -> None:
+        """Drop a view; its source stays."""
+        if not isinstance(self.open_table(name), MaterializedView):
+            raise UserInputError(f"{name!r} is a table, not a view: drop it with drop_table.")
+        self._database.drop_table(name)
+
+    def _check_stable_ids(self, query: Query, *, strict: bool) -> None:
+        source = open_dataset(query.source)
+        if source.has_stable_row_ids:
+            return
+        message = (
+            f"Source table {query.source.name!r} has no stable row IDs: the view can only be "
+            f"refreshed to the source's version {source.version}, and not after a compaction. "
+            "Create the source with "
+            "storage_options={'new_table_enable_stable_row_ids': 'true'} for incremental refresh."
+        )
+        if strict:
+            raise UserInputError(message)
+        warnings.warn(message, UserWarning, stacklevel=3)
+
+    def _source_ref(self, query: ViewQuery) -> TableRef:
+        uri = f"{query.base_db_uri.rstrip('/')}/{query.base_table}.lance"
+        return TableRef(query.base_table, uri, self._storage_options)
 
     def list_jobs(
         self, table_name: str | None = None, status: JobStatus | str | None = None

@@ -15,6 +15,7 @@ from geneva.execution.work import BackfillWork
 from geneva.jobs import Job, JobFuture, JobResult
 from geneva.model import ColumnDefinition, TableRef
 from geneva.planning.backfill import BackfillPlan
+from geneva.query import Query
 from geneva.storage.columns import read_definitions
 from geneva.storage.dataset import compact, open_dataset
 from geneva.storage.housekeeping import CleanupReport
@@ -22,6 +23,8 @@ from geneva.udf import UDF
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
+
+_NOT_GIVEN: Any = object()
 
 ColumnSource: TypeAlias = UDF | tuple[UDF, Sequence[str]] | str
 
@@ -72,6 +75,18 @@ class Table:
     def ref(self) -> TableRef:
         """Where the table is."""
         return self._connection._table_ref(self._table)
+
+    def query(self) -> Query:
+        """Build a query over the table, to evaluate or to make a materialized view of."""
+        return Query(self)
+
+    def search(self, query: Any = _NOT_GIVEN, *args: Any, **kwargs: Any) -> Any:
+        """Search, as LanceDB does; `search(None)` builds a query like `query()`."""
+        if query is None and not args and not kwargs:
+            return self.query()
+        if query is _NOT_GIVEN:
+            return self._table.search(*args, **kwargs)
+        return self._table.search(query, *args, **kwargs)
 
     def compact_files(self, **options: Any) -> Any:
         """Merge small fragments. Computed values move along; nothing is computed again."""

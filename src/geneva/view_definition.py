@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import pyarrow as pa
+
 from geneva.errors import UserInputError
+from geneva.udf import UDF
 
 SOURCE_ROW_ID = "__source_row_id"
 IS_SET = "__is_set"
@@ -43,6 +46,20 @@ class ViewColumn:
     udf_version: str = ""
     udf_digest: str = ""
     """SHA-256 of the pickled function, which is in the view's `_udfs` folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryColumn:
+    """One column of a query, checked against the table; a chunker stands for all of its own."""
+
+    name: str
+    kind: ColumnKind
+    expression: str
+    inputs: tuple[str, ...]
+    fields: tuple[pa.Field, ...]
+    """What comes out: one field, or all that the chunker yields."""
+    udf: UDF | None = None
+    """The function, fed from `inputs`; of a chunker the one that returns lists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ from geneva.storage.lineage import ColumnIdentity, LineageTracer, Verdict
 from geneva.storage.staging import open_checkpoints
 from geneva.storage.transactions import TableHistory, VersionView
 
+_MOST_OLDER_NOTES = 1_000
+"""Verdicts on fragments that are no longer there, kept for whoever restores an old version."""
+
 
 @dataclass(frozen=True, slots=True)
 class Committed:
@@ -140,11 +143,16 @@ class _Notes:
         }
 
     def save(self) -> None:
-        """Keep what the present fragments need; a read-only table is no reason to fail."""
-        if self._seen == self._rows:
+        """Keep what the present fragments need, and what a restored version may need again.
+
+        A read-only table is no reason to fail.
+        """
+        if self._seen.items() <= self._rows.items():
             return
+        older = [row for about, row in self._rows.items() if about not in self._seen]
+        kept = [*older[-_MOST_OLDER_NOTES:], *self._seen.values()]
         with suppress(OSError):
-            self._store[self._key] = pa.RecordBatch.from_pylist(list(self._seen.values()))
+            self._store[self._key] = pa.RecordBatch.from_pylist(kept)
 
     def _about(self, fragment: FragmentFacts) -> str:
         """What a verdict is about, for ever: these values, by this UDF, from these inputs."""

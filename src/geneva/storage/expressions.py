@@ -46,7 +46,8 @@ def read_expression(dataset: lance.LanceDataset, sql: str) -> Expression:
         # In parentheses: Lance takes what it can parse and ignores the rest of the text.
         scanner = dataset.scanner(columns={"out": f"({sql}\n)", "row": "_rowid"})
         kind, plan = scanner.projected_schema.field("out").type, scanner.explain_plan(True)
-        return Expression(sql, kind, _inputs_in(plan, sql, dataset.schema), by_lance=True)
+        inputs = _inputs_in(plan, sql, dataset.schema)
+        return Expression(sql, _storable(kind), inputs, by_lance=True)
     except (ValueError, OSError) as error:
         refusal = error
     try:
@@ -55,10 +56,16 @@ def read_expression(dataset: lance.LanceDataset, sql: str) -> Expression:
         _check_row_by_row(plan)
         reader = dataset.sql(f"SELECT ({sql}\n) AS out FROM dataset").build().to_stream_reader()
         kind = reader.schema.field("out").type
-        return Expression(sql, kind, _inputs_in(plan, sql, dataset.schema), by_lance=False)
+        inputs = _inputs_in(plan, sql, dataset.schema)
+        return Expression(sql, _storable(kind), inputs, by_lance=False)
     except (ValueError, OSError, pa.ArrowException) as error:
         lance_gave_up = "not supported SQL in lance" in str(refusal)
         raise _told(sql, error if lance_gave_up else refusal, dataset.schema) from error
+
+
+def _storable(kind: pa.DataType) -> pa.DataType:
+    """The type that a column can have: DataFusion computes some strings as views."""
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
 def read_condition(dataset: lance.LanceDataset, sql: str) -> Expression:
@@ -156,6 +163,8 @@ class RowReader:
         """Plan the reading; nothing is read yet."""
         self._dataset, schema = dataset, dataset.schema
         planned = [read_expression(dataset, sql) for sql in expressions]
+        self._types = [field_at(schema, path).type for path in paths]
+        self._types += [expression.type for expression in planned]
         self._by_query = [(i, e) for i, e in enumerate(planned, len(paths)) if not e.by_lance]
         roots = {_root(p, schema) for _, e in self._by_query for p in e.inputs}
         self._paths = list(dict.fromkeys([*paths, *sorted(roots)]))
@@ -180,7 +189,7 @@ class RowReader:
         arrays = [_single(table.column(c)) if c else None for c in self._columns]
         for position, expression in self._by_query:
             arrays[position] = self._queried(expression, table)
-        return arrays
+        return [_compact(a, kind) for a, kind in zip(arrays, self._types, strict=True)]
 
     def _taken(self, ids: npt.NDArray[np.uint64]) -> pa.Table:
         if not self._has_blobs or not len(ids):
@@ -215,6 +224,16 @@ class RowReader:
 
 def _root(path: str, schema: pa.Schema) -> str:
     return path if path in schema.names else path.split(".")[0]
+
+
+def _compact(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The array in its type and in memory of its own, offsets counted from zero.
+
+    Lance hands out parts of pages as they are: Arrow's own kernels make garbage of such strings.
+    """
+    if array.type != kind:
+        array = array.cast(kind)
+    return pa.concat_arrays([array, array[:0]]) if len(array) else array
 
 
 def _single(column: Any) -> pa.Array:

@@ -7,6 +7,7 @@ rewritten input is compared row by row with what it was. Nothing here runs a UDF
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -357,12 +358,14 @@ class LineageTracer:
         self, birth: Updated, before: VersionView, after: VersionView, fragment: FragmentFacts
     ) -> Iterator[Origin]:
         everything = RowRange(0, fragment.physical_rows)
-        wanted: dict[str, list[int]] = {}
+        wanted: dict[str, deque[int]] = {}
         for start, cells in self._cells(after, fragment.id, everything):
             for i, (_, _, inputs) in enumerate(cells):
-                wanted.setdefault(inputs, []).append(start + i)
+                wanted.setdefault(inputs, deque()).append(start + i)
         for was, moved in self._moved_out(birth, before, after):
-            pairs = [(o, t) for o, cell, _ in moved for t in wanted.get(cell[2], ())]
+            # One to one: of two rows with the same inputs, each gives to one.
+            places = ((o, wanted.get(inputs)) for o, (_, _, inputs), _ in moved)
+            pairs = [(o, targets.popleft()) for o, targets in places if targets]
             if pairs:
                 source, target = np.array(pairs, dtype=np.int64).T
                 yield Origin(before, was, source, target)

@@ -40,7 +40,7 @@ from geneva.storage.dataset import (
 )
 from geneva.storage.fragments import field_at, is_blob, read_windows, window_rows
 from geneva.storage.lineage import _aligned
-from geneva.storage.transactions import MOST_TRANSACTIONS
+from geneva.storage.transactions import MOST_TRANSACTIONS, read_transaction
 
 RowIds: TypeAlias = npt.NDArray[np.uint64]
 """Stable row ids: ascending, each once."""
@@ -275,20 +275,21 @@ class _Comparison:
             ]
             if not columns:
                 continue
-            unequal = self._unequal_offsets(fragment_facts(old), fragment_facts(new), columns)
-            if not any(mask.any() for mask in unequal):
-                continue
             ids, offsets = _read_places(self._after, i)
             if _deletions(old) != _deletions(new):
-                live = np.isin(ids, _scan_ids(self._before, None, [i]))
+                live = _among(ids, _scan_ids(self._before, None, [i]))
                 ids, offsets = ids[live], offsets[live]
-            yield from (
-                (c, _sorted([ids[mask[offsets]]])) for c, mask in zip(columns, unequal, strict=True)
-            )
+            blobs = [c for c in columns if _holds_blob(field_at(self._after.schema, c.path))]
+            yield from self._differing(blobs, ids)
+            columns = [c for c in columns if c not in blobs]
+            unequal = self._unequal_offsets(fragment_facts(old), fragment_facts(new), columns)
+            yield from ((c, ids[mask[offsets]]) for c, mask in zip(columns, unequal, strict=True))
 
     def _unequal_offsets(
         self, old: FragmentFacts, new: FragmentFacts, columns: Sequence[_Watched]
     ) -> list[Mask]:
+        if not columns:
+            return []
         masks = [np.zeros(new.physical_rows, dtype=np.bool_) for _ in columns]
         rows = RowRange(0, new.physical_rows)
         window = self._window(columns, [new])
@@ -330,7 +331,7 @@ class _Comparison:
     def _differing(
         self, columns: Sequence[_Watched], ids: RowIds
     ) -> Iterator[tuple[_Watched, RowIds]]:
-        if not len(ids):
+        if not len(ids) or not columns:
             return
         step = self._window(columns, [fragment_facts(f) for f in self._new.values()])
         was_at = [c.before for c in columns if c.before is not None]
@@ -426,7 +427,7 @@ def _read_route(
             break
         version = max(old, new)
         try:
-            operation = newest.read_transaction(version).operation
+            operation = read_transaction(newest, version).operation
         except OSError:
             return None
         restored = isinstance(operation, LanceOperation.Restore)
@@ -550,29 +551,30 @@ def _locate(dataset: lance.LanceDataset, ids: RowIds) -> tuple[RowIds, npt.NDArr
 def _search(dataset: lance.LanceDataset, ids: RowIds, condition: str) -> RowIds:
     if len(ids) * _DENSE >= dataset.count_rows():
         return _common(ids, _scan_ids(dataset, condition))
+    # A wrong condition is wrong whatever the rows, and refused in words that name no ids.
+    dataset.scanner(columns=[], filter=condition, with_row_id=True).explain_plan()
     live, owners = _locate(dataset, ids)
     fragments, counts = np.unique(owners, return_counts=True)
     rows = [dataset.get_fragment(i).physical_rows for i in fragments.tolist()]
     dense = fragments[counts * _SPARSE >= np.array(rows, dtype=np.int64)]
-    found = _scan_ids(dataset, condition, dense.tolist())
-    parts = [_common(found, live)]
-    # Also for no ids at all: a wrong condition is wrong whatever the rows.
+    parts = [_scan_ids(dataset, condition, dense.tolist())]
     for some in _lists(live[~np.isin(owners, dense)]):
         parts.append(_scan_ids(dataset, f"({some}) AND {condition}"))
-    return _sorted(parts)
+    return _common(ids, _sorted(parts))
 
 
 def _query_some(dataset: lance.LanceDataset, ids: RowIds, condition: str) -> RowIds:
+    _query_ids(dataset, f"{condition} LIMIT 0")
     if len(ids) * _SPARSE >= dataset.count_rows():
         return _common(ids, _query_ids(dataset, condition))
-    return _sorted([_query_ids(dataset, f"({some}) AND {condition}") for some in _lists(ids)])
+    found = [_query_ids(dataset, f"({some}) AND {condition}") for some in _lists(ids)]
+    return _common(ids, _sorted(found))
 
 
 def _lists(ids: RowIds) -> Iterator[str]:
-    """Conditions that name the ids, a bounded number each; at least one."""
-    for at in range(0, max(1, len(ids)), _MOST_IN_LIST):
-        some = ids[at : at + _MOST_IN_LIST].tolist()
-        yield f"_rowid IN ({', '.join(map(str, some))})" if some else "_rowid IS NULL"
+    """Conditions that name the ids, a bounded number each."""
+    for at in range(0, len(ids), _MOST_IN_LIST):
+        yield f"_rowid IN ({', '.join(map(str, ids[at : at + _MOST_IN_LIST].tolist()))})"
 
 
 def _stamped_since(
@@ -596,22 +598,24 @@ def _stamped_since(
 def _read_places(
     dataset: lance.LanceDataset, fragment_id: int
 ) -> tuple[RowIds, npt.NDArray[np.int64]]:
-    """A fragment's live rows: their ids and their physical offsets."""
+    """A fragment's live rows, ascending by id, and their physical offsets."""
     table = dataset.scanner(
         columns=[],
         with_row_id=True,
         with_row_address=True,
         fragments=[dataset.get_fragment(fragment_id)],
     ).to_table()
+    ids = table.column("_rowid").to_numpy()
     offsets = table.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
-    return table.column("_rowid").to_numpy(), offsets.astype(np.int64)
+    order = np.argsort(ids, kind="stable")
+    return ids[order], offsets[order].astype(np.int64)
 
 
 def _take(dataset: lance.LanceDataset, ids: RowIds, paths: Sequence[str]) -> list[pa.Array]:
     """Columns of the rows with these ids, which must be live, in the order of the ids."""
     schema = dataset.schema
     projection = {f"c{i}": quote_path(path, schema) for i, path in enumerate(paths)}
-    if any(is_blob(field_at(schema, path)) for path in paths):
+    if any(_holds_blob(field_at(schema, path)) for path in paths):
         # Taking rows knows no blob handling: it would give descriptors instead of bytes.
         parts = [
             dataset.scanner(
@@ -628,6 +632,12 @@ def _take(dataset: lance.LanceDataset, ids: RowIds, paths: Sequence[str]) -> lis
             "asked for by id"
         )
     return [table.column(name).combine_chunks() for name in projection]
+
+
+def _holds_blob(field: pa.Field) -> bool:
+    kind = field.type
+    below = (kind.field(i) for i in range(kind.num_fields)) if pa.types.is_nested(kind) else ()
+    return is_blob(field) or any(_holds_blob(child) for child in below)
 
 
 def _groups(fragment_ids: Sequence[int], fragments: dict[int, Any]) -> Iterator[list[int]]:

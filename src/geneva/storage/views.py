@@ -144,6 +144,11 @@ def _is_ours(key: bytes) -> bool:
     return key.startswith(_KEY.encode())
 
 
+def is_view(schema: pa.Schema) -> bool:
+    """Whether a table is a view."""
+    return QUERY_KEY.encode() in (schema.metadata or {})
+
+
 def visible_schema(schema: pa.Schema) -> pa.Schema:
     """A table's schema as a user sees it: without the system columns of a view."""
     if QUERY_KEY.encode() not in (schema.metadata or {}):

@@ -1,0 +1,82 @@
+"""A query evaluated here and now: rows read by id, functions called in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from geneva.execution.apply import Applier
+from geneva.model import TableRef
+from geneva.planning.membership import RowIds
+from geneva.storage.dataset import Dataset, read_snapshot
+from geneva.storage.expressions import RowReader
+from geneva.storage.fragments import window_rows
+from geneva.view_definition import ColumnKind, QueryColumn
+
+
+def evaluate(
+    dataset: Dataset,
+    columns: Sequence[QueryColumn],
+    ids: RowIds,
+    batch_size: int | None,
+    ref: TableRef,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a query: read by id, computed column by column, chunks laid out."""
+    paths = [p for c in columns if c.kind is not ColumnKind.SQL for p in c.inputs]
+    reader = RowReader(dataset, paths, [c.expression for c in columns if c.kind is ColumnKind.SQL])
+    size = batch_size or _window(dataset, paths, ref)
+    with ExitStack() as open_functions:
+        appliers = {
+            c.name: open_functions.enter_context(Applier(c.udf, pa.field(c.name, c.udf.data_type)))
+            for c in columns
+            if c.udf is not None
+        }
+        for start in range(0, len(ids), size):
+            taken = reader.take(ids[start : start + size])
+            plain, computed = iter(taken[: len(paths)]), iter(taken[len(paths) :])
+            arrays: dict[str, pa.Array] = {}
+            for c in columns:
+                if c.kind is ColumnKind.SQL:
+                    arrays[c.name] = next(computed)
+                    continue
+                inputs = [next(plain) for _ in c.inputs]
+                arrays[c.name] = (
+                    _applied(appliers[c.name], inputs, c.inputs) if c.udf else inputs[0]
+                )
+            yield from _laid_out(columns, arrays)
+
+
+def _window(dataset: Dataset, paths: Sequence[str], ref: TableRef) -> int:
+    """Rows to read at once, so that they stay small in memory."""
+    snapshot = read_snapshot(dataset, ref)
+    fields = {i for path in paths for i in snapshot.field_ids[path]}
+    sizes = [file.size_bytes for f in snapshot.fragments for file in f.files_of(fields)]
+    rows = sum(f.physical_rows for f in snapshot.fragments)
+    return window_rows(snapshot.schema, paths, sizes, rows)
+
+
+def _applied(applier: Applier, inputs: Sequence[pa.Array], paths: Sequence[str]) -> pa.Array:
+    batch = pa.RecordBatch.from_arrays(inputs, names=list(paths))
+    size = applier.udf.batch_size or batch.num_rows or 1
+    parts = [applier.apply(batch.slice(start, size)) for start in range(0, batch.num_rows, size)]
+    return pa.concat_arrays(parts) if parts else applier.apply(batch)
+
+
+def _laid_out(
+    columns: Sequence[QueryColumn], arrays: Mapping[str, pa.Array]
+) -> Iterator[pa.RecordBatch]:
+    """One batch of the columns; where a chunker gave lists, a row for each of their items."""
+    chunked = next((c for c in columns if c.kind is ColumnKind.CHUNKER), None)
+    parents = pc.list_parent_indices(arrays[chunked.name]) if chunked is not None else None
+    values: list[pa.Array] = []
+    for c in columns:
+        if c is chunked:
+            values.extend(pc.list_flatten(arrays[c.name]).flatten())
+        else:
+            values.append(arrays[c.name] if parents is None else arrays[c.name].take(parents))
+    schema = pa.schema([f for c in columns for f in c.fields])
+    if len(values[0]):
+        yield pa.record_batch(values, schema=schema)

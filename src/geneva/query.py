@@ -1,0 +1,334 @@
+"""Queries over a table: which rows, in which order, with which columns. The makings of a view.
+
+A query can be evaluated here and now (`to_arrow` and its kin), or be the definition of a
+materialized view. Every method returns a new query and checks its argument first.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from geneva.errors import UserInputError
+from geneva.execution.evaluate import evaluate
+from geneva.planning.membership import RowIds, choose_rows
+from geneva.query_columns import (
+    ColumnSource,
+    check_output_name,
+    distinct,
+    every_column,
+    made_column,
+    named_like_itself,
+    plain_column,
+)
+from geneva.storage.dataset import Dataset, open_dataset
+from geneva.storage.expressions import read_condition, unrepeatable_part
+from geneva.storage.source_changes import read_row_ids
+from geneva.storage.views import source_udf_field
+from geneva.udf import UDF, serialize_udf, udf_digest
+from geneva.view_definition import ColumnKind, QueryColumn, ViewColumn, ViewQuery
+
+if TYPE_CHECKING:
+    from geneva.connection import Connection
+    from geneva.model import TableRef
+    from geneva.table import Table
+
+_SEED_BITS = 63
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    where: tuple[str, ...] = ()
+    selected: tuple[QueryColumn, ...] | None = None
+    """None: all of the table's columns."""
+    added: tuple[QueryColumn, ...] = ()
+    seed: int | None = None
+    limit: int | None = None
+    offset: int | None = None
+
+
+@dataclass(slots=True)
+class _Source:
+    """The table at the version that its handle reads; opened again only when that moves."""
+
+    table: Table
+    _opened: Dataset | None = field(default=None, repr=False)
+
+    def dataset(self) -> Dataset:
+        version = self.table.version
+        if self._opened is None or self._opened.version != version:
+            self._opened = open_dataset(self.table.ref, version)
+        return self._opened
+
+
+class Query:
+    """A query over a table, as of the version that the table's handle reads.
+
+    Rows come in the order of their ids, which is that of insertion, or shuffled; the filter is
+    applied first, then the shuffle, then `offset` and `limit`. With a chunker these count rows of
+    the source, each of which gives any number of rows.
+    """
+
+    def __init__(self, table: Table) -> None:
+        """Ask for all rows and columns of a table."""
+        self._source, self._state = _Source(table), _State()
+
+    # -- building
+
+    def where(self, condition: Any) -> Query:
+        """Only the rows that satisfy an SQL condition, and those of earlier calls."""
+        if not isinstance(condition, str) or not condition.strip():
+            raise UserInputError(f"where must be an SQL condition, not {condition!r}.")
+        read_condition(self._dataset(), condition)
+        return self._with(where=(*self._state.where, condition))
+
+    def select(self, columns: Any) -> Query:
+        """Only these columns: a list of paths, or `{name: path | SQL | UDF | (udf, [inputs])}`.
+
+        A string that is the path of a column is that column, any other is SQL. A path into a
+        struct gives a column of its last name. Columns that were added before can be named too.
+        """
+        if isinstance(columns, str) or not isinstance(columns, Sequence | Mapping) or not columns:
+            raise UserInputError(
+                f"select takes a list of columns or a dict of name and source, not {columns!r}."
+            )
+        dataset = self._dataset()
+        added = {column.name: column for column in self._state.added}
+        if isinstance(columns, Mapping):
+            chosen = [made_column(dataset, name, source) for name, source in columns.items()]
+        else:
+            chosen = [added.get(str(c)) or plain_column(dataset, c) for c in columns]
+        chunkers = [c for c in self._state.added if c.kind is ColumnKind.CHUNKER]
+        chosen += [c for c in chunkers if c not in chosen]
+        return self._with(selected=distinct(chosen), added=())
+
+    def add_column(
+        self,
+        column: Mapping[str, ColumnSource] | ColumnSource,
+        source: ColumnSource | None = None,
+    ) -> Query:
+        """Add columns: `{name: source}`, `name, source`, or a UDF, which is named like itself.
+
+        A source is a UDF, `(udf, [input columns])`, a path or SQL; or a chunker, which adds all
+        the columns that it yields and repeats the others for each of its rows.
+        """
+        if isinstance(column, Mapping):
+            given = dict(column)
+        elif isinstance(column, str):
+            if source is None:
+                raise UserInputError(f"add_column({column!r}) needs a UDF or SQL to compute it.")
+            given = {column: source}
+        else:
+            given = {named_like_itself(column): column}
+        dataset = self._dataset()
+        new = [made_column(dataset, name, what) for name, what in given.items()]
+        distinct([*self._columns(), *new])
+        return self._with(added=(*self._state.added, *new))
+
+    def shuffle(self, seed: int | None = None) -> Query:
+        """The rows in an order that `seed` decides; without one, it is drawn now and kept."""
+        if seed is None:
+            seed = secrets.randbits(_SEED_BITS)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise UserInputError(f"The seed of a shuffle must be a whole number, not {seed!r}.")
+        return self._with(seed=seed)
+
+    def limit(self, rows: int | None) -> Query:
+        """At most so many rows; None: all."""
+        return self._with(limit=_checked_count("limit", rows))
+
+    def offset(self, rows: int | None) -> Query:
+        """Without the first so many rows."""
+        return self._with(offset=_checked_count("offset", rows))
+
+    # -- looking
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the result."""
+        return pa.schema([f for column in self._columns() for f in column.fields])
+
+    @property
+    def columns(self) -> tuple[QueryColumn, ...]:
+        """The columns, in order."""
+        return self._columns()
+
+    @property
+    def chunker(self) -> QueryColumn | None:
+        """The column that makes several rows of one, if there is one."""
+        return next((c for c in self._columns() if c.kind is ColumnKind.CHUNKER), None)
+
+    @property
+    def source(self) -> TableRef:
+        """Where the table is."""
+        return self._source.table.ref
+
+    @property
+    def source_version(self) -> int:
+        """The version that the query reads."""
+        return int(self._dataset().version)
+
+    def explain(self) -> str:
+        """Say what the query does, and which of the table's columns it reads. Runs nothing."""
+        told, version = self.definition({}), self.source_version
+        lines = [f"rows of {told.base_table!r} at version {version}"]
+        if told.where is not None:
+            lines.append(f"  where {told.where}  [reads {_listed(told.where_inputs)}]")
+        lines.append("  in the order of " + (f"shuffle {told.seed}" if told.shuffle else "row ids"))
+        bounds = (("skipping", told.offset), ("at most", told.limit))
+        lines += [f"  {word} {count:,} rows" for word, count in bounds if count is not None]
+        lines += [
+            f"  {c.name}: {c.kind} {c.expression or c.udf_name}  [reads {_listed(c.inputs)}]"
+            for c in told.columns
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        """Show the table and the columns."""
+        return f"Query({self._source.table.name!r}, columns={self.schema.names})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Say where LanceDB's own query methods are."""
+        if not name.startswith("_"):
+            hint = f"LanceDB's own query builder may have it: table.search().{name}"
+            raise AttributeError(f"A Geneva query has no {name!r}. {hint}", name=name, obj=self)
+        raise AttributeError(name)
+
+    # -- evaluating
+
+    def to_batches(self, batch_size: int | None = None) -> pa.RecordBatchReader:
+        """The result, batch by batch. UDFs run in this process."""
+        if batch_size is not None and _checked_count("batch_size", batch_size) == 0:
+            raise UserInputError("batch_size must be 1 or more.")
+        dataset, columns = self._dataset(), self._columns()
+        batches = evaluate(dataset, columns, self._row_ids(dataset), batch_size, self.source)
+        return pa.RecordBatchReader.from_batches(self.schema, batches)
+
+    def to_arrow(self) -> pa.Table:
+        """The result as an Arrow table."""
+        return self.to_batches().read_all()
+
+    def to_pandas(self, **options: Any) -> Any:
+        """The result as a pandas data frame."""
+        return self.to_arrow().to_pandas(**options)
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """The result as a list of dicts."""
+        rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
+        return rows
+
+    def count_rows(self) -> int:
+        """How many rows the result has. With a chunker, this computes it."""
+        if self.chunker is not None:
+            return sum(batch.num_rows for batch in self.to_batches())
+        return len(self._row_ids(self._dataset()))
+
+    def _row_ids(self, dataset: Dataset) -> RowIds:
+        state = self._state
+        ids = read_row_ids(dataset, _all_of(state.where))
+        return choose_rows(ids, shuffle_seed=state.seed, offset=state.offset, limit=state.limit)
+
+    # -- becoming a view
+
+    def create_materialized_view(
+        self, view_name: str, conn: Connection | None = None, **options: Any
+    ) -> Any:
+        """Make the query a view, in this table's database or another. Nothing is computed yet."""
+        connection = conn if conn is not None else self._source.table._connection
+        return connection.create_materialized_view(view_name, self, **options)
+
+    def udfs(self) -> dict[str, UDF]:
+        """The functions by the column that they compute; of a chunker the one that gives lists."""
+        return {c.name: c.udf for c in self._columns() if c.udf is not None}
+
+    def definition(self, digests: Mapping[str, str] | None = None) -> ViewQuery:
+        """The query as a record. `digests` says, by column, under which digest a UDF is stored."""
+        if digests is None:
+            digests = {name: udf_digest(serialize_udf(udf)) for name, udf in self.udfs().items()}
+        state, dataset = self._state, self._dataset()
+        where = _all_of(state.where)
+        return ViewQuery(
+            base_table=self._source.table.name,
+            base_db_uri=self._source.table._connection.uri,
+            where=where,
+            where_inputs=read_condition(dataset, where).inputs if where is not None else (),
+            columns=tuple(_told(c, digests.get(c.name, "")) for c in self._columns()),
+            shuffle=state.seed is not None,
+            shuffle_seed=state.seed,
+            limit=state.limit,
+            offset=state.offset,
+        )
+
+    def view_schema(self, digests: Mapping[str, str]) -> pa.Schema:
+        """The user's columns of a view of this query, with the UDFs' definitions on them."""
+        dataset = self._dataset()
+        fields: list[pa.Field] = []
+        for c in self._columns():
+            if c.kind is ColumnKind.UDF and c.udf is not None:
+                digest = digests[c.name]
+                fields.append(source_udf_field(dataset, c.name, c.udf, c.inputs, digest))
+            else:
+                fields.extend(c.fields)
+        return pa.schema(fields)
+
+    def check_viewable(self) -> None:
+        """Refuse what can't be a view: reserved names, SQL that has another value tomorrow."""
+        for name in self.schema.names:
+            check_output_name(name)
+        sql = [c.expression for c in self._columns() if c.kind is ColumnKind.SQL]
+        for text in (*self._state.where, *sql):
+            part = unrepeatable_part(text)
+            if part is not None:
+                raise UserInputError(
+                    f"{text!r} can't be part of a view: {part!r} has another value each time, so "
+                    "that a view of it could never be brought up to date. Put the value itself."
+                )
+
+    # -- resolving
+
+    def _dataset(self) -> Dataset:
+        return self._source.dataset()
+
+    def _with(self, **changes: Any) -> Query:
+        query = Query.__new__(Query)
+        query._source, query._state = self._source, replace(self._state, **changes)
+        return query
+
+    def _columns(self) -> tuple[QueryColumn, ...]:
+        selected = self._state.selected
+        if selected is None:
+            selected = every_column(self._dataset().schema)
+        return (*selected, *self._state.added)
+
+
+def _checked_count(name: str, rows: Any) -> int | None:
+    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
+        raise UserInputError(f"{name} must be a number of rows, 0 or more, not {rows!r}.")
+    return rows
+
+
+def _all_of(conditions: Sequence[str]) -> str | None:
+    if len(conditions) < 2:
+        return conditions[0] if conditions else None
+    return " AND ".join(f"({condition}\n)" for condition in conditions)
+
+
+def _told(column: QueryColumn, digest: str) -> ViewColumn:
+    udf = column.udf
+    return ViewColumn(
+        name=column.name,
+        kind=column.kind,
+        expression=column.expression,
+        inputs=column.inputs,
+        udf_name=udf.name if udf is not None else "",
+        udf_version=udf.version if udf is not None else "",
+        udf_digest=digest if udf is not None else "",
+    )
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths) or "nothing"

@@ -1,0 +1,144 @@
+"""The columns of a query: what a name and a source mean on a table, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeAlias
+
+import pyarrow as pa
+
+from geneva.chunker import Chunker
+from geneva.errors import ColumnExistsError, ColumnNotFoundError, InvalidUDFError, UserInputError
+from geneva.storage.dataset import Dataset, check_column_name, has_path
+from geneva.storage.expressions import missing_column, read_expression
+from geneva.storage.views import copied_field, visible_schema
+from geneva.udf import UDF, resolve_inputs
+from geneva.view_definition import ColumnKind, QueryColumn
+
+ColumnSource: TypeAlias = str | UDF | Chunker | tuple[UDF | Chunker, Sequence[str]]
+
+
+def every_column(schema: pa.Schema) -> tuple[QueryColumn, ...]:
+    """All columns of a table; of a view without its system columns."""
+    return tuple(_copied(schema, name, name) for name in visible_schema(schema).names)
+
+
+def plain_column(dataset: Dataset, path: Any) -> QueryColumn:
+    """The column at a path, under its last name."""
+    schema = dataset.schema
+    if not isinstance(path, str):
+        raise UserInputError(f"select takes names of columns, not {path!r}.")
+    if not has_path(schema, path):
+        raise ColumnNotFoundError(
+            missing_column(path, schema)
+            + " An SQL expression needs a name: select({name: expression})."
+        )
+    name = path if path in schema.names else path.rpartition(".")[2]
+    check_output_name(name)
+    return _copied(schema, path, name)
+
+
+def made_column(dataset: Dataset, name: Any, source: Any) -> QueryColumn:
+    """A column under a name: a path's, or computed by SQL, a UDF or a chunker."""
+    if not isinstance(name, str):
+        raise UserInputError(f"A column's name must be a string, not {name!r}.")
+    check_output_name(name)
+    if isinstance(source, str):
+        if has_path(dataset.schema, source):
+            return _copied(dataset.schema, source, name)
+        return _computed_by_sql(dataset, name, source)
+    function, inputs = source if _is_pair(source) else (source, None)
+    if isinstance(function, Chunker):
+        return _chunked(dataset, name, function, inputs)
+    if isinstance(function, UDF):
+        return _computed_by_udf(dataset, name, function, inputs)
+    return _refuse(name, source)
+
+
+def _copied(schema: pa.Schema, path: str, name: str) -> QueryColumn:
+    made = copied_field(schema, path, name)
+    return QueryColumn(name, ColumnKind.COLUMN, path, (path,), (made,))
+
+
+def _computed_by_sql(dataset: Dataset, name: str, sql: str) -> QueryColumn:
+    if not sql.strip():
+        raise UserInputError(f"Column {name!r} is given an empty expression.")
+    found = read_expression(dataset, sql)
+    if pa.types.is_null(found.type):
+        raise UserInputError(
+            f"Column {name!r}: {sql!r} has no type; write, for example, CAST(NULL AS STRING)."
+        )
+    return QueryColumn(name, ColumnKind.SQL, sql, found.inputs, (pa.field(name, found.type),))
+
+
+def _computed_by_udf(dataset: Dataset, name: str, udf: UDF, inputs: Any) -> QueryColumn:
+    bound, paths = _bound(dataset, udf, inputs)
+    made = pa.field(name, udf.data_type, metadata=dict(udf.field_metadata) or None)
+    return QueryColumn(name, ColumnKind.UDF, "", paths, (made,), bound)
+
+
+def _chunked(dataset: Dataset, name: str, chunker: Chunker, inputs: Any) -> QueryColumn:
+    chunker.check_bound()
+    bound, paths = _bound(dataset, chunker.udf, inputs)
+    fields = tuple(f.with_nullable(True) for f in chunker.output_schema)
+    for made in fields:
+        check_output_name(made.name)
+    return QueryColumn(name, ColumnKind.CHUNKER, "", paths, fields, bound)
+
+
+def _bound(dataset: Dataset, udf: UDF, inputs: Any) -> tuple[UDF, tuple[str, ...]]:
+    if inputs is not None:
+        udf = udf.with_inputs([inputs] if isinstance(inputs, str) else inputs)
+    found = resolve_inputs(udf, visible_schema(dataset.schema))
+    return udf, tuple(resolved.path for resolved in found)
+
+
+def _is_pair(source: Any) -> bool:
+    return isinstance(source, tuple | list) and len(source) == 2
+
+
+def named_like_itself(source: Any) -> str:
+    """The name of a column that is given by its function alone."""
+    function = source[0] if _is_pair(source) else source
+    return function.name if isinstance(function, UDF | Chunker) else _refuse(repr(source), source)
+
+
+def _refuse(name: str, source: Any) -> NoReturn:
+    hint = " Decorate it with @udf." if callable(source) else ""
+    raise InvalidUDFError(
+        f"Column {name!r} must be given a column, SQL, a UDF or (udf, [input columns]), not "
+        f"{type(source).__name__}.{hint}"
+    )
+
+
+def check_output_name(name: str) -> None:
+    """Refuse a name that a view can't have."""
+    check_column_name(name)
+    if name.startswith("__"):
+        raise UserInputError(
+            f"Column name {name!r} can't start with '__': such names are Geneva's own. Select it "
+            f"under another one: select({{{name.strip('_')!r}: ...}})."
+        )
+
+
+def distinct(columns: Sequence[QueryColumn]) -> tuple[QueryColumn, ...]:
+    """The columns, if no two have one name and at most one is a chunker."""
+    seen: dict[str, str] = {}
+    for name in (made.name for column in columns for made in column.fields):
+        if name.lower() in seen:
+            raise ColumnExistsError(
+                f"The query has a column {seen[name.lower()]!r} already, so that there can't be "
+                f"another {name!r}. Give it another name: select({{name: source}}), or "
+                "add_column({name: source})."
+            )
+        seen[name.lower()] = name
+    chunkers = [column for column in columns if column.kind is ColumnKind.CHUNKER]
+    if len(chunkers) > 1:
+        raise InvalidUDFError("A query can have one chunker. Make a view, and query that.")
+    for chunker in chunkers:
+        if any(chunker.name == column.name for column in columns if column is not chunker):
+            raise ColumnExistsError(
+                f"The query has a column {chunker.name!r} already, and the chunker goes by that "
+                "name. Give it another one: add_column({name: chunker})."
+            )
+    return tuple(columns)

@@ -1,0 +1,213 @@
+"""A materialized view: the result of a query as a table, kept so at the cost of what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from geneva import declarations
+from geneva.declarations import BackfillOptions
+from geneva.errors import UserInputError
+from geneva.execution.explode import PreparedChunkRefresh, prepare_chunk_refresh
+from geneva.execution.refresh import PreparedRefresh, RefreshRequest, prepare_refresh
+from geneva.jobs import JobFuture, JobResult
+from geneva.model import TableRef
+from geneva.planning.refresh import RefreshPlan
+from geneva.query import Query
+from geneva.storage.chunks import CHUNKS, inner_ref
+from geneva.storage.dataset import open_dataset
+from geneva.storage.views import ViewInfo, read_view
+from geneva.table import Table
+from geneva.view_definition import ViewQuery
+
+_SYSTEM = "__"
+
+
+class MaterializedView(Table):
+    """A view over a table, or over another view. It reads like any table.
+
+    Only `refresh` changes its rows. Columns may be added to it and backfilled like any other's.
+    """
+
+    def __repr__(self) -> str:
+        """Show the view and what it equals."""
+        query = self.definition
+        return (
+            f"MaterializedView({self.name!r}, source={query.base_table!r}, "
+            f"source_version={self.source_version})"
+        )
+
+    @property
+    def definition(self) -> ViewQuery:
+        """The query that the view is the result of."""
+        return self._info().query
+
+    @property
+    def source_version(self) -> int:
+        """The version of the source that the view was last refreshed to, or created at."""
+        return self._info().base_version
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema, without the view's own system columns."""
+        full = self._table.schema
+        return pa.schema([f for f in full if not f.name.startswith(_SYSTEM)], full.metadata)
+
+    def to_arrow(self, *, include_system: bool = False) -> pa.Table:
+        """The rows of the view; system columns only on request."""
+        table = self._table.to_arrow()
+        return table if include_system else table.select(self._visible())
+
+    def to_pandas(self, *, include_system: bool = False) -> Any:
+        """The rows of the view as a pandas data frame."""
+        return self.to_arrow(include_system=include_system).to_pandas()
+
+    def head(self, n: int = 5) -> pa.Table:
+        """The first rows of the view."""
+        return self._table.head(n).select(self._visible())
+
+    def search(self, *args: Any, **kwargs: Any) -> Any:
+        """Search the view as LanceDB does; `search(None)` builds a query like `query()`."""
+        found = super().search(*args, **kwargs)
+        return found if isinstance(found, Query) else found.select(self._visible())
+
+    def plan_refresh(self, src_version: int | None = None, **options: Any) -> RefreshPlan:
+        """Say what `refresh` with the same arguments would do. Changes nothing, runs nothing."""
+        return self._prepare_refresh(src_version, None, BackfillOptions(**options)).plan
+
+    def refresh(
+        self,
+        src_version: int | None = None,
+        *,
+        max_rows_per_fragment: int | None = None,
+        concurrency: int | None = None,
+        intra_applier_concurrency: int = 1,
+        checkpoint_size: int | None = None,
+        min_checkpoint_size: int | None = None,
+        max_checkpoint_size: int | None = None,
+        task_size: int | None = None,
+        commit_granularity: int = 64,
+        batch_checkpoint_flush_interval_seconds: float | None = None,
+        timeout: float | timedelta | None = None,
+    ) -> JobResult:
+        """Make the view equal to its definition at a version of its source.
+
+        Args:
+            src_version: The source version, also an older one; None: the latest.
+            max_rows_per_fragment: Rows of each fragment that new rows are put into.
+            concurrency: Tasks at once; None: as many as Spark has slots.
+            intra_applier_concurrency: Threads in each task.
+            checkpoint_size: Rows a batch checkpoint holds, exactly. None: by time.
+            min_checkpoint_size: Least rows of a checkpoint that is made by time.
+            max_checkpoint_size: Most rows of a checkpoint that is made by time.
+            task_size: Rows a task computes.
+            commit_granularity: Fragments a commit publishes.
+            batch_checkpoint_flush_interval_seconds: Seconds of work between checkpoints.
+            timeout: Seconds after which the job is stopped; what is finished stays.
+
+        Returns:
+            The job's outcome, which is also its id.
+        """
+        options = BackfillOptions(
+            concurrency=concurrency,
+            intra_applier_concurrency=intra_applier_concurrency,
+            checkpoint_size=checkpoint_size,
+            min_checkpoint_size=min_checkpoint_size,
+            max_checkpoint_size=max_checkpoint_size,
+            task_size=task_size,
+            commit_granularity=commit_granularity,
+            batch_checkpoint_flush_interval_seconds=batch_checkpoint_flush_interval_seconds,
+            timeout=timeout,
+        )
+        prepared = self._prepare_refresh(src_version, max_rows_per_fragment, options)
+        result = self._connection._job(prepared, on_commit=self._table.checkout_latest).run()
+        self._table.checkout_latest()
+        return result
+
+    def refresh_async(
+        self,
+        src_version: int | None = None,
+        *,
+        max_rows_per_fragment: int | None = None,
+        **options: Any,
+    ) -> JobFuture:
+        """Start a `refresh` and return at once."""
+        prepared = self._prepare_refresh(
+            src_version, max_rows_per_fragment, BackfillOptions(**options)
+        )
+        job = self._connection._job(prepared, on_commit=self._table.checkout_latest)
+        return JobFuture(job)
+
+    def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
+        """Alter columns; a view's UDF column is computed anew by the next refresh."""
+        own = {c.name for c in self.definition.columns}
+        udfs, others = declarations.split_alterations(alterations)
+        chunker = self.definition.chunker
+        for name, change in list(udfs.items()):
+            if chunker is not None and name == chunker.name:
+                source = open_dataset(self._source())
+                declarations.alter_view_column(inner_ref(self.ref), source, CHUNKS, change)
+                udfs.pop(name)
+            elif name in own:
+                source = open_dataset(self._source())
+                declarations.alter_view_column(self.ref, source, name, change)
+                udfs.pop(name)
+        if any(str(a.get("path", "")) in own for a in others):
+            self._refuse("alter_columns of a column of its query")
+        rest = [a for a in alterations if "udf" in a and a["path"] in udfs]
+        super().alter_columns(*others, *rest)
+        self._table.checkout_latest()
+
+    def drop_columns(self, columns: str | Sequence[str]) -> Any:
+        """Drop columns that were added to the view."""
+        names = [columns] if isinstance(columns, str) else list(columns)
+        if set(names) & {c.name for c in self.definition.columns} or any(
+            name.startswith(_SYSTEM) for name in names
+        ):
+            self._refuse("drop_columns of a column of its query")
+        return super().drop_columns(names)
+
+    def add(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a view's rows come from its source."""
+        self._refuse("add")
+
+    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a view's rows come from its source."""
+        self._refuse("update")
+
+    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a view's rows come from its source."""
+        self._refuse("delete")
+
+    def merge_insert(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a view's rows come from its source."""
+        self._refuse("merge_insert")
+
+    def _refuse(self, operation: str) -> NoReturn:
+        raise UserInputError(
+            f"{operation} is not possible on materialized view {self.name!r}: its content is its "
+            f"query over table {self.definition.base_table!r}. Change that table, then refresh."
+        )
+
+    def _visible(self) -> list[str]:
+        return [name for name in self._table.schema.names if not name.startswith(_SYSTEM)]
+
+    def _info(self) -> ViewInfo:
+        info = read_view(open_dataset(self.ref).schema)
+        assert info is not None
+        return info
+
+    def _source(self) -> TableRef:
+        return self._connection._source_ref(self.definition)
+
+    def _prepare_refresh(
+        self, src_version: int | None, max_rows: int | None, options: BackfillOptions
+    ) -> PreparedRefresh | PreparedChunkRefresh:
+        declarations.check_count("src_version", src_version)
+        declarations.check_count("max_rows_per_fragment", max_rows)
+        request = RefreshRequest(src_version, max_rows, options.request())
+        prepare = prepare_refresh if self.definition.chunker is None else prepare_chunk_refresh
+        return prepare(self.ref, self._source(), request)
