@@ -7,8 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import report
-from benchmarks.cases import EVERY, WARM, Bench
+from benchmarks import cases, report, views
+from benchmarks.cases import Bench
+
+WARM = (*cases.WARM, *views.WARM)
+EVERY = (*WARM, *cases.SEPARATE, *views.SEPARATE)
 
 
 def main() -> int:

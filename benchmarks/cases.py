@@ -22,12 +22,12 @@ class Target:
     """The most that a case may take: in seconds, or as a multiple of its reference."""
 
     most: float
-    of: str  # "seconds", "loop" (the plain loop) or "ideal" (sum of UDF time / cores)
+    of: str  # "seconds", "loop" (the reference) or "ideal" (sum of UDF time / cores)
 
     def __str__(self) -> str:
         if self.of == "seconds":
             return f"≤ {self.most:g} s"
-        return f"≤ {self.most:g}x {'the loop' if self.of == 'loop' else 'UDF time / cores'}"
+        return f"≤ {self.most:g}x{'' if self.of == 'loop' else ' UDF time / cores'}"
 
 
 @dataclass
@@ -241,4 +241,3 @@ WARM = (arrow_1m, arrow_10m, scalar_200k, vectors_100k, slow_2000, fragments_500
 """Cases that run on this process's own warm session."""
 SEPARATE = (nothing, cold, cold_archive)
 """Cases that are timed in processes of their own."""
-EVERY = (*WARM, *SEPARATE)

@@ -11,7 +11,7 @@ from importlib import metadata
 from benchmarks.cases import Outcome
 from geneva.execution.local_spark import available_cores
 
-HEADINGS = ("case", "Geneva", "plain loop", "ratio", "target", "reached")
+HEADINGS = ("case", "Geneva", "reference", "ratio", "target", "reached")
 
 
 def machine() -> str:

@@ -129,6 +129,21 @@ def test_a_staged_file_is_of_no_use_for_rows_that_were_deleted_when_it_was_made(
     assert by_id(table, "c") == {i: i * 3 for i in range(8)}
 
 
+def test_a_file_says_nothing_of_rows_that_were_deleted_when_it_was_made(
+    local_db: Connection, calls: Calls
+) -> None:
+    table = make_table(local_db, [4, 4])
+    table.add_columns({"c": counted(calls, triple)})
+    table.backfill("c")
+    before = table.version
+    table.delete("id = 1")
+    table.backfill("c", where="1=1", checkpoint_size=2)
+    table.checkout(before)
+    table.restore()
+    table.backfill("c", where="1=1")
+    assert by_id(table, "c") == {i: i * 3 for i in range(8)}
+
+
 def test_a_plan_expects_nothing_of_rows_that_moved_before_the_column_was_added(
     local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,14 +87,10 @@ class TestTampering:
         writer.close()
 
     def test_other_bytes_are_refused_unread(
-        self, db: Connection, calls: Calls, tmp_path: Path, request: pytest.FixtureRequest
+        self, db: Connection, calls: Calls, tmp_path: Path
     ) -> None:
         from geneva.udf import serialize_udf
 
-        if db._runner is None:
-            request.applymarker(
-                pytest.mark.xfail(strict=False, reason="on Spark it comes wrapped in a JobError")
-            )
         mark = tmp_path / "unpickled"
         table = make_table(db, [3])
         table.add_columns({"x": tripled(calls)})

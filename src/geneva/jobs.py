@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from geneva.config import Settings
-from geneva.errors import JobCancelledError, JobTimeoutError
+from geneva.errors import JobCancelledError, JobNotFoundError, JobTimeoutError
 from geneva.execution.driver import JobControl
 from geneva.execution.progress import JobProgress, ProgressBars, wants_bars
 from geneva.execution.pulse import Pulse, driver_identity
@@ -140,6 +140,7 @@ class Job:
                 cancelled=self.cancelled,
                 max_conflict_retries=self._settings.version_conflict_max_retries,
                 watch_checkpoints=show,
+                is_running=self._is_running,
             )
             stack.enter_context(Pulse(self._signals, self.job_id, self._pulse, self.cancelled))
             self._follow(self._work.run(control))
@@ -148,6 +149,12 @@ class Job:
 
     def _pulse(self) -> dict[str, Any]:
         return {"status": self.status.value, "metrics": self.progress.metrics()}
+
+    def _is_running(self, job_id: str) -> bool:
+        try:
+            return not self._history.get(job_id).status.is_final
+        except JobNotFoundError:
+            return False
 
     def _rivals(self) -> list[str]:
         return [

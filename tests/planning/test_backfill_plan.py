@@ -50,7 +50,7 @@ def test_a_fragment_computes_what_was_asked_or_what_is_not_valid(state: Fragment
     live, valid = members(state.live), members(state.valid)
     wanted = live - valid if state.selected is None else members(state.selected) & live
     assert members(plan.compute) == wanted
-    assert members(plan.valid_after) == valid | wanted
+    assert members(plan.valid_after) == (valid | wanted) & live
     assert plan.complete == (live <= valid | wanted)
     assert plan.keeps_old == (state.has_output and bool(live - wanted))
     assert (plan.action is Action.SKIP) == (not wanted)

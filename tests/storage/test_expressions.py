@@ -150,5 +150,14 @@ def test_blobs_are_read_as_bytes(tmp_path: Path) -> None:
     table = lance.write_dataset(
         data, tmp_path / "b.lance", enable_stable_row_ids=True, data_storage_version="2.1"
     )
-    (blobs,) = RowReader(table, ["b"]).take(np.array([2, 0], dtype=np.uint64))
-    assert blobs.to_pylist() == [b"three", b"one"]
+    for reader in (RowReader(table, ["b"]), RowReader(table, [], ["`b`"])):
+        (blobs,) = reader.take(np.array([2, 0], dtype=np.uint64))
+        assert blobs.to_pylist() == [b"three", b"one"]
+
+
+def test_values_have_the_type_that_was_told(table: lance.LanceDataset) -> None:
+    sql = "left(md5(`Name`), 2)"
+    assert read_expression(table, sql).type == pa.string(), "Lance computes a view of strings"
+    hashes, u = RowReader(table, [], [sql, "`s`.`u`"]).take(row_ids(table))
+    assert hashes.type == pa.string()
+    assert u.to_pylist() == list(range(8))

@@ -200,10 +200,9 @@ class Source:
         if name is not None:
             self.drop(seed)
             self.note()
-            self._add(
-                pa.field(name, pa.float64()) if seed % 2 else {name: f"CAST({seed} AS DOUBLE)"},
-                name,
-            )
+            # Not a constant alone: that makes a column that can't be NULL.
+            filled = {name: f"nullif(CAST({seed} AS DOUBLE), CAST(i AS DOUBLE))"}
+            self._add(pa.field(name, pa.float64()) if seed % 2 else filled, name)
 
     def rename(self, seed: int) -> None:
         name = self.other()

@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from geneva.errors import (
+    GenevaError,
+    InvalidUDFError,
     JobCancelledError,
     JobTimeoutError,
     TableChangedError,
-    UDFError,
     UDFExecutionError,
+    UDFIntegrityError,
     UDFOutputError,
 )
 from geneva.execution.prepare import PreparedBackfill
@@ -31,7 +33,7 @@ from geneva.rows import RowRange
 from geneva.storage.checkpoints import CheckpointKey, index_keys
 from geneva.storage.commit import CommitOutcome, commit_columns
 from geneva.storage.fragments import StagedFile
-from geneva.storage.housekeeping import JOB_TAG, delete_keys
+from geneva.storage.housekeeping import delete_keys, new_job_tag, release_dead_tags
 from geneva.storage.staging import open_checkpoints, record_staged
 
 _POLL_SECONDS = 0.5
@@ -51,6 +53,8 @@ class JobControl:
     max_conflict_retries: int = 10
     watch_checkpoints: bool = False
     """Look into running tasks through the checkpoint store, for somebody who watches."""
+    is_running: Callable[[str], bool] = lambda job_id: True
+    """Whether a job of that id still runs; versions that dead ones pinned are released."""
 
 
 def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress:
@@ -61,7 +65,7 @@ def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress
     """
     run = _BackfillRun(prepared, control)
     for _ in range(control.max_conflict_retries + 1):
-        with _pinned(run.prepared, control.job_id):
+        with _pinned(run.prepared, control.job_id, control.is_running):
             moved_on = run.round()
         if not moved_on or not prepared.request.follows_table:
             return run.progress
@@ -82,10 +86,13 @@ def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress
 
 
 @contextmanager
-def _pinned(prepared: PreparedBackfill, job_id: str) -> Iterator[None]:
+def _pinned(
+    prepared: PreparedBackfill, job_id: str, is_running: Callable[[str], bool]
+) -> Iterator[None]:
     """Keep the planned version from being cleaned up while the job reads it."""
-    tag = f"{JOB_TAG}{job_id}"
+    tag = new_job_tag(job_id)
     tags = prepared.dataset.tags
+    release_dead_tags(prepared.dataset, is_running)
     tags.create(tag, prepared.snapshot.version)
     try:
         yield
@@ -254,13 +261,14 @@ class _BackfillRun:
         split = self._splits.get(result.fragment_id)
         assembled = split is not None and result.staged_path is not None
         progress = self.progress
+        udf_rows = progress.udf_rows + (result.rows_run if self._work.udf_digest else 0)
         if assembled:
             # Its rows were booked when their ranges were; only damaged checkpoints ran again.
-            self._note(udf_rows=progress.udf_rows + result.rows_run)
+            self._note(udf_rows=udf_rows)
         else:
             self._note(
                 checkpointed=progress.checkpointed + result.rows_run + result.rows_reused,
-                udf_rows=progress.udf_rows + result.rows_run,
+                udf_rows=udf_rows,
                 reused_rows=progress.reused_rows + result.rows_reused,
             )
         if result.staged_path is not None:
@@ -351,9 +359,13 @@ class _BackfillRun:
             listener(self.progress)
 
 
-def _failure(failure: PartFailure) -> UDFError:
-    kind = UDFOutputError if failure.kind == "output" else UDFExecutionError
-    error = kind(failure.message)
+_FAILURES: dict[str, type[GenevaError]] = {
+    kind.__name__: kind for kind in (UDFOutputError, UDFIntegrityError, InvalidUDFError)
+}
+
+
+def _failure(failure: PartFailure) -> GenevaError:
+    error = _FAILURES.get(failure.kind, UDFExecutionError)(failure.message)
     if failure.traceback:
         error.add_note(f"In the UDF:\n{failure.traceback}")
     return error

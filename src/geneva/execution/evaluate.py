@@ -27,7 +27,7 @@ def evaluate(
     """The rows of a query: read by id, computed column by column, chunks laid out."""
     paths = [p for c in columns if c.kind is not ColumnKind.SQL for p in c.inputs]
     reader = RowReader(dataset, paths, [c.expression for c in columns if c.kind is ColumnKind.SQL])
-    size = batch_size or _window(dataset, paths, ref)
+    size = batch_size or _window(dataset, [p for c in columns for p in c.inputs], ref)
     with ExitStack() as open_functions:
         appliers = {
             c.name: open_functions.enter_context(Applier(c.udf, pa.field(c.name, c.udf.data_type)))

@@ -384,7 +384,7 @@ def _still_fits(file: StagedFile, ref: TableRef, state: FragmentState, facts: Co
     ):
         return False
     provenance = read_provenance(ref, file.path)
-    wanted = plan_fragment(state).valid_after.intersect(state.live)
+    wanted = plan_fragment(state).valid_after
     return provenance is not None and provenance.valid.intersect(state.live) == wanted
 
 

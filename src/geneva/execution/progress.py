@@ -39,10 +39,14 @@ class JobProgress:
         numbers = {
             name: getattr(self, name) + getattr(other, name)
             for name in self.__dataclass_fields__
-            if name not in ("total", "timings")
+            if name not in ("total", "timings", "seconds")
         }
-        total = max(self.total, numbers["checkpointed"])
-        return JobProgress(total=total, timings=self.timings.plus(other.timings), **numbers)
+        return JobProgress(
+            total=max(self.total, numbers["checkpointed"]),
+            seconds=max(self.seconds, other.seconds),
+            timings=self.timings.plus(other.timings),
+            **numbers,
+        )
 
     def metrics(self) -> dict[str, Any]:
         """The numbers, flat, as the job history keeps them."""

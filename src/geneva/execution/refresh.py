@@ -7,17 +7,17 @@ filled by the driver that runs backfills.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from geneva.errors import UserInputError
-from geneva.execution.driver import JobControl, run_backfill
+from geneva.execution.driver import JobControl
 from geneva.execution.prepare import (
     BackfillRequest,
 )
 from geneva.execution.progress import JobProgress
+from geneva.execution.side_by_side import run_side_by_side
 from geneva.execution.view_groups import (
     NO_ROWS,
     Group,
@@ -292,17 +292,9 @@ def _run(prepared: PreparedRefresh, control: JobControl) -> JobProgress:
         prepared.membership.entering,
         prepared.request.max_rows_per_fragment,
     )
-    total = JobProgress(total=prepared.total_rows)
-    for group in prepared.groups:
-        work = prepare_group(prepared.goal, group, frozenset())
-        if not work.plan.is_empty:
-            follow = replace(control, listeners=(partial(_report, control, total),))
-            total = total.plus(run_backfill(work, follow))
+    works = [prepare_group(prepared.goal, group, frozenset()) for group in prepared.groups]
+    needed = [work for work in works if not work.plan.is_empty]
+    progress = run_side_by_side(needed, control, prepared.total_rows)
     versions = {g.definition.name: g.definition.udf_version for g in prepared.groups}
     commit_refreshed(open_dataset(prepared.ref), prepared.target, versions)
-    return total
-
-
-def _report(control: JobControl, before: JobProgress, now: JobProgress) -> None:
-    for listener in control.listeners:
-        listener(before.plus(now))
+    return progress

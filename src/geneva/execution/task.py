@@ -116,7 +116,7 @@ class PartFailure:
     start: int
     end: int
     kind: str
-    """Which error to raise: `execution` or `output`."""
+    """The name of the error to raise."""
     message: str
     traceback: str
     rows_run: int = 0

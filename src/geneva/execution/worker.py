@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from geneva.errors import UDFError, UDFOutputError
+from geneva.errors import GenevaError, InvalidUDFError, UDFError, UDFIntegrityError
 from geneva.execution.program import Program, live_program, value_field
 from geneva.execution.retry import resume_task
 from geneva.execution.task import (
@@ -67,7 +67,7 @@ def run_task(task: Task) -> str:
         part_run = _PartRun(run, part)
         try:
             results.append(part_run.execute())
-        except UDFError as error:
+        except (UDFError, UDFIntegrityError, InvalidUDFError) as error:
             failure = part_run.failed(error)
             break
     run.record_pending(_LEAST_RECORDED_SECONDS)
@@ -190,7 +190,7 @@ class _PartRun:
             path,
         )
 
-    def failed(self, error: UDFError) -> PartFailure:
+    def failed(self, error: GenevaError) -> PartFailure:
         """Keep what was computed before the failure, and describe it."""
         self._flush(self._at[0])
         failure = getattr(error, "failure", None)
@@ -201,7 +201,7 @@ class _PartRun:
             self._part.fragment_id,
             start,
             end,
-            "output" if isinstance(error, UDFOutputError) else "execution",
+            type(error).__name__,
             f"Table {self._work.ref.name!r}, column {self._work.column!r}, fragment "
             f"{self._part.fragment_id}, {where} (of rows [{start}, {end})): {error}",
             getattr(failure, "traceback", "") or "",

@@ -132,7 +132,8 @@ def plan_fragment(state: FragmentState) -> FragmentPlan:
         compute, reason = state.live.minus(state.valid), state.reason
     else:
         compute, reason = state.selected.intersect(state.live), Reason.ASKED
-    valid_after = state.valid.union(compute)
+    # Of a deleted row nothing is said: its value may be gone, and a restored version has it live.
+    valid_after = state.valid.union(compute).intersect(state.live)
     kept = state.live.minus(compute)
     if not compute:
         action, reason = Action.SKIP, Reason.UP_TO_DATE

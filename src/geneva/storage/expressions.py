@@ -154,28 +154,51 @@ def missing_column(name: str, schema: pa.Schema, sql: str | None = None) -> str:
     )
 
 
+class _Sql(str):
+    """An expression, and no path."""
+
+    __slots__ = ()
+
+
+def _quoted_path(sql: str, schema: pa.Schema) -> str | None:
+    """The path that an expression is no more than, if it is one in backticks."""
+    path = sql.replace("`", "")
+    return path if has_path(schema, path) and sql == quote_path(path, schema) else None
+
+
+def _read_type(arrow_field: pa.Field) -> pa.DataType:
+    return pa.large_binary() if is_blob(arrow_field) else arrow_field.type
+
+
 class RowReader:
-    """Reads rows of a table by id: columns by path, then SQL expressions."""
+    """Reads rows of a table by id: columns by path, then SQL expressions.
+
+    An expression that is a path in backticks is that column.
+    """
 
     def __init__(
         self, dataset: lance.LanceDataset, paths: Sequence[str], expressions: Sequence[str] = ()
     ) -> None:
         """Plan the reading; nothing is read yet."""
         self._dataset, schema = dataset, dataset.schema
-        planned = [read_expression(dataset, sql) for sql in expressions]
-        self._types = [field_at(schema, path).type for path in paths]
-        self._types += [expression.type for expression in planned]
-        self._by_query = [(i, e) for i, e in enumerate(planned, len(paths)) if not e.by_lance]
-        roots = {_root(p, schema) for _, e in self._by_query for p in e.inputs}
-        self._paths = list(dict.fromkeys([*paths, *sorted(roots)]))
-        place = {path: i for i, path in enumerate(self._paths)}
-        self._columns: list[str | None] = [f"c{place[path]}" for path in paths]
+        wanted = [*paths, *(_quoted_path(sql, schema) or _Sql(sql) for sql in expressions)]
+        planned = {sql: read_expression(dataset, sql) for sql in wanted if isinstance(sql, _Sql)}
+        by_query = [e for e in planned.values() if not e.by_lance]
+        roots = {_root(path, schema) for e in by_query for path in e.inputs}
+        plain = [path for path in wanted if not isinstance(path, _Sql)]
+        self._paths = list(dict.fromkeys([*plain, *sorted(roots)]))
         self._projection = {f"c{i}": quote_path(p, schema) for i, p in enumerate(self._paths)}
         self._projection["row"] = "_rowid"  # Lance takes no rows of constants alone
-        for i, expression in enumerate(planned):
-            self._columns.append(f"e{i}" if expression.by_lance else None)
-            if expression.by_lance:
-                self._projection[f"e{i}"] = f"({expression.sql}\n)"
+        self._columns: list[tuple[str | Expression, pa.DataType]] = []
+        for position, what in enumerate(wanted):
+            if not isinstance(what, _Sql):
+                kind = _read_type(field_at(schema, what))
+                self._columns.append((f"c{self._paths.index(what)}", kind))
+            elif planned[what].by_lance:
+                self._projection[f"e{position}"] = f"({what}\n)"
+                self._columns.append((f"e{position}", planned[what].type))
+            else:
+                self._columns.append((planned[what], planned[what].type))
         self._has_blobs = any(is_blob(field_at(schema, path)) for path in self._paths)
 
     def take(self, ids: npt.NDArray[np.uint64]) -> list[pa.Array]:
@@ -186,10 +209,15 @@ class RowReader:
                 f"{self._dataset.uri} at version {self._dataset.version} gave {table.num_rows} of "
                 f"{len(ids)} rows asked for by id"
             )
-        arrays = [_single(table.column(c)) if c else None for c in self._columns]
-        for position, expression in self._by_query:
-            arrays[position] = self._queried(expression, table)
-        return [_compact(a, kind) for a, kind in zip(arrays, self._types, strict=True)]
+        return [
+            _compact(
+                self._queried(column, table)
+                if isinstance(column, Expression)
+                else _single(table.column(column)),
+                kind,
+            )
+            for column, kind in self._columns
+        ]
 
     def _taken(self, ids: npt.NDArray[np.uint64]) -> pa.Table:
         if not self._has_blobs or not len(ids):

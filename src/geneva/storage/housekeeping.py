@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,10 +52,16 @@ def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
     return delete_keys(store, (key.path() for key in keys if key.prefix not in keep))
 
 
+def new_job_tag(job_id: str) -> str:
+    """A tag for a version that a job reads; a job may pin several versions at a time."""
+    return f"{JOB_TAG}{job_id}.{uuid.uuid4().hex[:8]}"
+
+
 def release_dead_tags(dataset: lance.LanceDataset, is_running: Callable[[str], bool]) -> None:
     """Unpin the versions of jobs that no longer run, so that they can be cleaned up."""
     for name in list(dataset.tags.list()):
-        if name.startswith(JOB_TAG) and not is_running(name.removeprefix(JOB_TAG)):
+        job_id = name.removeprefix(JOB_TAG).rpartition(".")[0]
+        if name.startswith(JOB_TAG) and not is_running(job_id):
             with suppress(OSError, ValueError):
                 dataset.tags.delete(name)
 

@@ -41,7 +41,9 @@ ROW_ADDRESSES, STABLE_ROW_IDS = "1", "2"
 READS_SOURCE = "virtual_column.udf_source"
 """Marks a computed column of a view whose inputs are columns of the view's source."""
 
-DEFAULT_FRAGMENT_ROWS = 1_000_000
+DEFAULT_FRAGMENT_ROWS = 65_536
+"""Rows of a fragment of new rows: enough for one file, and few enough to share them out."""
+_MOST_NEW_FRAGMENTS = 1_024
 _BATCH_ROWS = 100_000
 
 _SYSTEM_SCHEMA = pa.schema([pa.field(SOURCE_ROW_ID, pa.int64()), pa.field(IS_SET, pa.bool_())])
@@ -195,7 +197,8 @@ def append_placeholders(
         pa.RecordBatchReader.from_batches(schema, batches),
         dataset,
         mode="append",
-        max_rows_per_file=max_rows_per_fragment or DEFAULT_FRAGMENT_ROWS,
+        max_rows_per_file=max_rows_per_fragment
+        or max(DEFAULT_FRAGMENT_ROWS, -(-len(ids) // _MOST_NEW_FRAGMENTS)),
         storage_options=ref.storage_options.plain(),
     )
 
