@@ -18,7 +18,12 @@ from geneva.execution.work import Work
 from geneva.jobs import Job
 from geneva.model import JobStatus, Secrets, TableRef
 from geneva.query import Query
-from geneva.storage.database import is_missing_table, list_table_names, open_database
+from geneva.storage.database import (
+    check_table_name,
+    is_missing_table,
+    list_table_names,
+    open_database,
+)
 from geneva.storage.dataset import open_dataset
 from geneva.storage.history import JobHistory, JobRecord
 from geneva.storage.signals import JobSignals
@@ -139,6 +144,7 @@ class Connection:
         if isinstance(query, Table):
             query = query.query()
         query.check_viewable()
+        check_table_name(name)
         if name in self.table_names():
             raise UserInputError(f"There is a table or view {name!r} already.")
         self._check_stable_ids(query, strict=strict)
@@ -179,7 +185,7 @@ class Connection:
             return
         message = (
             f"Source table {query.source.name!r} has no stable row IDs: the view can only be "
-            f"refreshed to the source's version {source.version}, and not after a compaction. "
+            f"refreshed to the source's version {query.source_version}, which it is made at. "
             "Create the source with "
             "storage_options={'new_table_enable_stable_row_ids': 'true'} for incremental refresh."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 
@@ -40,7 +40,7 @@ def run_side_by_side(
         futures = [threads.submit(run) for run in runs]
         try:
             for future in futures:
-                future.add_done_callback(lambda done: done.exception() and stop.set())
+                future.add_done_callback(stop.on_failure)
             wait(futures)
         except BaseException:
             # Ctrl-C arrives here; the threads see the flag.
@@ -62,6 +62,11 @@ class _Stop(threading.Event):
     def is_set(self) -> bool:
         """Whether to stop, for either reason."""
         return super().is_set() or self._cancelled.is_set()
+
+    def on_failure(self, done: Future[JobProgress]) -> None:
+        """Stop the others when one has failed."""
+        if done.exception() is not None:
+            self.set()
 
     def explains(self, error: BaseException) -> bool:
         """Whether an error only says that this was set."""

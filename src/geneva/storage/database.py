@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import lancedb
+from lancedb.util import validate_table_name
 
+from geneva.errors import UserInputError
 from geneva.model import Secrets
 
 
@@ -29,3 +31,11 @@ def list_table_names(database: Any) -> list[str]:
         page = database.list_tables(limit=1000, page_token=page.page_token)
         names.extend(page.tables)
     return sorted(names)
+
+
+def check_table_name(name: str) -> None:
+    """Refuse a name that LanceDB would not take for a table."""
+    try:
+        validate_table_name(name)
+    except ValueError as error:
+        raise UserInputError(f"{name!r} can't be the name of a table or view: {error}") from error

@@ -17,14 +17,14 @@ from lance.file import LanceFileReader
 from geneva.model import ColumnDefinition, Reason, TableRef
 from geneva.rows import Offsets, RowRange, RowSet
 from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, WorkIdentity
-from geneva.storage.dataset import FragmentFacts
+from geneva.storage.dataset import FileFacts, FragmentFacts
 from geneva.storage.fragments import Piece, concat
 from geneva.storage.lineage import ColumnIdentity, LineageTracer, Verdict
 from geneva.storage.provenance import read_provenance
 from geneva.storage.staging import read_staged
 from geneva.storage.transactions import VersionView
 
-_MOST_GENERATIONS = 8
+_MOST_GENERATIONS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,12 +91,19 @@ class DonorSearch:
     where: str | None
     own_files: frozenset[str]
     """Data files that this very job committed: right even for rows that were asked for again."""
+    known: dict[tuple[int, tuple[FileFacts, ...]], list[Donor]] = field(default_factory=dict)
+    """Donors by fragment: many fragments have ancestors in common."""
 
     def find(self, view: VersionView, fragment: FragmentFacts, depth: int = 0) -> list[Donor]:
         """Donors for rows of a fragment, out of the fragments its rows came from."""
+        key = (fragment.id, fragment.files)
+        if key not in self.known:
+            more = depth < _MOST_GENERATIONS
+            self.known[key] = self._search(view, fragment, depth) if more else []
+        return self.known[key]
+
+    def _search(self, view: VersionView, fragment: FragmentFacts, depth: int) -> list[Donor]:
         donors: list[Donor] = []
-        if depth >= _MOST_GENERATIONS:
-            return donors
         for origin in self.tracer.origins(view, fragment):
             to = np.full(origin.parent.physical_rows, -1, dtype=np.int64)
             to[origin.source] = origin.target

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from geneva.errors import ColumnNotFoundError, InvalidFilterError, UserInputError
 from geneva.storage.dataset import filter_message, has_path, quote_path
+from geneva.storage.dense_rows import DenseRows
 from geneva.storage.fragments import field_at, is_blob
 from geneva.view_definition import SYSTEM_COLUMNS
 
@@ -199,6 +200,7 @@ class RowReader:
                 self._columns.append((f"e{position}", planned[what].type))
             else:
                 self._columns.append((planned[what], planned[what].type))
+        self._dense = DenseRows(dataset, self._projection)
         self._has_blobs = any(is_blob(field_at(schema, path)) for path in self._paths)
 
     def take(self, ids: npt.NDArray[np.uint64]) -> list[pa.Array]:
@@ -221,6 +223,9 @@ class RowReader:
 
     def _taken(self, ids: npt.NDArray[np.uint64]) -> pa.Table:
         if not self._has_blobs or not len(ids):
+            scanned = self._dense.read(ids)
+            if scanned is not None:
+                return scanned
             return self._dataset._take_rows(ids.tolist(), self._projection)
         # Taking rows knows no blob handling: it would give descriptors instead of bytes.
         table = self._dataset.scanner(

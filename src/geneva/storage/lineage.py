@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from geneva.model import ColumnDefinition, Reason, TableRef
 from geneva.rows import Mask, Offsets, RowRange, RowSet
-from geneva.storage.dataset import FragmentFacts, read_live_rows
+from geneva.storage.dataset import FileFacts, FragmentFacts, read_live_rows
 from geneva.storage.fragments import read_windows
 from geneva.storage.provenance import (
     Provenance,
@@ -110,11 +110,11 @@ class LineageTracer:
     ) -> None:
         """Trace one column."""
         self._ref, self._column, self._history, self._notes = ref, column, history, notes
-        self._known: dict[tuple[int, int], Verdict] = {}
+        self._known: dict[tuple[int, tuple[FileFacts, ...]], Verdict] = {}
 
     def verdict(self, view: VersionView, fragment: FragmentFacts) -> Verdict:
         """What is right in a fragment at a version."""
-        key = (view.version, fragment.id)
+        key = (fragment.id, fragment.files)
         if key not in self._known:
             self._known[key] = self._judge(view, fragment)
         return self._known[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import pyarrow as pa
 
 from geneva.errors import TableChangedError
 from geneva.model import TableRef
-from geneva.storage.checkpoints import single_batch
 from geneva.storage.dataset import open_pinned
+from geneva.storage.expressions import RowReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +27,22 @@ class SourceRows:
 
     def take(self, ids: npt.NDArray[Any]) -> pa.RecordBatch:
         """The rows of these ids, in their order."""
-        dataset = open_pinned(self.ref, self.version)
-        places = {f"c{i}": text for i, (_, text) in enumerate(self.expressions)}
-        table = dataset._take_rows(ids.astype(np.uint64).tolist(), places or ["_rowid"])
-        if table.num_rows != len(ids):
+        if not self.expressions:
+            # Nothing to read, but as many rows: a batch without columns has none.
+            return pa.record_batch([pa.nulls(len(ids))], names=["nothing"])
+        reader = _reader(self.ref, self.version, tuple(text for _, text in self.expressions))
+        try:
+            arrays = reader.take(ids.astype(np.uint64))
+        except OSError as error:
+            if "rows" not in str(error):
+                raise
             raise TableChangedError(
-                f"Table {self.ref.name!r} at version {self.version} has only {table.num_rows} of "
-                f"{len(ids)} rows that the view refers to. Refresh the view to a version that has "
-                "them, or to the latest."
-            )
-        batch = single_batch(table)
-        arrays = [batch.column(place) for place in places]
-        names = [name for name, _ in self.expressions]
-        return pa.RecordBatch.from_arrays(arrays, names=names)
+                f"Table {self.ref.name!r} at version {self.version} lacks rows that the view "
+                f"refers to ({error}). Refresh it to a version that has them, or to the latest."
+            ) from error
+        return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in self.expressions])
+
+
+@lru_cache(maxsize=8)
+def _reader(ref: TableRef, version: int, expressions: tuple[str, ...]) -> RowReader:
+    return RowReader(open_pinned(ref, version), [], expressions)
