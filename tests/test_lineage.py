@@ -11,6 +11,7 @@ import pytest
 
 from geneva import Connection, Table
 from geneva.execution import driver
+from geneva.storage.lineage import LineageTracer
 from support import Calls, by_id, column, counted, make_table
 
 
@@ -230,3 +231,29 @@ def test_a_restored_version_is_known_even_when_what_made_it_is_cleaned_up(
     calls.clear()
     table.backfill("c")
     assert calls.rows == []
+
+
+def test_looking_for_results_of_moved_rows_visits_every_ancestor_once(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(local_db, [4, 4])
+    table.add_columns({"other": "0"})
+    table.add_columns({"c": counted(calls, triple)})
+    backfill_and_die(table, "c", monkeypatch)
+    for round_ in range(8):
+        table.update(where="id % 4 = 1", values={"other": round_})
+        table.update(where="id % 4 = 2", values={"other": round_})
+        table.compact_files()
+    visits: list[object] = []
+    plain = LineageTracer.origins
+
+    def counted_origins(tracer: LineageTracer, view: Any, fragment: Any) -> Any:
+        visits.append(fragment.id)
+        return plain(tracer, view, fragment)
+
+    monkeypatch.setattr(LineageTracer, "origins", counted_origins)
+    calls.clear()
+    table.backfill("c")
+    assert calls.rows == []
+    assert by_id(table, "c") == {i: i * 3 for i in range(8)}
+    assert len(visits) < 100

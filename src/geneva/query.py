@@ -27,7 +27,7 @@ from geneva.query_columns import (
 )
 from geneva.storage.dataset import Dataset, open_dataset
 from geneva.storage.expressions import read_condition, unrepeatable_part
-from geneva.storage.source_changes import read_row_ids
+from geneva.storage.row_ids import read_row_ids
 from geneva.storage.views import source_udf_field
 from geneva.udf import UDF, serialize_udf, udf_digest
 from geneva.view_definition import ColumnKind, QueryColumn, ViewColumn, ViewQuery

@@ -30,14 +30,9 @@ from geneva.model import TableRef
 from geneva.storage import source_changes
 from geneva.storage.dataset import field_ids_of
 from geneva.storage.fragments import data_file
-from geneva.storage.source_changes import (
-    RowIds,
-    SourceChanges,
-    equal_rows,
-    read_changes,
-    read_matching_ids,
-    read_row_ids,
-)
+from geneva.storage.row_ids import RowIds, read_matching_ids, read_row_ids
+from geneva.storage.source_changes import SourceChanges, read_changes
+from geneva.storage.values import equal_rows
 
 NAN = float("nan")
 STRUCT = pa.struct([("k", pa.int32()), ("t", pa.list_(pa.string()))])
@@ -466,7 +461,7 @@ def test_after_an_overwrite_equal_ids_are_other_rows(
     source.overwrite(0)
     monkeypatch.setattr(
         source_changes,
-        "_scan_ids",
+        "scan_ids",
         lambda dataset, *_: np.arange(6 if dataset.version == 1 else 3, dtype=np.uint64),
     )
     expected = ([0, 1, 2], [0, 1, 2, 3, 4, 5], {"x": [0, 1, 2], "i": [0, 1, 2]})

@@ -30,7 +30,8 @@ from geneva.storage.chunks import (
     write_chunk_rows,
 )
 from geneva.storage.dataset import open_dataset
-from geneva.storage.source_changes import RowIds, read_changes, read_row_ids
+from geneva.storage.row_ids import RowIds, read_row_ids
+from geneva.storage.source_changes import read_changes
 from geneva.storage.source_rows import SourceRows
 from geneva.storage.views import read_view
 from geneva.view_definition import IS_SET, SOURCE_ROW_ID

@@ -33,13 +33,8 @@ from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.rows import RowSet
 from geneva.storage.dataset import Dataset, has_path, open_dataset
 from geneva.storage.housekeeping import drop_column_leftovers
-from geneva.storage.source_changes import (
-    RowIds,
-    SourceChanges,
-    read_changes,
-    read_matching_ids,
-    read_row_ids,
-)
+from geneva.storage.row_ids import RowIds, read_matching_ids, read_row_ids
+from geneva.storage.source_changes import SourceChanges, read_changes
 from geneva.storage.view_state import (
     ViewState,
     commit_refreshed,

@@ -12,7 +12,7 @@ from geneva.planning.membership import choose_rows
 from geneva.storage.chunks import CHUNKS, inner_ref
 from geneva.storage.columns import stage_udf
 from geneva.storage.dataset import Dataset, open_dataset
-from geneva.storage.source_changes import read_row_ids
+from geneva.storage.row_ids import read_row_ids
 from geneva.storage.views import (
     ROW_ADDRESSES,
     STABLE_ROW_IDS,

@@ -34,7 +34,7 @@ from geneva.storage.donors import Donor, work_identity
 from geneva.storage.fragments import StagedFile
 from geneva.storage.lineage import ColumnIdentity, Verdict
 from geneva.storage.provenance import is_computed_from
-from geneva.storage.source_changes import RowIds
+from geneva.storage.row_ids import RowIds
 from geneva.storage.source_rows import SourceRows
 from geneva.storage.views import FragmentRows, ViewInfo, read_source_ids
 from geneva.view_definition import IS_SET, ColumnKind, ViewColumn

@@ -15,7 +15,6 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from geneva.model import ColumnDefinition, Reason, TableRef
 from geneva.rows import Mask, Offsets, RowRange, RowSet
@@ -37,6 +36,7 @@ from geneva.storage.transactions import (
     Updated,
     VersionView,
 )
+from geneva.storage.values import aligned, equal_rows
 
 _WINDOW = 16_384
 
@@ -429,9 +429,9 @@ class LineageTracer:
             )
             for view in (then, now)
         )
-        for (start, old), (_, new) in _aligned(*streams):
+        for (start, old), (_, new) in aligned(*streams):
             for i in range(old.num_columns):
-                mask[start : start + old.num_rows] &= _equal_rows(old.column(i), new.column(i))
+                mask[start : start + old.num_rows] &= equal_rows(old.column(i), new.column(i))
         return RowSet.from_mask(mask)
 
     @property
@@ -466,20 +466,6 @@ def _texts(array: pa.Array) -> list[str]:
     return [repr(value) for value in array.to_pylist()]
 
 
-def _equal_rows(old: pa.Array, new: pa.Array) -> Mask:
-    """Row by row equality; NULL equals NULL."""
-    if old.type != new.type:
-        return np.zeros(len(old), dtype=np.bool_)
-    if old.equals(new):
-        return np.ones(len(old), dtype=np.bool_)
-    if pa.types.is_nested(old.type) or pa.types.is_dictionary(old.type):
-        pairs = zip(_texts(old), _texts(new), strict=True)
-        return np.fromiter((a == b for a, b in pairs), dtype=np.bool_, count=len(old))
-    same = pc.fill_null(pc.equal(old, new), False)
-    both_null = pc.and_(old.is_null(), new.is_null())
-    return pc.or_(same, both_null).to_numpy(zero_copy_only=False)
-
-
 def _clusters(offsets: Offsets) -> Iterator[RowRange]:
     """Few ranges that contain all offsets: near ones are read together."""
     if not len(offsets):
@@ -487,16 +473,3 @@ def _clusters(offsets: Offsets) -> Iterator[RowRange]:
     cuts = np.flatnonzero(np.diff(offsets) > _WINDOW) + 1
     for run in np.split(offsets, cuts):
         yield RowRange(int(run[0]), int(run[-1]) + 1)
-
-
-def _aligned(
-    left: Iterator[tuple[int, pa.RecordBatch]], right: Iterator[tuple[int, pa.RecordBatch]]
-) -> Iterator[tuple[tuple[int, pa.RecordBatch], tuple[int, pa.RecordBatch]]]:
-    """Two dense streams over the same rows, cut to the same batches."""
-    a, b = next(left, None), next(right, None)
-    while a is not None and b is not None:
-        (start, old), (_, new) = a, b
-        rows = min(old.num_rows, new.num_rows)
-        yield (start, old.slice(0, rows)), (start, new.slice(0, rows))
-        a = (start + rows, old.slice(rows)) if old.num_rows > rows else next(left, None)
-        b = (start + rows, new.slice(rows)) if new.num_rows > rows else next(right, None)
