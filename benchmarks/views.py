@@ -37,7 +37,7 @@ def timed(call) -> float:
 
 
 def view_append(bench: Bench) -> Outcome:
-    """Append 1% to a large source, and refresh; the reference is a first refresh of as many rows."""
+    """Append 1% to a large source and refresh; the reference is a view of as many rows alone."""
     rows = bench.rows(10_000_000)
     added = max(1, rows // 100)
     outcome = Outcome(

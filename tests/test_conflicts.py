@@ -283,10 +283,11 @@ def write_matrix(path: Path) -> None:
     lines = [
         "# What other writers do to a running backfill",
         "",
-        f"Made by `GENEVA_WRITE_DOCS=1 pytest tests/test_conflicts.py`: a backfill of {ROWS} rows in "
-        f"{FRAGMENTS} fragments, two fragments a commit; another handle does the operation exactly at "
-        "that moment. Each cell: the job's end, and how often the UDF ran (without stable row ids / "
-        "with). Afterwards every value is right, and another backfill runs nothing.",
+        f"Made by `GENEVA_WRITE_DOCS=1 pytest tests/test_conflicts.py`: a backfill of {ROWS} rows "
+        f"in {FRAGMENTS} fragments, two fragments a commit; another handle does the operation "
+        "exactly at that moment. Each cell: the job's end, and how often the UDF ran (without "
+        "stable row ids / with). Afterwards every value is right, and another backfill runs "
+        "nothing.",
         "",
         "| operation | " + " | ".join(MOMENTS) + " |",
         "|---" * (len(MOMENTS) + 1) + "|",

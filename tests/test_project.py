@@ -6,16 +6,12 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "geneva"

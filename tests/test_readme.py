@@ -1,4 +1,4 @@
-"""The examples of the README and of docs/udfs.md run as they are printed, without Spark."""
+"""The examples of the README and of the guides run as they are printed, without Spark."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def test_the_readme(
     assert "\n1\nDONE\n" in printed
     table = names["table"]
     assert [len(vector) for vector in table.to_arrow()["embedding"].to_pylist()] == [4, 4, 4]
-    assert [job.metrics["udf_rows"] for job in names["db"].list_jobs()] == [3, 2, 0, 1, 2]
+    jobs = names["db"].list_jobs("texts")
+    assert [job.metrics["udf_rows"] for job in jobs] == [3, 2, 0, 1, 2]
+    assert printed.endswith("1\n"), "the refresh after one append computes one row"
 
 
 def test_the_guide_to_udfs(
@@ -52,6 +54,11 @@ def test_the_guide_to_udfs(
 ) -> None:
     run(ROOT / "docs" / "udfs.md", tmp_path, monkeypatch)
     assert "because    UDF changed: 2 rows" in capsys.readouterr().out
+
+
+def test_the_guide_to_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run(ROOT / "docs" / "views.md", tmp_path, monkeypatch)
+    assert names["db"].list_materialized_views() == ["english", "passages"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

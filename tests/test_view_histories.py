@@ -8,7 +8,6 @@ inputs only. The walks go through every sequence of so many operations; random o
 from __future__ import annotations
 
 import itertools
-import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +18,6 @@ from unittest.mock import patch
 
 import lance
 import pyarrow as pa
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from geneva import Table, udf
 from geneva.execution.runner import InProcessRunner
@@ -80,9 +76,7 @@ class World:
         self.src = self.db.create_table("src", self._rows(3), storage_options=STABLE)
         self.src.add(self._rows(3))
         self.src.add(self._rows(2))
-        self.src.add_columns(
-            {"d": (one_input("d", 0), ["x"]), "e": (one_input("e", 0), ["other"])}
-        )
+        self.src.add_columns({"d": (one_input("d", 0), ["x"]), "e": (one_input("e", 0), ["other"])})
         self.src.backfill("d")
         CALLS.clear()
         self.views = [create(self.db, name, made) for name, made in SHAPES[shape].items()]
@@ -111,7 +105,9 @@ class World:
     def _some_keys(self, count: int, start: int = 0) -> list[int]:
         """Keys of live rows, another choice at every step."""
         keys = sorted(lance.dataset(self.src.ref.uri).to_table(columns=["k"])["k"].to_pylist())
-        return [keys[(self.steps * 3 + start + i) % len(keys)] for i in range(count)] if keys else []
+        return (
+            [keys[(self.steps * 3 + start + i) % len(keys)] for i in range(count)] if keys else []
+        )
 
     def _update(self, column: str, sql: str, start: int = 0) -> None:
         keys = self._some_keys(2, start)

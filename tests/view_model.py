@@ -159,9 +159,7 @@ SHAPES: dict[str, dict[str, Shape]] = {
     },
     "chunked": {"v": Shape(_chunked, {CHUNKS: ("x",)}, "pieces", splitter)},
     "chunked and computed": {
-        "v": Shape(
-            _chunked_twice, {CHUNKS: ("x",), "f": ("y",)}, "f", lambda n: one_input("f", n)
-        )
+        "v": Shape(_chunked_twice, {CHUNKS: ("x",), "f": ("y",)}, "f", lambda n: one_input("f", n))
     },
 }
 

@@ -6,34 +6,28 @@ filled by the driver that runs backfills.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from geneva.errors import UserInputError
+from geneva.errors import TableChangedError, TableNotFoundError, UserInputError
 from geneva.execution.driver import JobControl
-from geneva.execution.prepare import (
-    BackfillRequest,
-)
+from geneva.execution.prepare import BackfillRequest
 from geneva.execution.progress import JobProgress
 from geneva.execution.side_by_side import run_side_by_side
 from geneva.execution.view_groups import (
     NO_ROWS,
     Group,
     RefreshTarget,
-    places_of,
     prepare_group,
-    union_of,
     view_groups,
 )
+from geneva.execution.view_rows import Membership, drop_rows, read_membership
 from geneva.model import TableRef
-from geneva.planning.membership import choose_rows, rows_that_enter_and_leave
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
-from geneva.rows import RowSet
 from geneva.storage.dataset import Dataset, has_path, open_dataset
 from geneva.storage.housekeeping import drop_column_leftovers
-from geneva.storage.row_ids import RowIds, read_matching_ids, read_row_ids
+from geneva.storage.row_ids import RowIds, read_row_ids
 from geneva.storage.source_changes import SourceChanges, read_changes
 from geneva.storage.view_state import (
     ViewState,
@@ -41,14 +35,7 @@ from geneva.storage.view_state import (
     commit_refreshing,
     read_view_state,
 )
-from geneva.storage.views import (
-    ViewInfo,
-    append_placeholders,
-    delete_view_rows,
-    read_source_ids,
-    read_view,
-)
-from geneva.view_definition import ViewQuery
+from geneva.storage.views import ViewInfo, append_placeholders, read_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,32 +47,19 @@ class RefreshRequest:
     backfill: BackfillRequest = field(default_factory=BackfillRequest)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Membership:
-    """The rows of a view: which come, and which go."""
-
-    entering: RowIds
-    leaving: dict[int, RowSet]
-    """Rows to delete, per fragment of the view."""
-
-    @property
-    def rows_leaving(self) -> int:
-        """How many rows go."""
-        return sum(rows.count for rows in self.leaving.values())
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedRefresh:
     """A refresh plan with everything that is needed to carry it out."""
 
     ref: TableRef
     source: TableRef
-    info: ViewInfo
+    view_version: int
+    """The version of the view that was looked at."""
     target: int
     request: RefreshRequest
     groups: tuple[Group, ...]
     membership: Membership
-    changed: dict[str, RowIds]
+    changed: dict[int, dict[str, RowIds]]
     plan: RefreshPlan
     job_type: str = "REFRESH"
 
@@ -157,60 +131,81 @@ def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) ->
             "storage_options={'new_table_enable_stable_row_ids': 'true'}."
         )
     groups = view_groups(view, info)
-    versions = {g.definition.name: g.definition.udf_version for g in groups}
     state = read_view_state(view.schema)
-    nobody = Membership(NO_ROWS, {})
-    if state.refreshed and info.base_version == target and state.udf_versions == versions:
-        plan = _plan(ref, source, info, state, target, nobody, (), up_to_date=True)
-        return PreparedRefresh(ref, source, info, target, request, groups, nobody, {}, plan)
-    source_then = open_dataset(source, target)
-    _check_columns(info.query, source_then, source)
-    changes = _changes(source, info, target)
-    membership = _membership(view, source_then, info, state, changes)
     prepared = PreparedRefresh(
         ref=ref,
         source=source,
-        info=info,
+        view_version=int(view.version),
         target=target,
         request=request,
         groups=groups,
-        membership=membership,
-        changed=changes.changed if changes is not None else {},
-        plan=_plan(ref, source, info, state, target, membership, (), up_to_date=False),
+        membership=Membership(NO_ROWS, NO_ROWS),
+        changed={},
+        plan=RefreshPlan(
+            view=ref.name,
+            source=source.name,
+            from_version=info.base_version if state.refreshed else None,
+            to_version=target,
+            rows_entering=0,
+            rows_leaving=0,
+            columns=(),
+            up_to_date=True,
+        ),
     )
+    if state.refreshed and info.base_version == target and state.udf_versions == _versions(groups):
+        return prepared
+    return _with_work(prepared, view, info, state)
+
+
+def _with_work(
+    prepared: PreparedRefresh, view: Dataset, info: ViewInfo, state: ViewState
+) -> PreparedRefresh:
+    """Add what there is to do, at least that the version is to be recorded."""
+    source = _open_target(prepared.source, prepared.target)
+    watched = _watched(info, prepared.groups)
+    _check_columns(watched, source, prepared.source)
+    changes, notes = _changes(prepared, state, source, watched)
+    since = changes.get(info.base_version) if state.refreshed else None
+    membership = read_membership(view, source, info.query, since)
+    changed = {version: changes[version].changed for version in changes}
+    filled = replace(prepared, membership=membership, changed=changed)
     columns = tuple(
-        ColumnRefresh(g.definition.name, _rows_to_fill(prepared, view, g), g.runs_udf)
-        for g in groups
+        ColumnRefresh(g.definition.name, _rows_to_fill(filled, view, g), g.runs_udf)
+        for g in prepared.groups
     )
-    plan = _plan(ref, source, info, state, target, membership, columns, up_to_date=False)
-    return replace(prepared, plan=plan)
-
-
-def _plan(
-    ref: TableRef,
-    source: TableRef,
-    info: ViewInfo,
-    state: ViewState,
-    target: int,
-    membership: Membership,
-    columns: tuple[ColumnRefresh, ...],
-    *,
-    up_to_date: bool,
-) -> RefreshPlan:
-    return RefreshPlan(
-        view=ref.name,
-        source=source.name,
-        from_version=info.base_version if state.refreshed else None,
-        to_version=target,
+    plan = replace(
+        prepared.plan,
         rows_entering=len(membership.entering),
-        rows_leaving=membership.rows_leaving,
+        rows_leaving=len(membership.leaving),
         columns=columns,
-        up_to_date=up_to_date,
+        up_to_date=False,
+        notes=notes,
     )
+    return replace(filled, plan=plan)
 
 
-def _check_columns(query: ViewQuery, source: Dataset, ref: TableRef) -> None:
-    missing = [path for path in query.source_columns() if not has_path(source.schema, path)]
+def _open_target(source: TableRef, version: int) -> Dataset:
+    try:
+        return open_dataset(source, version)
+    except TableNotFoundError as error:
+        latest = open_dataset(source).version
+        raise UserInputError(
+            f"Table {source.name!r} has no version {version}: its latest is {latest}, and old "
+            "versions may have been cleaned up."
+        ) from error
+
+
+def _versions(groups: Iterable[Group]) -> dict[str, str]:
+    return {group.definition.name: group.definition.udf_version for group in groups}
+
+
+def _watched(info: ViewInfo, groups: Iterable[Group]) -> list[str]:
+    """The source's columns that the view depends on, also those that an altered UDF reads now."""
+    return sorted({*info.query.where_inputs, *(p for group in groups for p in group.inputs())})
+
+
+def _check_columns(paths: Iterable[str], source: Dataset, ref: TableRef) -> None:
+    missing = [path for path in paths if not has_path(source.schema, path)]
     if missing:
         raise UserInputError(
             f"The view reads column {missing[0]!r}, which table {ref.name!r} at version "
@@ -219,77 +214,55 @@ def _check_columns(query: ViewQuery, source: Dataset, ref: TableRef) -> None:
         )
 
 
-def _changes(source: TableRef, info: ViewInfo, target: int) -> SourceChanges | None:
-    """What happened to the source since the view was last in order; None when it never was."""
-    if info.format_version == "1" or info.base_version == target:
-        return None
-    return read_changes(source, info.base_version, target, sorted(info.query.source_columns()))
-
-
-def _membership(
-    view: Dataset,
-    source: Dataset,
-    info: ViewInfo,
-    state: ViewState,
-    changes: SourceChanges | None,
-) -> Membership:
-    """Which rows come and go: by what changed, where that tells; else by comparing all rows."""
-    query = info.query
-    bounded = query.limit is not None or query.offset is not None
-    if changes is None or bounded or not state.refreshed:
-        wanted = choose_rows(
-            read_row_ids(source, query.where),
-            shuffle_seed=query.shuffle_seed if query.shuffle else None,
-            offset=query.offset,
-            limit=query.limit,
-        )
-        ids = read_source_ids(view)
-        present = np.concatenate([rows.live_ids() for rows in ids] or [NO_ROWS])
-        entering, leaving = rows_that_enter_and_leave(present, wanted)
-        return Membership(entering, places_of(ids, leaving))
-    touched = union_of(changes.changed.get(path, NO_ROWS) for path in query.where_inputs)
-    still = read_matching_ids(source, touched, query.where)
-    gone = np.union1d(changes.deleted, np.setdiff1d(touched, still))
-    fresh = read_matching_ids(source, changes.inserted, query.where)
-    if not len(gone) and not len(still):
-        return Membership(_ordered(fresh, query), {})
-    ids = read_source_ids(view)
-    present = np.sort(np.concatenate([rows.live_ids() for rows in ids] or [NO_ROWS]))
-    entering = np.union1d(fresh, np.setdiff1d(still, present, assume_unique=False))
-    return Membership(_ordered(entering, query), places_of(ids, gone))
-
-
-def _ordered(ids: RowIds, query: ViewQuery) -> RowIds:
-    seed = query.shuffle_seed if query.shuffle else None
-    return choose_rows(np.sort(ids), shuffle_seed=seed, offset=None, limit=None)
+def _changes(
+    prepared: PreparedRefresh, state: ViewState, source: Dataset, watched: list[str]
+) -> tuple[dict[int, SourceChanges], tuple[str, ...]]:
+    """What happened to the source since each version that the view's values may be of."""
+    found: dict[int, SourceChanges] = {}
+    notes: list[str] = []
+    for version in state.computed_at:
+        if not source.has_stable_row_ids or version == prepared.target:
+            continue
+        try:
+            found[version] = read_changes(prepared.source, version, prepared.target, watched)
+        except TableChangedError:
+            every = read_row_ids(source, None)
+            found[version] = SourceChanges(every, every, dict.fromkeys(watched, every))
+            notes.append(
+                f"version {version} of {prepared.source.name!r}, which values of the view were "
+                "computed from, was cleaned up: they are computed anew"
+            )
+    return found, tuple(notes)
 
 
 def _rows_to_fill(prepared: PreparedRefresh, view: Dataset, group: Group) -> int:
     """How many rows of a group will get a value: those that come, and those that are stale."""
     stale = prepare_group(prepared.goal, group, frozenset(), view=view).plan
-    leaving = prepared.membership.leaving
+    places = prepared.membership.places
     staying = sum(
-        f.compute.minus(leaving[f.fragment_id]).count
-        if f.fragment_id in leaving
-        else f.compute.count
+        f.compute.minus(places[f.fragment_id]).count if f.fragment_id in places else f.compute.count
         for f in stale.fragments
     )
     return staying + len(prepared.membership.entering)
 
 
 def _run(prepared: PreparedRefresh, control: JobControl) -> JobProgress:
-    commit_refreshing(open_dataset(prepared.ref))
-    if prepared.membership.leaving:
-        delete_view_rows(open_dataset(prepared.ref), prepared.membership.leaving)
+    ref, target = prepared.ref, prepared.target
+    begun = commit_refreshing(ref, target, control.job_id, control.is_running)
+    if begun.version != prepared.view_version + 1:
+        # Somebody changed the view since it was looked at, perhaps by a refresh.
+        prepared = prepare_refresh(
+            ref, prepared.source, replace(prepared.request, src_version=target)
+        )
+    drop_rows(ref, prepared.membership.leaving, control.max_conflict_retries)
     append_placeholders(
-        prepared.ref,
-        open_dataset(prepared.ref),
+        ref,
+        open_dataset(ref),
         prepared.membership.entering,
         prepared.request.max_rows_per_fragment,
     )
     works = [prepare_group(prepared.goal, group, frozenset()) for group in prepared.groups]
     needed = [work for work in works if not work.plan.is_empty]
     progress = run_side_by_side(needed, control, prepared.total_rows)
-    versions = {g.definition.name: g.definition.udf_version for g in prepared.groups}
-    commit_refreshed(open_dataset(prepared.ref), prepared.target, versions)
+    commit_refreshed(ref, target, control.job_id, _versions(prepared.groups))
     return progress

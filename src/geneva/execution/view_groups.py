@@ -6,7 +6,9 @@ another table, which `__source_row_id` names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,7 +35,7 @@ from geneva.storage.dataset import (
 from geneva.storage.donors import Donor, work_identity
 from geneva.storage.fragments import StagedFile
 from geneva.storage.lineage import ColumnIdentity, Verdict
-from geneva.storage.provenance import is_computed_from
+from geneva.storage.provenance import is_computed_from, parse_file_name
 from geneva.storage.row_ids import RowIds
 from geneva.storage.source_rows import SourceRows
 from geneva.storage.views import FragmentRows, ViewInfo, read_source_ids
@@ -50,8 +52,8 @@ class RefreshTarget:
     ref: TableRef
     source: TableRef
     version: int
-    changed: dict[str, RowIds]
-    """Rows of the source whose value changed since the view was in order, per column."""
+    changed: dict[int, dict[str, RowIds]]
+    """Per version that values may be of: rows of the source whose value changed, per column."""
     request: BackfillRequest
 
 
@@ -112,9 +114,16 @@ def view_groups(view: Dataset, info: ViewInfo) -> tuple[Group, ...]:
         if column.kind is ColumnKind.UDF:
             definition = read_definition(view.schema, column.name)
             assert definition is not None, column.name
-            own = replace(column, inputs=definition.inputs)
-            groups.append(Group(definition, (own,)))
+            if definition.inputs != column.inputs:
+                # The same function of other columns is another one.
+                definition = replace(definition, udf_version=_fed_from(definition))
+            groups.append(Group(definition, (replace(column, inputs=definition.inputs),)))
     return tuple(groups)
+
+
+def _fed_from(definition: ColumnDefinition) -> str:
+    told = json.dumps([definition.udf_version, *definition.inputs])
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def places_of(ids: Iterable[FragmentRows], wanted: RowIds) -> dict[int, RowSet]:
@@ -244,15 +253,29 @@ def source_signature(source: TableRef, version: int) -> str:
 def _stale_rows(
     target: RefreshTarget, group: Group, view: Dataset, facts: ColumnFacts
 ) -> dict[int, RowSet]:
-    """Rows of the view whose source row changed, in files that are not of the target yet."""
-    changed = union_of(target.changed.get(path, NO_ROWS) for path in group.inputs())
-    if not len(changed):
-        return {}
-    signature = (source_signature(target.source, target.version),)
-    fresh = {
-        fragment_id
-        for fragment_id, committed in facts.committed.items()
-        if committed.output_file is not None and is_computed_from(committed.output_file, signature)
+    """Rows of the view whose source row changed since the version that their value is of."""
+    changed = {
+        version: union_of(columns.get(path, NO_ROWS) for path in group.inputs())
+        for version, columns in target.changed.items()
     }
-    places = places_of(read_source_ids(view), changed)
-    return {fragment_id: rows for fragment_id, rows in places.items() if fragment_id not in fresh}
+    if not any(len(ids) for ids in changed.values()):
+        return {}
+    stale: dict[int, RowSet] = {}
+    for rows in read_source_ids(view):
+        path = facts.committed[rows.fragment_id].output_file
+        if path is not None:
+            since = union_of(changed[v] for v in _made_at(target, path))
+            stale.update(places_of([rows], since))
+    return stale
+
+
+def _made_at(target: RefreshTarget, path: str) -> Sequence[int]:
+    """The versions of the source that the values in a file may be of, the target's aside."""
+    versions = tuple(target.changed)
+    if parse_file_name(path) is None:
+        return versions
+    for version in (target.version, *versions):
+        if is_computed_from(path, (source_signature(target.source, version),)):
+            return (version,) if version in target.changed else ()
+    # Older, so that the refresh that ended last found it right.
+    return versions[:1]

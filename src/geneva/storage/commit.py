@@ -57,7 +57,7 @@ def commit_columns(
             return CommitOutcome(version, tuple(fitting), tuple(lost), moved_on)
         except OSError as error:
             # lance.commit.CommitConflictError, or a plain OSError with the same text.
-            if not _is_conflict(error):
+            if not is_conflict(error):
                 raise
         time.sleep(_RETRY_SECONDS * attempt)
         moved_on = True
@@ -93,7 +93,8 @@ def _commit(
     return int(lance.LanceDataset.commit(dataset, transaction).version)
 
 
-def _is_conflict(error: OSError) -> bool:
+def is_conflict(error: OSError) -> bool:
+    """Whether a commit was refused because of what others committed in between."""
     text = str(error)
     return any(
         sign in text
