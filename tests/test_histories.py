@@ -452,14 +452,14 @@ class Histories(RuleBasedStateMachine):
             for column in self.model.columns:
                 self._backfill(column, {})
         lance.dataset(self.uri).cleanup_old_versions(older_than=timedelta(0))
-        self.versions.clear()
-        self.durable.clear()
-        self._remember()
         if dirty:
             for column in self.model.columns:
                 self._calls(column, {"where": "1=1"})
                 self.model.compute(column, set(self.model.rows))
-            self._remember()
+        # Not earlier: nobody can tell any more what was stale in the version that was left over.
+        self.versions.clear()
+        self.durable.clear()
+        self._remember()
 
     # ---------------------------------------------------------------------------- looking
 

@@ -8,6 +8,7 @@ inputs only. The walks go through every sequence of so many operations; random o
 from __future__ import annotations
 
 import itertools
+import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +19,21 @@ from unittest.mock import patch
 
 import lance
 import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from geneva import Table, udf
 from geneva.execution.runner import InProcessRunner
 from support import connect
 from view_model import CALLS, CHUNKS, SCHEMA, SHAPES, Tracked, create, one_input, rows_as_set
 
+STEPS = 12
 STABLE = {"new_table_enable_stable_row_ids": "true"}
 PLACES = {
     "commit": "geneva.execution.driver.commit_columns",
     "append": "geneva.execution.refresh.append_placeholders",
-    "delete": "geneva.execution.refresh.delete_view_rows",
+    "delete": "geneva.execution.view_rows.delete_view_rows",
     "refreshed": "geneva.execution.refresh.commit_refreshed",
     "chunks": "geneva.execution.explode.commit_chunks",
 }
@@ -56,10 +61,6 @@ def crash_at(place: str, countdown: int, *, after: bool) -> Iterator[None]:
 
     with patch(PLACES[place], dying):
         yield
-
-
-def _tagged(k: int, s: str) -> str:
-    return f"{k}:{s}"
 
 
 class World:
@@ -110,7 +111,7 @@ class World:
         )
 
     def _update(self, column: str, sql: str, start: int = 0) -> None:
-        keys = self._some_keys(2, start)
+        keys = self._some_keys(3, start)
         if keys:
             self.src.update(where=f"k IN ({', '.join(map(str, keys))})", values_sql={column: sql})
 
@@ -206,7 +207,8 @@ class World:
     def crash(self, place: str, countdown: int, *, after: bool) -> None:
         """Change much, and die in the refresh."""
         self.append()
-        self._update("x", f"x + {1000 + self.steps}", 2)
+        for start in (2, 5):
+            self._update("x", f"x + {1000 + self.steps}", start)
         self._update("flag", "(flag + 5) % 9", 1)
         self.delete()
         self._note_version()
@@ -391,8 +393,63 @@ def walk(names: Sequence[str], length: int) -> list[str]:
     return [names[i] for i in (*tail, *tail[: length - 1])]
 
 
-def stretches(names: Sequence[str], length: int, steps: int) -> list[list[str]]:
-    """A walk in stretches that begin anew."""
-    every = walk(names, length)
+def stretches(shape: str, length: int) -> list[list[str]]:
+    """A walk in stretches, each of which begins with a new table."""
+    every = walk(operations_of(shape), length)
     last = len(every) - length + 1
-    return [every[at : at + steps + length - 1] for at in range(0, last, steps)]
+    return [every[at : at + STEPS + length - 1] for at in range(0, last, STEPS)]
+
+
+def operations_of(shape: str) -> list[str]:
+    return [name for name in OPERATIONS if "chunks" not in name or "chunk" in shape]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_operation(shape: str) -> None:
+    run(shape, operations_of(shape))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_two_operations(shape: str, slow_rounds: int) -> None:
+    """All pairs in five rounds; fewer rounds take their share of them."""
+    for at, operations in enumerate(stretches(shape, 2)):
+        if at % 5 < slow_rounds:
+            run(shape, operations)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_three_operations(shape: str, slow_rounds: int) -> None:
+    """A thousandth of all triples a round; GENEVA_SLOW_ROUNDS=1000 takes all."""
+    every = stretches(shape, 3)
+    random.Random(0).shuffle(every)
+    for operations in every[: max(1, len(every) * slow_rounds // 1000)]:
+        run(shape, operations)
+
+
+histories = st.sampled_from(list(SHAPES)).flatmap(
+    lambda shape: st.tuples(
+        st.just(shape),
+        st.lists(st.sampled_from(operations_of(shape)), min_size=2, max_size=25),
+    )
+)
+
+
+@settings(max_examples=5)
+@given(history=histories)
+def test_some_histories(history: tuple[str, list[str]]) -> None:
+    run(*history)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_long_histories(slow_rounds: int) -> None:
+    @settings(max_examples=10 * slow_rounds)
+    @given(history=histories)
+    def check(history: tuple[str, list[str]]) -> None:
+        run(*history)
+
+    check()

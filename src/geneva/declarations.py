@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any
@@ -38,6 +38,7 @@ from geneva.storage.housekeeping import (
     release_dead_tags,
     remove_leftovers,
 )
+from geneva.storage.views import reads_source
 from geneva.udf import UDF, resolve_inputs, serialize_udf, udf_digest
 
 
@@ -290,6 +291,11 @@ def definition_for(
     planning, nothing is written.
     """
     schema = dataset.schema
+    if column in schema.names and reads_source(schema.field(column)):
+        raise UserInputError(
+            f"Column {column!r} of view {ref.name!r} is computed from the view's source: use "
+            "refresh(). (To change its UDF use alter_columns, then refresh.)"
+        )
     if udf is None:
         definition = with_present_inputs(required_definition(schema, ref.name, column), dataset)
         _check_inputs_present(definition, schema)
@@ -299,7 +305,7 @@ def definition_for(
     inputs = inputs_of(function, own, schema, column)
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     if current is not None:
-        return redefine_column(dataset, current, function, inputs, digest)
+        return replace(redefine_column(dataset, current, function, inputs, digest), overrides=True)
     definition = define_column(dataset, column, function, inputs, digest)
     if store:
         commit_redefinitions(dataset, [definition])
@@ -326,7 +332,8 @@ def cleanup(
     busy = any(tag.startswith(JOB_TAG) for tag in dataset.tags.list())
     definitions = read_definitions(dataset.schema)
     useful: set[str] = set()
-    for definition in () if busy else definitions.values():
+    own = [d for d in definitions.values() if not reads_source(d.arrow_field)]
+    for definition in () if busy else own:
         useful |= useful_prefixes(ref, dataset, with_present_inputs(definition, dataset))
     return remove_leftovers(
         ref,
@@ -334,6 +341,7 @@ def cleanup(
         list(definitions.values()),
         lambda key: busy or key.prefix in useful,
         older_than,
+        may_delete_files=not busy,
     )
 
 

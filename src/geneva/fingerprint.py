@@ -125,9 +125,8 @@ class _Walk:
         if isinstance(value, (set, frozenset)):
             return node_digest("set", self.digest(kind), *sorted(self._all(value)))
         if kind in (dict, types.MappingProxyType, collections.defaultdict):
-            pairs = sorted(
-                node_digest("", self.digest(k), self.digest(v)) for k, v in value.items()
-            )
+            # In order: a function may go by the first entry that matches.
+            pairs = [node_digest("", self.digest(k), self.digest(v)) for k, v in value.items()]
             factory = getattr(value, "default_factory", None)
             return node_digest("dict", self.digest(factory), *pairs)
         return None

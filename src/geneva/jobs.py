@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,15 @@ from geneva.storage.history import JobEvent, JobHistory
 from geneva.storage.signals import JobSignals
 
 _LOG = logging.getLogger("geneva")
+
+
+@contextmanager
+def _logged(what: str, job_id: str) -> Iterator[None]:
+    """A history that can't be written is no reason to fail a job, nor to hide its own error."""
+    try:
+        yield
+    except OSError as error:
+        _LOG.warning("Could not %s job %s: %s", what, job_id, error)
 
 
 class JobResult(str):
@@ -118,10 +127,12 @@ class Job:
         try:
             self._drive()
         except (JobCancelledError, KeyboardInterrupt):
-            self._record(self._ended(JobStatus.CANCELLED))
+            with _logged("note the end of", self.job_id):
+                self._record(self._ended(JobStatus.CANCELLED))
             raise
         except BaseException as error:
-            self._record(self._ended(JobStatus.FAILED, f"{type(error).__name__}: {error}"))
+            with _logged("note the end of", self.job_id):
+                self._record(self._ended(JobStatus.FAILED, f"{type(error).__name__}: {error}"))
             raise
         self._record(self._ended(JobStatus.DONE))
         return self._result()
@@ -144,8 +155,7 @@ class Job:
             )
             stack.enter_context(Pulse(self._signals, self.job_id, self._pulse, self.cancelled))
             self._follow(self._work.run(control))
-            if not self._rivals():
-                self._work.tidy()
+            self._work.tidy()
 
     def _pulse(self) -> dict[str, Any]:
         return {"status": self.status.value, "metrics": self.progress.metrics()}
@@ -156,21 +166,13 @@ class Job:
         except JobNotFoundError:
             return False
 
-    def _rivals(self) -> list[str]:
-        return [
-            job.job_id
-            for job in self._history.list(self._work.table)
-            if job.column_name == self._work.column
-            and not job.status.is_final
-            and job.job_id != self.job_id
-        ]
-
     def _follow(self, progress: JobProgress) -> None:
         committed = progress.commits > self.progress.commits
         self.progress = progress
         if committed:
             self._on_commit()
-            self._record(JobEvent(self.job_id, "committed", {"metrics": progress.metrics()}))
+            with _logged("note a commit of", self.job_id):
+                self._record(JobEvent(self.job_id, "committed", {"metrics": progress.metrics()}))
 
     def _created(self) -> JobEvent:
         work = self._work

@@ -111,12 +111,14 @@ class ColumnDefinition:
     """SHA-256 of the pickled function: checked before it is ever loaded."""
     inputs: tuple[str, ...]
     """Column paths, in the order of the function's parameters."""
-    input_fields: tuple[tuple[int, ...], ...] = ()
-    """The field ids behind each input, which outlive a renaming."""
+    input_fields: tuple[tuple[int, str], ...] = ()
+    """Each input's own field id and its type, which outlive a renaming."""
     nullable: bool = True
     """Whether the function may return NULL."""
     outputs: tuple[str, ...] = ()
     """The columns that are written together, for a group of them; empty: the column itself."""
+    overrides: bool = False
+    """Whether the UDF is one for a single run, and not the column's own."""
     since: int = 0
     """Values committed up to this version are another UDF's work; 0: it is the column's first."""
     sizes: Sizes = field(default_factory=Sizes)

@@ -133,7 +133,11 @@ class RowSet:
             return RowSet(len(row_range), len(row_range) if self.count else 0)
         if len(row_range) == self.size:
             return self
-        return RowSet.from_mask(self.mask()[row_range.start : row_range.end])
+        first = row_range.start // 8
+        packed = np.frombuffer(self.bits, dtype=np.uint8)[first : (row_range.end + 7) // 8]
+        mask = np.unpackbits(packed, bitorder="little").astype(np.bool_)
+        start = row_range.start - 8 * first
+        return RowSet.from_mask(mask[start : start + len(row_range)])
 
     def ranges(self) -> Iterator[RowRange]:
         """The members as maximal runs, ascending."""

@@ -21,6 +21,7 @@ from geneva.storage.chunks import CHUNKS, inner_ref
 from geneva.storage.dataset import open_dataset
 from geneva.storage.views import ViewInfo, read_view
 from geneva.table import Table
+from geneva.udf import UDF
 from geneva.view_definition import ViewQuery
 
 _SYSTEM = "__"
@@ -123,9 +124,11 @@ class MaterializedView(Table):
             timeout=timeout,
         )
         prepared = self._prepare_refresh(src_version, max_rows_per_fragment, options)
-        result = self._connection._job(prepared, on_commit=self._table.checkout_latest).run()
-        self._table.checkout_latest()
-        return result
+        try:
+            return self._connection._job(prepared, on_commit=self._table.checkout_latest).run()
+        finally:
+            # Also what a refresh that failed has finished.
+            self._table.checkout_latest()
 
     def refresh_async(
         self,
@@ -143,30 +146,28 @@ class MaterializedView(Table):
 
     def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
         """Alter columns; a view's UDF column is computed anew by the next refresh."""
-        own = {c.name for c in self.definition.columns}
+        own = self._query_columns()
         udfs, others = declarations.split_alterations(alterations)
-        chunker = self.definition.chunker
-        for name, change in list(udfs.items()):
-            if chunker is not None and name == chunker.name:
-                source = open_dataset(self._source())
-                declarations.alter_view_column(inner_ref(self.ref), source, CHUNKS, change)
-                udfs.pop(name)
-            elif name in own:
-                source = open_dataset(self._source())
-                declarations.alter_view_column(self.ref, source, name, change)
-                udfs.pop(name)
+        for name in own & udfs.keys():
+            self._alter_own(name, udfs.pop(name))
         if any(str(a.get("path", "")) in own for a in others):
             self._refuse("alter_columns of a column of its query")
         rest = [a for a in alterations if "udf" in a and a["path"] in udfs]
         super().alter_columns(*others, *rest)
         self._table.checkout_latest()
 
+    def _alter_own(self, name: str, change: tuple[UDF, list[str] | None]) -> None:
+        source, chunker = open_dataset(self._source()), self.definition.chunker
+        if chunker is None or name != chunker.name:
+            declarations.alter_view_column(self.ref, source, name, change)
+        if chunker is not None:
+            inner = CHUNKS if name == chunker.name else name
+            declarations.alter_view_column(inner_ref(self.ref), source, inner, change)
+
     def drop_columns(self, columns: str | Sequence[str]) -> Any:
         """Drop columns that were added to the view."""
         names = [columns] if isinstance(columns, str) else list(columns)
-        if set(names) & {c.name for c in self.definition.columns} or any(
-            name.startswith(_SYSTEM) for name in names
-        ):
+        if set(names) & self._query_columns() or any(n.startswith(_SYSTEM) for n in names):
             self._refuse("drop_columns of a column of its query")
         return super().drop_columns(names)
 
@@ -191,6 +192,14 @@ class MaterializedView(Table):
             f"{operation} is not possible on materialized view {self.name!r}: its content is its "
             f"query over table {self.definition.base_table!r}. Change that table, then refresh."
         )
+
+    def _query_columns(self) -> set[str]:
+        """The columns that come of the query, and the name that a chunker goes by."""
+        columns = {column.name for column in self.definition.columns}
+        if self.definition.chunker is None:
+            return columns
+        lists = open_dataset(inner_ref(self.ref)).schema.field(CHUNKS).type
+        return columns | {field.name for field in lists.value_type}
 
     def _visible(self) -> list[str]:
         return [name for name in self._table.schema.names if not name.startswith(_SYSTEM)]

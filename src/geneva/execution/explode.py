@@ -6,7 +6,7 @@ view. Laying its lists out runs no user code, and is done again for just the row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,24 +15,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from geneva.errors import JobCancelledError
+from geneva.errors import JobCancelledError, TableChangedError
 from geneva.execution.driver import JobControl
 from geneva.execution.progress import JobProgress
-from geneva.execution.refresh import PreparedRefresh, RefreshRequest, prepare_refresh
+from geneva.execution.refresh import (
+    PreparedRefresh,
+    RefreshRequest,
+    prepare_refresh,
+    run_refresh,
+)
 from geneva.execution.runner import Runner
 from geneva.model import TableRef
 from geneva.planning.refresh import RefreshPlan
-from geneva.storage.chunks import (
-    CHUNKS,
-    commit_chunks,
-    inner_ref,
-    read_chunked,
-    write_chunk_rows,
-)
+from geneva.storage.chunks import CHUNKS, commit_chunks, inner_ref, write_chunk_rows
 from geneva.storage.dataset import open_dataset
 from geneva.storage.row_ids import RowIds, read_row_ids
 from geneva.storage.source_changes import read_changes
 from geneva.storage.source_rows import SourceRows
+from geneva.storage.view_state import commit_refreshed, commit_refreshing, read_view_state
 from geneva.storage.views import read_view
 from geneva.view_definition import IS_SET, SOURCE_ROW_ID
 
@@ -49,15 +49,19 @@ class Layout:
     ids: RowIds
     columns: tuple[str, ...]
     """Columns that are carried along."""
+    made: tuple[str, ...]
+    """All columns of the rows."""
 
 
 def lay_out(item: Layout) -> str:
     """Write the rows of an item's lists as fragments that nobody sees yet; return what they are."""
-    return write_chunk_rows(item.outer, _laid_out(item))
+    view = open_dataset(item.outer).schema
+    # Not the columns that were added to the view: they are to be computed.
+    schema = pa.schema([view.field(name) for name in item.made])
+    return write_chunk_rows(item.outer, schema, _laid_out(item, schema))
 
 
-def _laid_out(item: Layout) -> Iterator[pa.RecordBatch]:
-    schema = open_dataset(item.outer).schema
+def _laid_out(item: Layout, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for at in range(0, len(item.ids), _TAKEN_AT_ONCE):
         batch = item.rows.take(item.ids[at : at + _TAKEN_AT_ONCE])
         lists = batch.column(CHUNKS)
@@ -116,10 +120,10 @@ class PreparedChunkRefresh:
 
     def run(self, control: JobControl) -> JobProgress:
         """Refresh the hidden view, then lay out what changed in it."""
-        progress = JobProgress(total=0)
+        progress, version = JobProgress(total=0), self.inner.view_version
         if not self.inner.is_empty:
-            progress = self.inner.run(control)
-        _lay_out_changes(self.ref, self.inner.ref, self.inner.target, control)
+            progress, version = run_refresh(self.inner, control)
+        _lay_out_changes(self, version, control)
         return progress
 
     def tidy(self) -> None:
@@ -132,41 +136,68 @@ def prepare_chunk_refresh(
 ) -> PreparedChunkRefresh:
     """Plan the refresh of a chunked view: that of its hidden view, which the rows follow."""
     inner = prepare_refresh(inner_ref(ref), source, request)
-    view = open_dataset(ref)
-    info, state = read_view(view.schema), read_chunked(view)
-    laid_out = info is not None and info.base_version == inner.target
-    current = inner.is_empty and laid_out and state.inner_version is not None
+    schema = open_dataset(ref).schema
+    info, state = read_view(schema), read_view_state(schema)
+    current = (
+        inner.is_empty
+        and state.refreshed
+        and state.computed_at == (inner.view_version,)
+        and info is not None
+        and info.base_version == inner.target
+    )
     plan = replace(inner.plan, view=ref.name, up_to_date=current)
     return PreparedChunkRefresh(ref, inner, plan)
 
 
-def _lay_out_changes(outer: TableRef, inner: TableRef, target: int, control: JobControl) -> None:
+def _lay_out_changes(prepared: PreparedChunkRefresh, version: int, control: JobControl) -> None:
     """Replace the rows of every source row whose list or carried values changed."""
-    view, lists = open_dataset(outer), open_dataset(inner)
-    state = read_chunked(view)
+    outer, inner = prepared.ref, prepared.inner.ref
+    before = read_view_state(open_dataset(outer).schema).computed_at
+    commit_refreshing(outer, version, control.job_id, control.is_running)
+    lists = open_dataset(inner, version)
     columns = tuple(n for n in lists.schema.names if n not in (CHUNKS, SOURCE_ROW_ID, IS_SET))
-    if state.inner_version is None:
-        gone = None
-        fresh = read_row_ids(lists, None)
-    else:
-        watched = [CHUNKS, *columns]
-        changes = read_changes(inner, state.inner_version, lists.version, watched)
-        touched = np.unique(np.concatenate([*changes.changed.values(), np.zeros(0, np.uint64)]))
-        fresh = np.union1d(changes.inserted, touched)
-        before = SourceRows(inner, state.inner_version, ((SOURCE_ROW_ID, SOURCE_ROW_ID),))
-        gone = _source_ids(before, np.union1d(changes.deleted, touched))
-    now = SourceRows(
+    rows = SourceRows(
         inner,
-        lists.version,
+        version,
         tuple((name, f"`{name}`") for name in (SOURCE_ROW_ID, CHUNKS, *columns)),
     )
-    if gone is not None:
-        # Also what a run that was cut off may have laid out of them already.
-        gone = np.union1d(gone, _source_ids(now, fresh))
+    gone, fresh = _changed_rows(inner, before, rows, [CHUNKS, *columns])
     fragments: list[str] = []
     if len(fresh):
-        fragments = _run_items(_items(outer, now, fresh, columns), control)
-    commit_chunks(outer, gone, fragments, target, lists.version)
+        chunk = lists.schema.field(CHUNKS).type.value_type
+        made = (SOURCE_ROW_ID, IS_SET, *columns, *(field.name for field in chunk))
+        items = [
+            Layout(outer, rows, fresh[at : at + _ROWS_PER_ITEM], columns, made)
+            for at in range(0, len(fresh), _ROWS_PER_ITEM)
+        ]
+        fragments = _run_items(items, control)
+    commit_chunks(outer, gone, fragments)
+    commit_refreshed(outer, prepared.inner.target, control.job_id, {}, computed_at=version)
+
+
+def _changed_rows(
+    inner: TableRef, before: Sequence[int], now: SourceRows, watched: list[str]
+) -> tuple[RowIds | None, RowIds]:
+    """Source rows whose rows have to go (None: all), and rows of the hidden view to lay out.
+
+    What is there may be of several versions, when a run was cut off: then what differs from any.
+    """
+    gone, fresh = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+    for version in before:
+        try:
+            changes = read_changes(inner, version, now.version, watched)
+        except TableChangedError:
+            before = ()
+            break
+        touched = np.unique(np.concatenate([*changes.changed.values(), np.zeros(0, np.uint64)]))
+        then = SourceRows(inner, version, ((SOURCE_ROW_ID, SOURCE_ROW_ID),))
+        gone.append(_source_ids(then, np.union1d(changes.deleted, touched)))
+        fresh.append(np.union1d(changes.inserted, touched))
+    if not before:
+        return None, read_row_ids(open_dataset(inner, now.version), None)
+    ids = np.unique(np.concatenate(fresh))
+    # Also what a run that was cut off may have laid out of them already.
+    return np.unique(np.concatenate([*gone, _source_ids(now, ids)])), ids
 
 
 def _source_ids(rows: SourceRows, ids: RowIds) -> RowIds:
@@ -175,15 +206,6 @@ def _source_ids(rows: SourceRows, ids: RowIds) -> RowIds:
         for at in range(0, len(ids), 100_000)
     ]
     return np.unique(np.concatenate([*parts, np.zeros(0)])).astype(np.uint64)
-
-
-def _items(
-    outer: TableRef, rows: SourceRows, ids: RowIds, columns: tuple[str, ...]
-) -> list[Layout]:
-    return [
-        Layout(outer, rows, ids[at : at + _ROWS_PER_ITEM], columns)
-        for at in range(0, len(ids), _ROWS_PER_ITEM)
-    ]
 
 
 def _run_items(items: list[Layout], control: JobControl) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import OrderedDict
 from typing import Protocol
@@ -56,6 +57,14 @@ def value_field(dataset: Dataset, work: ColumnWork) -> pa.Field:
 _LIVE: OrderedDict[tuple[object, ...], Program] = OrderedDict()
 _KEPT = 4
 _LOCK = threading.Lock()
+
+
+@atexit.register
+def close_programs() -> None:
+    """Let go of everything: at the end of the process, or when somebody wants it earlier."""
+    with _LOCK:
+        while _LIVE:
+            _LIVE.popitem()[1].close()
 
 
 def live_program(work: ColumnWork, field: pa.Field) -> Program:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,13 +19,22 @@ LISTEN_SECONDS = 2.0
 """How often to look for a request to cancel."""
 BEAT_SECONDS = 10.0
 """How often to say that the job is alive."""
-LOST_SECONDS = 60.0
+LOST_SECONDS = 180.0
 """After this long without a beat a job counts as lost."""
 
 
 def driver_identity() -> dict[str, Any]:
     """Which process drives a job: on the same machine its death shows at once."""
-    return {"host": socket.gethostname(), "pid": os.getpid()}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "world": _process_world()}
+
+
+def _process_world() -> str:
+    """Where process ids mean the same: this boot of this machine, this container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def is_lost(job: JobRecord, signals: JobSignals) -> bool:
@@ -38,7 +48,9 @@ def is_lost(job: JobRecord, signals: JobSignals) -> bool:
 
 def is_gone(driver: dict[str, Any]) -> bool:
     """Whether a driver on this machine has died; False when it lives or can't be seen from here."""
-    if driver.get("host") != socket.gethostname() or not isinstance(driver.get("pid"), int):
+    here = driver_identity()
+    known = driver.get("host") == here["host"] and driver.get("world") == here["world"]
+    if not known or not isinstance(driver.get("pid"), int):
         return False
     try:
         os.kill(driver["pid"], 0)

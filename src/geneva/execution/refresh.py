@@ -6,7 +6,8 @@ filled by the driver that runs backfills.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from geneva.execution.view_rows import Membership, drop_rows, read_membership
 from geneva.model import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.dataset import Dataset, has_path, open_dataset
-from geneva.storage.housekeeping import drop_column_leftovers
+from geneva.storage.housekeeping import drop_column_leftovers, new_job_tag, release_dead_tags
 from geneva.storage.row_ids import RowIds, read_row_ids
 from geneva.storage.source_changes import SourceChanges, read_changes
 from geneva.storage.view_state import (
@@ -106,8 +107,8 @@ class PreparedRefresh:
         return self.plan.rows_to_compute
 
     def run(self, control: JobControl) -> JobProgress:
-        """Carry the plan out. The version is recorded last, so that a crash repeats nothing."""
-        return _run(self, control)
+        """Carry the plan out."""
+        return run_refresh(self, control)[0]
 
     def tidy(self) -> None:
         """Drop the checkpoints of all groups."""
@@ -167,7 +168,10 @@ def _with_work(
     changes, notes = _changes(prepared, state, source, watched)
     since = changes.get(info.base_version) if state.refreshed else None
     membership = read_membership(view, source, info.query, since)
-    changed = {version: changes[version].changed for version in changes}
+    everything = (
+        dict.fromkeys(watched, read_row_ids(source, None)) if None in changes.values() else {}
+    )
+    changed = {v: c.changed if c is not None else everything for v, c in changes.items()}
     filled = replace(prepared, membership=membership, changed=changed)
     columns = tuple(
         ColumnRefresh(g.definition.name, _rows_to_fill(filled, view, g), g.runs_udf)
@@ -216,9 +220,12 @@ def _check_columns(paths: Iterable[str], source: Dataset, ref: TableRef) -> None
 
 def _changes(
     prepared: PreparedRefresh, state: ViewState, source: Dataset, watched: list[str]
-) -> tuple[dict[int, SourceChanges], tuple[str, ...]]:
-    """What happened to the source since each version that the view's values may be of."""
-    found: dict[int, SourceChanges] = {}
+) -> tuple[dict[int, SourceChanges | None], tuple[str, ...]]:
+    """What happened to the source since each version that the view's values may be of.
+
+    None for a version that is gone: then anything may have changed since.
+    """
+    found: dict[int, SourceChanges | None] = {}
     notes: list[str] = []
     for version in state.computed_at:
         if not source.has_stable_row_ids or version == prepared.target:
@@ -226,8 +233,7 @@ def _changes(
         try:
             found[version] = read_changes(prepared.source, version, prepared.target, watched)
         except TableChangedError:
-            every = read_row_ids(source, None)
-            found[version] = SourceChanges(every, every, dict.fromkeys(watched, every))
+            found[version] = None
             notes.append(
                 f"version {version} of {prepared.source.name!r}, which values of the view were "
                 "computed from, was cleaned up: they are computed anew"
@@ -246,7 +252,12 @@ def _rows_to_fill(prepared: PreparedRefresh, view: Dataset, group: Group) -> int
     return staying + len(prepared.membership.entering)
 
 
-def _run(prepared: PreparedRefresh, control: JobControl) -> JobProgress:
+def run_refresh(prepared: PreparedRefresh, control: JobControl) -> tuple[JobProgress, int]:
+    """Carry a plan out; return what was done, and the version of the view that is the result.
+
+    That the source's version is reached is recorded last, and that it is under way first: what a
+    refresh that was cut off has left behind is known for what it is.
+    """
     ref, target = prepared.ref, prepared.target
     begun = commit_refreshing(ref, target, control.job_id, control.is_running)
     if begun.version != prepared.view_version + 1:
@@ -261,8 +272,32 @@ def _run(prepared: PreparedRefresh, control: JobControl) -> JobProgress:
         prepared.membership.entering,
         prepared.request.max_rows_per_fragment,
     )
-    works = [prepare_group(prepared.goal, group, frozenset()) for group in prepared.groups]
-    needed = [work for work in works if not work.plan.is_empty]
-    progress = run_side_by_side(needed, control, prepared.total_rows)
-    commit_refreshed(ref, target, control.job_id, _versions(prepared.groups))
-    return progress
+    with _source_pinned(prepared, control):
+        works = [prepare_group(prepared.goal, group, frozenset()) for group in prepared.groups]
+        needed = [work for work in works if not work.plan.is_empty]
+        progress = run_side_by_side(needed, control, prepared.total_rows)
+    ended = commit_refreshed(ref, target, control.job_id, _versions(prepared.groups))
+    return progress, int(ended.version)
+
+
+@contextmanager
+def _source_pinned(prepared: PreparedRefresh, control: JobControl) -> Iterator[None]:
+    """Keep the source's version from being cleaned up while the job reads it.
+
+    Not in another database: who unpins versions there knows nothing of the jobs of this one.
+    """
+    source = prepared.source
+    if not prepared.ref.uri.startswith(f"{source.uri.rpartition('/')[0]}/"):
+        yield
+        return
+    tag = new_job_tag(control.job_id)
+    dataset = open_dataset(source, prepared.target)
+    # A source that may only be read is no reason to fail.
+    with suppress(OSError, ValueError):
+        release_dead_tags(dataset, control.is_running)
+        dataset.tags.create(tag, prepared.target)
+    try:
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            dataset.tags.delete(tag)

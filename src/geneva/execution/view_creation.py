@@ -66,8 +66,6 @@ def _create_chunked(
     names = {column.name for column in carried}
     fields = [field for field in schema if field.name in names]
     lists_field = source_udf_field(source, CHUNKS, udf, chunker.inputs, digest)
-    version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
-    create_view_table(ref, schema, query, source.version, version)
     create_view(
         inner,
         source,
@@ -75,3 +73,6 @@ def _create_chunked(
         pa.schema([*fields, lists_field]),
         {CHUNKS: udf, **{name: udfs[name] for name in udfs if name in names}},
     )
+    # Last, so that a view that is there has its hidden one.
+    version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
+    create_view_table(ref, schema, query, source.version, version)

@@ -27,6 +27,7 @@ from geneva.storage.column_state import ColumnFacts, read_column
 from geneva.storage.columns import read_definition
 from geneva.storage.dataset import (
     Dataset,
+    FragmentFacts,
     open_dataset,
     quote_path,
     read_live_rows,
@@ -38,6 +39,7 @@ from geneva.storage.lineage import ColumnIdentity, Verdict
 from geneva.storage.provenance import is_computed_from, parse_file_name
 from geneva.storage.row_ids import RowIds
 from geneva.storage.source_rows import SourceRows
+from geneva.storage.transactions import VersionView
 from geneva.storage.views import FragmentRows, ViewInfo, read_source_ids
 from geneva.view_definition import IS_SET, ColumnKind, ViewColumn
 
@@ -55,6 +57,11 @@ class RefreshTarget:
     changed: dict[int, dict[str, RowIds]]
     """Per version that values may be of: rows of the source whose value changed, per column."""
     request: BackfillRequest
+
+    def changed_since(self, version: int, group: Group) -> RowIds:
+        """Rows of the source in which something that a group depends on changed."""
+        columns = self.changed[version]
+        return union_of(columns.get(path, NO_ROWS) for path in group.inputs())
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +207,10 @@ def prepare_group(
     if needed and view is None:
         chosen = {plan.fragment_id for plan in needed}
         planned = [state for state in planned if state.fragment_id in chosen]
-        search = unpublished_search(target.ref, facts, None, committed_by_job)
+        search = replace(
+            unpublished_search(target.ref, facts, None, committed_by_job),
+            stale=partial(_stale_before, target, group, facts.column),
+        )
         planned, staged, donors = with_unpublished(search, facts, candidates, planned, prefixes)
         needed, _ = choose_fragments(map(plan_fragment, planned), None)
     source = open_dataset(target.source, target.version)
@@ -254,19 +264,34 @@ def _stale_rows(
     target: RefreshTarget, group: Group, view: Dataset, facts: ColumnFacts
 ) -> dict[int, RowSet]:
     """Rows of the view whose source row changed since the version that their value is of."""
-    changed = {
-        version: union_of(columns.get(path, NO_ROWS) for path in group.inputs())
-        for version, columns in target.changed.items()
-    }
-    if not any(len(ids) for ids in changed.values()):
+    if not any(len(target.changed_since(v, group)) for v in target.changed):
         return {}
     stale: dict[int, RowSet] = {}
     for rows in read_source_ids(view):
-        path = facts.committed[rows.fragment_id].output_file
-        if path is not None:
-            since = union_of(changed[v] for v in _made_at(target, path))
-            stale.update(places_of([rows], since))
+        stale.update(_stale_of(target, group, rows, facts.committed[rows.fragment_id].output_file))
     return stale
+
+
+def _stale_before(
+    target: RefreshTarget,
+    group: Group,
+    column: ColumnIdentity,
+    view: VersionView,
+    fragment: FragmentFacts,
+) -> RowSet:
+    """The same for a fragment of an older version of the view."""
+    (rows,) = read_source_ids(view.dataset, fragment.id)
+    found = _stale_of(target, group, rows, column.output_file(fragment))
+    return found.get(fragment.id, RowSet.empty(fragment.physical_rows))
+
+
+def _stale_of(
+    target: RefreshTarget, group: Group, rows: FragmentRows, path: str | None
+) -> dict[int, RowSet]:
+    if path is None:
+        return {}
+    versions = _made_at(target, path)
+    return places_of([rows], union_of(target.changed_since(v, group) for v in versions))
 
 
 def _made_at(target: RefreshTarget, path: str) -> Sequence[int]:

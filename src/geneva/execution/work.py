@@ -46,7 +46,7 @@ class Work(Protocol):
         """Do it."""
 
     def tidy(self) -> None:
-        """Drop what is of no use after a job that did everything, and while no other one runs."""
+        """Drop what is of no use after a job that did everything."""
 
 
 @dataclass(frozen=True, slots=True)

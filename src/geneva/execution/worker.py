@@ -32,12 +32,14 @@ from geneva.storage.checkpoints import CheckpointKey, CheckpointStore
 from geneva.storage.dataset import open_pinned, row_addresses
 from geneva.storage.donors import DonatedValues, merged
 from geneva.storage.fragments import (
+    FIRST_SOURCE_ROWS,
     Piece,
     RowTaker,
     StagedFile,
     concat,
     fitting_window,
     read_windows,
+    rows_for,
     scatter,
     stage_column,
 )
@@ -96,11 +98,12 @@ class _TaskRun:
 
     def __init__(self, work: ColumnWork) -> None:
         self.work = work
-        self.dataset = open_pinned(work.ref, work.version)
+        self.dataset = open_pinned(work.ref, work.version, work.job_id)
         self.store: CheckpointStore = open_checkpoints(work.ref)
         self.clock = _Clock()
         self.arrow_field = value_field(self.dataset, work)
         self.batch_rows: int | None = None
+        self.source_rows = FIRST_SOURCE_ROWS
         self.checkpoint_cost = 0.0
         self.recorded: list[int] = []
         self._pending: list[tuple[str, StagedFile]] = []
@@ -378,9 +381,15 @@ class _PartRun:
         windows = read_windows(dataset, part.fragment_id, [SOURCE_ROW_ID], rows, part.window)
         for start, batch in windows:
             low, high = np.searchsorted(wanted, (start, start + batch.num_rows))
-            chunk = wanted[low:high]
-            if len(chunk):
-                yield chunk, source.take(batch.column(0).to_numpy()[chunk - start])
+            ids = batch.column(0).to_numpy()
+            at = int(low)
+            while at < high:
+                # How wide the source's rows are, only reading some tells.
+                chunk = wanted[at : min(at + self._task.source_rows, int(high))]
+                rows_read = source.take(ids[chunk - start])
+                self._task.source_rows = rows_for(rows_read.nbytes, len(chunk), part.window)
+                yield chunk, rows_read
+                at += len(chunk)
 
     def _timed(
         self, inputs: Iterator[tuple[Offsets, pa.RecordBatch]]

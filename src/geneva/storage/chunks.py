@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import lance
 import numpy as np
@@ -14,19 +13,13 @@ from lance import LanceOperation, Transaction
 from lance.fragment import write_fragments
 
 from geneva.model import TableRef
+from geneva.storage.commit import is_conflict
 from geneva.storage.dataset import open_dataset
 from geneva.view_definition import SOURCE_ROW_ID
 
 CHUNKS = "__chunks"
 """The hidden view's column of lists."""
-_INNER_VERSION = "geneva::view::chunks_version"
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkedState:
-    """Which version of the hidden view the rows were laid out from; None: none yet."""
-
-    inner_version: int | None
+_ATTEMPTS = 20
 
 
 def inner_ref(outer: TableRef) -> TableRef:
@@ -34,20 +27,15 @@ def inner_ref(outer: TableRef) -> TableRef:
     return TableRef(f"{outer.name} (chunks)", f"{outer.uri}/_chunks", outer.storage_options)
 
 
-def read_chunked(view: lance.LanceDataset) -> ChunkedState:
-    """How far a chunked view is laid out."""
-    text = (view.schema.metadata or {}).get(_INNER_VERSION.encode())
-    return ChunkedState(int(text) if text is not None else None)
+def write_chunk_rows(outer: TableRef, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> str:
+    """Write rows as fragments that no version has yet; return what they are as text.
 
-
-def write_chunk_rows(outer: TableRef, batches: Iterator[pa.RecordBatch]) -> str:
-    """Write rows as fragments that no version has yet; return what they are as text."""
-    dataset = open_dataset(outer)
-    reader = pa.RecordBatchReader.from_batches(dataset.schema, batches)
+    `schema` has the view's own columns; those that were added to it are NULL in new rows.
+    """
     fragments = write_fragments(
-        reader,
+        pa.RecordBatchReader.from_batches(schema, batches),
         outer.uri,
-        schema=dataset.schema,
+        schema=schema,
         mode="append",
         storage_options=outer.storage_options.plain(),
     )
@@ -55,24 +43,22 @@ def write_chunk_rows(outer: TableRef, batches: Iterator[pa.RecordBatch]) -> str:
 
 
 def commit_chunks(
-    outer: TableRef,
-    gone: npt.NDArray[np.uint64] | None,
-    fragments: Sequence[str],
-    base_version: int,
-    inner_version: int,
+    outer: TableRef, gone: npt.NDArray[np.uint64] | None, fragments: Sequence[str]
 ) -> None:
     """Put new rows in the place of those of `gone` source rows (None: of all), in one commit.
 
     Done again after a crash it gives the same: rows are found by the source row they are of.
     """
-    view = open_dataset(outer)
     new = [
         lance.FragmentMetadata.from_json(json.dumps(item))
         for text in fragments
         for item in json.loads(text)
     ]
-    updated, removed = _without(view, gone)
-    if new or updated or removed:
+    for attempt in range(_ATTEMPTS):
+        view = open_dataset(outer)
+        updated, removed = _without(view, gone)
+        if not (new or updated or removed):
+            return
         operation = LanceOperation.Update(
             removed_fragment_ids=removed,
             updated_fragments=updated,
@@ -81,13 +67,14 @@ def commit_chunks(
             fields_for_preserving_frag_bitmap=[],
             update_mode="rewrite_rows",
         )
-        view = lance.LanceDataset.commit(view, Transaction(view.version, operation))
-    view.update_schema_metadata(
-        {
-            "geneva::view::base_table_version": str(base_version),
-            _INNER_VERSION: str(inner_version),
-        }
-    )
+        try:
+            lance.LanceDataset.commit(view, Transaction(view.version, operation))
+        except OSError as error:
+            # A compaction, say: then the rows are elsewhere.
+            if not is_conflict(error) or attempt + 1 == _ATTEMPTS:
+                raise
+        else:
+            return
 
 
 def _without(

@@ -134,6 +134,8 @@ class _Notes:
         return None
 
     def add(self, fragment: FragmentFacts, verdict: Verdict) -> None:
+        if not verdict.lasting:
+            return
         about = self._about(fragment)
         self._seen[about] = {
             "about": about,

@@ -19,7 +19,8 @@ from lance.file import LanceFileSession
 
 from geneva.errors import ColumnNotFoundError, UDFIntegrityError
 from geneva.model import ColumnDefinition, Sizes, TableRef
-from geneva.storage.dataset import field_ids_of, is_damage
+from geneva.storage.dataset import is_damage, nodes_of
+from geneva.storage.fragments import field_at
 from geneva.udf import UDF, deserialize_udf, serialize_udf, udf_digest
 
 _PREFIX = "virtual_column"
@@ -65,21 +66,25 @@ def redefine_column(
 
 def _fields_behind(
     dataset: lance.LanceDataset, inputs: tuple[str, ...]
-) -> tuple[tuple[int, ...], ...]:
-    ids = field_ids_of(dataset)
-    return tuple(ids[path] for path in inputs)
+) -> tuple[tuple[int, str], ...]:
+    nodes = nodes_of(dataset.lance_schema)
+    return tuple((nodes[path], str(field_at(dataset.schema, path).type)) for path in inputs)
 
 
 def with_present_inputs(
     definition: ColumnDefinition, dataset: lance.LanceDataset
 ) -> ColumnDefinition:
-    """The definition with its inputs as they are called now: a renamed input is the same input."""
-    ids = field_ids_of(dataset)
-    names = {field_ids: path for path, field_ids in ids.items()}
+    """The definition with its inputs as they are called now: a renamed input is the same input.
+
+    Only where its name is gone, and its field's id is there with the same type: Lance gives ids
+    of dropped columns out again.
+    """
+    nodes = nodes_of(dataset.lance_schema)
+    names = {(node, str(field_at(dataset.schema, path).type)): path for path, node in nodes.items()}
     return replace(
         definition,
         inputs=tuple(
-            path if path in ids else names.get(fields, path)
+            path if path in nodes else names.get(fields, path)
             for path, fields in zip(definition.inputs, definition.input_fields, strict=True)
         ),
     )
@@ -142,7 +147,10 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         udf_version=metadata[f"{_PREFIX}.udf_version"],
         udf_digest=metadata[f"{_PREFIX}.udf"].removeprefix("_udfs/"),
         inputs=tuple(json.loads(metadata[f"{_PREFIX}.udf_inputs"])),
-        input_fields=tuple(map(tuple, json.loads(metadata[f"{_PREFIX}.udf_input_fields"]))),
+        input_fields=tuple(
+            (int(node), str(kind))
+            for node, kind in json.loads(metadata[f"{_PREFIX}.udf_input_fields"])
+        ),
         nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
         since=int(metadata.get(f"{_PREFIX}.udf_since", "0")),
         sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),

@@ -9,13 +9,22 @@ from dataclasses import dataclass
 import lance
 import pyarrow as pa
 from lance import LanceOperation, Transaction
+from lance.commit import CommitConflictError
 
 from geneva.errors import ColumnChangedError, TableChangedError
 from geneva.model import ColumnDefinition, TableRef
 from geneva.storage.columns import read_definition
-from geneva.storage.dataset import TableSnapshot, open_dataset, output_field_ids, read_snapshot
+from geneva.storage.dataset import (
+    FragmentFacts,
+    TableSnapshot,
+    open_dataset,
+    output_field_ids,
+    read_live_rows,
+    read_snapshot,
+)
 from geneva.storage.fragments import StagedFile, data_file
-from geneva.storage.transactions import JOB_PROPERTY, PLANNED_PROPERTY
+from geneva.storage.provenance import parse_file_name, read_provenance
+from geneva.storage.transactions import JOB_PROPERTY, PLANNED_PROPERTY, read_transaction
 
 _RETRY_SECONDS = 0.05
 
@@ -58,13 +67,16 @@ def commit_columns(
         except OSError as error:
             # lance.commit.CommitConflictError, or a plain OSError with the same text.
             if not is_conflict(error):
-                raise
+                landed = _landed_after_all(ref, dataset.version, fitting, job_id)
+                if landed is None:
+                    raise
+                return CommitOutcome(landed, tuple(fitting), tuple(lost), moved_on=True)
         time.sleep(_RETRY_SECONDS * attempt)
         moved_on = True
         read_from = open_dataset(ref)
         snapshot = read_snapshot(read_from, ref)
         verified_definition(snapshot.schema, ref, definition)
-        checked = [(file, _misfit(file, snapshot, definition)) for file in fitting]
+        checked = [(file, _misfit(file, snapshot, read_from, definition)) for file in fitting]
         lost.extend((file, why) for file, why in checked if why is not None)
         fitting = [file for file, why in checked if why is None]
     raise TableChangedError(
@@ -93,18 +105,31 @@ def _commit(
     return int(lance.LanceDataset.commit(dataset, transaction).version)
 
 
-def is_conflict(error: OSError) -> bool:
-    """Whether a commit was refused because of what others committed in between."""
-    text = str(error)
-    return any(
+def is_conflict(error: BaseException) -> bool:
+    """Whether a commit was refused because of what others committed."""
+    text = str(error).lower()
+    return isinstance(error, CommitConflictError) or any(
         sign in text
         for sign in (
             "commit conflict",
-            "Incompatible transaction",
-            "Fragment being replaced not found",
+            "incompatible transaction",
+            "fragment being replaced not found",
             "no changes were made",
         )
     )
+
+
+def _landed_after_all(
+    ref: TableRef, since: int, staged: Sequence[StagedFile], job_id: str
+) -> int | None:
+    """The version of our commit, when it failed in a way that leaves open whether it landed."""
+    latest = open_dataset(ref)
+    for version in range(since + 1, latest.version + 1):
+        transaction = read_transaction(latest, version)
+        properties = transaction.transaction_properties or {}
+        if properties.get(JOB_PROPERTY) == job_id and staged[0].path in str(transaction.operation):
+            return version
+    return None
 
 
 def verified_definition(
@@ -121,6 +146,12 @@ def verified_definition(
             "computed. The finished work is kept in the checkpoint store. Look at the table, then "
             "run the backfill again."
         )
+    if found.udf_version != planned.udf_version and not planned.overrides:
+        raise ColumnChangedError(
+            f"Column {name!r} of table {ref.name!r} was given another UDF while it was being "
+            "computed. The finished work is kept. Run the backfill again to compute it with the "
+            "new one."
+        )
     if found.arrow_field.type != planned.arrow_field.type:
         raise ColumnChangedError(
             f"Column {name!r} of table {ref.name!r} changed its type from "
@@ -130,8 +161,23 @@ def verified_definition(
     return planned
 
 
+def _covers_live_rows(
+    staged: StagedFile, ref: TableRef, dataset: lance.LanceDataset, fragment: FragmentFacts
+) -> bool:
+    """Whether a file that says it is complete is so for the rows that are live now."""
+    named = parse_file_name(staged.path)
+    if named is None or not named.complete:
+        return True
+    provenance = read_provenance(ref, staged.path)
+    live = read_live_rows(dataset, [fragment])[fragment.id]
+    return provenance is not None and not live.minus(provenance.valid)
+
+
 def _misfit(
-    staged: StagedFile, snapshot: TableSnapshot, definition: ColumnDefinition
+    staged: StagedFile,
+    snapshot: TableSnapshot,
+    dataset: lance.LanceDataset,
+    definition: ColumnDefinition,
 ) -> str | None:
     """Why a staged file can't be put into the table as it is now; None when it can."""
     fragment = next((f for f in snapshot.fragments if f.id == staged.fragment_id), None)
@@ -141,6 +187,8 @@ def _misfit(
         return "its fragment has another number of rows"
     if output_field_ids(snapshot, definition) != staged.field_ids:
         return "the column's fields changed"
+    if not _covers_live_rows(staged, snapshot.ref, dataset, fragment):
+        return "deleted rows came back"
     # Inputs that changed are no reason: the file says what it was computed from, so that the rows
     # for which it matters are found and computed again, and only those.
     present = "\n".join(file.path for file in fragment.files_of(staged.field_ids)) or None

@@ -82,8 +82,11 @@ def compact(ref: TableRef, options: Mapping[str, Any]) -> Any:
 
 
 @lru_cache(maxsize=8)
-def open_pinned(ref: TableRef, version: int) -> lance.LanceDataset:
-    """Open a fixed version; workers that run many tasks of one job share the handle."""
+def open_pinned(ref: TableRef, version: int, job_id: str) -> lance.LanceDataset:
+    """Open a fixed version; workers that run many tasks of one job share the handle.
+
+    Of one job: a table that was dropped and made anew has the same versions again.
+    """
     return open_dataset(ref, version)
 
 
@@ -137,6 +140,20 @@ def field_ids_of(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
     return ids
 
 
+def nodes_of(schema: Any) -> dict[str, int]:
+    """Per column path, the field's own id, which outlives a renaming and new struct fields."""
+    nodes: dict[str, int] = {}
+
+    def walk(node: Any, path: str) -> None:
+        nodes.setdefault(path, node.id())
+        for child in node.children():
+            walk(child, f"{path}.{child.name()}")
+
+    for top in schema.fields():
+        walk(top, top.name())
+    return nodes
+
+
 def output_field_ids(snapshot: TableSnapshot, definition: ColumnDefinition) -> tuple[int, ...]:
     """The field ids that a column's data files list; of a group of columns, all of theirs."""
     names = definition.outputs or (definition.name,)
@@ -174,6 +191,13 @@ def check_column_name(name: str) -> None:
     for bad, why in ((".", "it separates struct fields"), ("`", "it quotes names in SQL")):
         if bad in name:
             raise UserInputError(f"Column name {name!r} can't contain {bad!r}: {why}.")
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether something is not there, as opposed to a store that can't be reached right now."""
+    return isinstance(error, FileNotFoundError | TableNotFoundError) or (
+        isinstance(error, OSError | ValueError) and "not found" in str(error).lower()
+    )
 
 
 def is_damage(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -91,6 +91,8 @@ class DonorSearch:
     where: str | None
     own_files: frozenset[str]
     """Data files that this very job committed: right even for rows that were asked for again."""
+    stale: Callable[[VersionView, FragmentFacts], RowSet] | None = None
+    """Rows whose value is not right any more, which only their inputs' own table can tell."""
     known: dict[tuple[int, tuple[FileFacts, ...]], list[Donor]] = field(default_factory=dict)
     """Donors by fragment: many fragments have ancestors in common."""
 
@@ -117,7 +119,7 @@ class DonorSearch:
 
     def _unpublished(self, view: VersionView, fragment: FragmentFacts) -> Iterator[Donor]:
         """Staged files and batch checkpoints of a fragment that is no longer there."""
-        verdict = self.tracer.verdict(view, fragment)
+        verdict = self._verdict(view, fragment)
         prefix = work_identity(
             self.ref,
             self.column.definition,
@@ -135,6 +137,13 @@ class DonorSearch:
             if staged is None or staged.column_uuid != self.column.definition.uuid:
                 continue
             yield from self._of_file(staged.path, verdict.valid)
+
+    def _verdict(self, view: VersionView, fragment: FragmentFacts) -> Verdict:
+        verdict = self.tracer.verdict(view, fragment)
+        stale = self.stale(view, fragment) if self.stale is not None else None
+        if not stale:
+            return verdict
+        return Verdict(verdict.valid.minus(stale), Reason.INPUT_CHANGED, verdict.certain)
 
     def _published_since(self, fragment: FragmentFacts) -> Iterator[Donor]:
         """What was committed to a fragment after rows had moved out of it."""
@@ -154,6 +163,8 @@ class DonorSearch:
             definition.uuid,
             definition.udf_version,
         ):
+            return
+        if self.column.source is not None and provenance.inputs != (self.column.source,):
             return
         rows = provenance.valid.minus(known_before).offsets()
         if len(rows):
@@ -216,14 +227,14 @@ class DonatedValues:
                 rows = np.array([places[int(s)] for s in donor.source[kept]], dtype=np.int64)
                 if values.type != self.kind or not len(rows):
                     return None
-                return _OpenDonor(rows, donor.target[kept], values, None)
+                return _OpenDonor(rows, donor.target[kept], self.kind, values, None)
             reader = LanceFileReader(
                 f"{self.ref.uri}/data/{donor.path}",
                 storage_options=self.ref.storage_options.plain(),
             )
             if int(reader.num_rows()) <= int(donor.source.max()):
                 return None
-            return _OpenDonor(donor.source, donor.target, None, reader)
+            return _OpenDonor(donor.source, donor.target, self.kind, None, reader)
         except (KeyError, OSError, ValueError, RuntimeError):
             return None
 
@@ -237,6 +248,7 @@ class DonatedValues:
 class _OpenDonor:
     source: Offsets
     target: Offsets
+    kind: pa.DataType
     values: pa.Array | None
     reader: LanceFileReader | None
 
@@ -254,7 +266,15 @@ class _OpenDonor:
         table = self.reader.take_rows(rows[order].tolist(), batch_size=len(rows)).to_table()
         back = np.empty(len(rows), dtype=np.int64)
         back[order] = np.arange(len(rows))
-        return Piece(target, concat(table.column(0).chunks).take(pa.array(back)))
+        return Piece(target, self._as_values(table).take(pa.array(back)))
+
+    def _as_values(self, table: pa.Table) -> pa.Array:
+        """A file's values: its one column, or a struct of all those of a group."""
+        columns = [concat(column.chunks) for column in table.columns]
+        if len(columns) == 1 and columns[0].type == self.kind:
+            return columns[0]
+        fields = [self.kind.field(i) for i in range(self.kind.num_fields)]
+        return pa.StructArray.from_arrays(columns, fields=fields)
 
 
 def merged(pieces: Sequence[Piece]) -> Piece:

@@ -28,6 +28,8 @@ _WINDOW_BYTES = 32 * 1024 * 1024
 _VARIABLE_WIDTH_GUESS = 64
 _BLOB_WINDOW_ROWS = 64
 _PROBE_ROWS = 32
+FIRST_SOURCE_ROWS = 256
+"""Rows to read of another table before it is known how wide they are."""
 _LEAST_PROBED_ROWS = 1024
 
 
@@ -74,6 +76,11 @@ def window_rows(
         on_disk = sum(size or 0 for size in files)
         row_bytes += max(_VARIABLE_WIDTH_GUESS, on_disk // max(physical_rows, 1))
     return max(1, min(_MAX_WINDOW_ROWS, _WINDOW_BYTES // max(row_bytes, 1)))
+
+
+def rows_for(nbytes: int, rows: int, most: int) -> int:
+    """How many rows to read at once, after `rows` of them took `nbytes`."""
+    return max(1, min(most, _WINDOW_BYTES * rows // max(nbytes, 1)))
 
 
 def fitting_window(

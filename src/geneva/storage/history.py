@@ -115,7 +115,7 @@ class JobHistory:
         if record.status.is_final or not self._is_lost(record):
             return record
         message = (
-            "lost: the process that drove the job died or was not heard of for a minute. What it "
+            "lost: the process that drove the job died or was not heard of for minutes. What it "
             "finished is kept; run the same again to go on."
         )
         event = JobEvent(
@@ -174,11 +174,14 @@ class JobHistory:
 
 
 def fold_events(events: Iterable[JobEvent]) -> list[JobRecord]:
-    """Jobs out of their events."""
+    """Jobs out of their events, which are in the order they were written in.
+
+    Not in that of their times: clocks of different machines differ.
+    """
     by_job: dict[str, list[JobEvent]] = {}
     for event in events:
         by_job.setdefault(event.job_id, []).append(event)
-    return [_fold(sorted(own, key=lambda e: e.at)) for own in by_job.values()]
+    return [_fold(own) for own in by_job.values()]
 
 
 def _fold(events: list[JobEvent]) -> JobRecord:

@@ -13,6 +13,7 @@ from lance.file import LanceFileSession
 
 from geneva.model import ColumnDefinition, TableRef
 from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, WorkIdentity, index_keys
+from geneva.storage.dataset import open_dataset
 from geneva.storage.provenance import parse_file_name
 from geneva.storage.staging import open_checkpoints
 
@@ -46,7 +47,12 @@ def keys_of_column(store: CheckpointStore, column: str) -> list[CheckpointKey]:
 
 
 def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
-    """Delete a column's checkpoints, those under the prefixes in `keep` aside."""
+    """Delete a column's checkpoints, those under the prefixes in `keep` aside.
+
+    Nothing while another job works on the table: its version is tagged.
+    """
+    if any(name.startswith(JOB_TAG) for name in open_dataset(ref).tags.list()):
+        return 0
     store = open_checkpoints(ref)
     keys = keys_of_column(store, column)
     return delete_keys(store, (key.path() for key in keys if key.prefix not in keep))
@@ -72,17 +78,21 @@ def remove_leftovers(
     definitions: Sequence[ColumnDefinition],
     useful: Callable[[CheckpointKey], bool],
     older_than: timedelta,
+    *,
+    may_delete_files: bool,
 ) -> CleanupReport:
     """Delete the checkpoints that are of no use, then the staged files that nothing refers to.
 
-    A staged file is only deleted when it is older than `older_than`: a running job stages first
-    and commits later.
+    A staged file is only deleted when it is older than `older_than`, and none while a job runs:
+    it stages first and commits later.
     """
     store = open_checkpoints(ref)
     keys = [key for found in index_keys(store.list_keys("udf-")).values() for key in found]
     deleted = delete_keys(store, (key.path() for key in keys if not useful(key)))
     notes = {f"lineage-{definition.uuid}" for definition in definitions}
     deleted += delete_keys(store, (k for k in store.list_keys("lineage-") if k not in notes))
+    if not may_delete_files:
+        return CleanupReport(deleted, 0, 0)
     kept = _staged_paths(store, (key for key in keys if useful(key)))
     files, size = _delete_unreferenced(ref, dataset, kept, datetime.now(UTC) - older_than)
     return CleanupReport(deleted, files, size)

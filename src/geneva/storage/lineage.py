@@ -14,7 +14,6 @@ from itertools import chain
 from typing import Protocol, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from geneva.model import ColumnDefinition, Reason, TableRef
 from geneva.rows import Mask, Offsets, RowRange, RowSet
@@ -36,7 +35,7 @@ from geneva.storage.transactions import (
     Updated,
     VersionView,
 )
-from geneva.storage.values import aligned, equal_rows
+from geneva.storage.values import aligned, equal_rows, row_texts
 
 _WINDOW = 16_384
 
@@ -55,6 +54,8 @@ class Verdict:
     reason: Reason
     certain: bool = True
     """False when history is gone and only NULLs could be told from values."""
+    lasting: bool = True
+    """False when a file could not be read: it may be readable the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class LineageTracer:
         nothing = RowSet.empty(fragment.physical_rows)
         provenance = read_provenance(self._ref, path)
         if provenance is None:
-            return Verdict(nothing, Reason.PARTIAL)
+            return Verdict(nothing, Reason.PARTIAL, lasting=False)
         if provenance.udf_version != self._column.definition.udf_version:
             return self._kept_rows(view, fragment, path, provenance.valid)
         inputs = self._column.signature(fragment)
@@ -402,7 +403,7 @@ class LineageTracer:
         """Rows as text, which compares exactly whatever the types."""
         paths = self._paths(view, self._fields)
         for start, batch in read_windows(view.dataset, fragment_id, paths, rows, _WINDOW):
-            columns = [_texts(batch.column(i)) for i in range(batch.num_columns)]
+            columns = [row_texts(batch.column(i)) for i in range(batch.num_columns)]
             yield (
                 start,
                 [
@@ -460,10 +461,6 @@ class LineageTracer:
 
 
 _NULL = repr(None)
-
-
-def _texts(array: pa.Array) -> list[str]:
-    return [repr(value) for value in array.to_pylist()]
 
 
 def _clusters(offsets: Offsets) -> Iterator[RowRange]:

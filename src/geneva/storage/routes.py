@@ -15,6 +15,7 @@ from geneva.errors import (
 )
 from geneva.model import TableRef
 from geneva.storage.dataset import (
+    nodes_of,
     open_dataset,
 )
 from geneva.storage.transactions import MOST_TRANSACTIONS, read_transaction
@@ -130,20 +131,6 @@ def read_route(
     ]
     fields = frozenset.intersection(*(frozenset(nodes_of(s).values()) for s in schemas))
     return Route(ref, tuple(branches[0]), tuple(branches[1]), fields)
-
-
-def nodes_of(schema: Any) -> dict[str, int]:
-    """Per column path, the field's own id, which outlives a renaming and new struct fields."""
-    nodes: dict[str, int] = {}
-
-    def walk(node: Any, path: str) -> None:
-        nodes.setdefault(path, node.id())
-        for child in node.children():
-            walk(child, f"{path}.{child.name()}")
-
-    for top in schema.fields():
-        walk(top, top.name())
-    return nodes
 
 
 def file_paths(metadata: Any, fields: Iterable[int]) -> frozenset[tuple[str, tuple[int, ...]]]:

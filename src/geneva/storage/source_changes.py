@@ -31,11 +31,12 @@ from geneva.storage.dataset import (
     FragmentFacts,
     field_ids_of,
     fragment_facts,
+    nodes_of,
     open_dataset,
     quote_path,
 )
 from geneva.storage.fragments import field_at, is_blob, read_windows, window_rows
-from geneva.storage.routes import EVERYTHING, file_paths, nodes_of, read_route
+from geneva.storage.routes import EVERYTHING, file_paths, read_route
 from geneva.storage.row_ids import (
     NO_IDS,
     RowIds,

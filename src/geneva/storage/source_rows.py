@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -24,17 +25,20 @@ class SourceRows:
     version: int
     expressions: tuple[tuple[str, str], ...]
     """Names and Lance SQL, in order."""
+    opening: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Whose reading this is: handles are shared within it, and not beyond."""
 
     def take(self, ids: npt.NDArray[Any]) -> pa.RecordBatch:
         """The rows of these ids, in their order."""
         if not self.expressions:
             # Nothing to read, but as many rows: a batch without columns has none.
             return pa.record_batch([pa.nulls(len(ids))], names=["nothing"])
-        reader = _reader(self.ref, self.version, tuple(text for _, text in self.expressions))
+        texts = tuple(text for _, text in self.expressions)
+        reader = _reader(self.ref, self.version, texts, self.opening)
         try:
             arrays = reader.take(ids.astype(np.uint64))
         except OSError as error:
-            if "rows" not in str(error):
+            if "asked for by id" not in str(error):
                 raise
             raise TableChangedError(
                 f"Table {self.ref.name!r} at version {self.version} lacks rows that the view "
@@ -44,5 +48,5 @@ class SourceRows:
 
 
 @lru_cache(maxsize=8)
-def _reader(ref: TableRef, version: int, expressions: tuple[str, ...]) -> RowReader:
-    return RowReader(open_pinned(ref, version), [], expressions)
+def _reader(ref: TableRef, version: int, expressions: tuple[str, ...], opening: str) -> RowReader:
+    return RowReader(open_pinned(ref, version, opening), [], expressions)

@@ -11,7 +11,13 @@ import lance
 from lance import LanceOperation
 
 from geneva.model import TableRef
-from geneva.storage.dataset import FragmentFacts, field_ids_of, fragment_facts, open_dataset
+from geneva.storage.dataset import (
+    FragmentFacts,
+    field_ids_of,
+    fragment_facts,
+    is_missing,
+    open_dataset,
+)
 
 JOB_PROPERTY = "geneva.job"
 PLANNED_PROPERTY = "geneva.planned_version"
@@ -76,7 +82,9 @@ class TableHistory:
         while path not in self._births and self._next >= oldest and self._left > 0:
             try:
                 transaction = read_transaction(self._dataset, self._next)
-            except OSError:
+            except OSError as error:
+                if not is_missing(error):
+                    raise
                 # Cleaned up. Everything older is gone too, or of no use without what lies between.
                 self._left = 0
                 break
@@ -91,7 +99,9 @@ class TableHistory:
         if version not in self._versions:
             try:
                 self._versions[version] = VersionView(open_dataset(self._ref, version))
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                if not is_missing(error):
+                    raise
                 self._versions[version] = None
         return self._versions[version]
 

@@ -36,7 +36,8 @@ class ViewState:
     """The UDF versions of its columns then."""
     computed_at: tuple[int, ...]
     """The versions that its values may be of: first the one of the last refresh that ended, if any
-    did, then those of refreshes that were cut off since."""
+    did, then those of refreshes that were cut off since. Of the source; for the rows of a chunked
+    view, of its hidden one."""
     job_id: str | None
     """The job that began the refresh that has not ended."""
 
@@ -46,7 +47,8 @@ def read_view_state(schema: pa.Schema) -> ViewState:
     told = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}
     refreshed, refreshing = told.get(_REFRESHED_KEY, ""), told.get(_REFRESHING_KEY, "")
     if refreshed:
-        return ViewState(True, json.loads(refreshed), (int(told[BASE_VERSION_KEY]),), None)
+        ended = json.loads(refreshed)
+        return ViewState(True, ended["udfs"], (ended["version"],), None)
     begun = json.loads(refreshing) if refreshing else {"versions": [], "job": None}
     return ViewState(False, {}, tuple(begun["versions"]), begun["job"])
 
@@ -72,9 +74,17 @@ def commit_refreshing(
 
 
 def commit_refreshed(
-    ref: TableRef, version: int, job_id: str, udf_versions: Mapping[str, str]
+    ref: TableRef,
+    base_version: int,
+    job_id: str,
+    udf_versions: Mapping[str, str],
+    computed_at: int | None = None,
 ) -> lance.LanceDataset:
-    """Say that the view equals its definition at a version of its source. The last commit."""
+    """Say that the view equals its definition at a version of its source. The last commit.
+
+    `computed_at` is the version that its values are of, where that is not the source's.
+    """
+    version = base_version if computed_at is None else computed_at
 
     def ended(state: ViewState) -> dict[str, str]:
         if state.job_id != job_id:
@@ -83,8 +93,8 @@ def commit_refreshed(
                 f"{job_id} refreshed it. What was computed is kept: refresh again."
             )
         return {
-            BASE_VERSION_KEY: str(version),
-            _REFRESHED_KEY: json.dumps(dict(udf_versions)),
+            BASE_VERSION_KEY: str(base_version),
+            _REFRESHED_KEY: json.dumps({"version": version, "udfs": dict(udf_versions)}),
             _REFRESHING_KEY: "",
         }
 

@@ -230,16 +230,20 @@ def delete_view_rows(dataset: lance.LanceDataset, rows: Mapping[int, RowSet]) ->
     return int(lance.LanceDataset.commit(dataset, transaction).version)
 
 
-def read_source_ids(dataset: lance.LanceDataset) -> list[FragmentRows]:
+def read_source_ids(
+    dataset: lance.LanceDataset, fragment_id: int | None = None
+) -> list[FragmentRows]:
     """Which source row each row of a view is made of, fragment by fragment, in order."""
     fragments = dataset.get_fragments()
+    if fragment_id is not None:
+        fragments = [dataset.get_fragment(fragment_id)]
     counts = [int(fragment.physical_rows) for fragment in fragments]
     total = sum(counts)
     ids = np.zeros(total, dtype=np.int64)
     live = np.ones(total, dtype=np.bool_)
     is_set = np.zeros(total, dtype=np.bool_)
     at = 0
-    for batch in _scan_physical(dataset, list(SYSTEM_COLUMNS)):
+    for batch in _scan_physical(dataset, list(SYSTEM_COLUMNS), fragments):
         rows = slice(at, at + batch.num_rows)
         ids[rows] = batch.column(SOURCE_ROW_ID).to_numpy(zero_copy_only=False)
         live[rows] = batch.column("_rowid").is_valid().to_numpy(zero_copy_only=False)
@@ -255,8 +259,14 @@ def read_source_ids(dataset: lance.LanceDataset) -> list[FragmentRows]:
     ]
 
 
-def _scan_physical(dataset: lance.LanceDataset, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Every row of every fragment in physical order; deleted ones have a NULL `_rowid`."""
+def _scan_physical(
+    dataset: lance.LanceDataset, columns: list[str], fragments: list[Any]
+) -> Iterator[pa.RecordBatch]:
+    """Every row of some fragments in physical order; deleted ones have a NULL `_rowid`."""
     yield from dataset.scanner(
-        columns=columns, include_deleted_rows=True, with_row_id=True, scan_in_order=True
+        columns=columns,
+        fragments=fragments,
+        include_deleted_rows=True,
+        with_row_id=True,
+        scan_in_order=True,
     ).to_batches()
