@@ -30,7 +30,7 @@ def test_a_tiny_run_reports_every_case(tmp_path: Path) -> None:
     run = benchmarks("--scale", "0.001", "--repeat", "1", "--markdown", "--json", str(file), *only)
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
-    assert lines[0] == "| case | Geneva | plain loop | ratio | target | reached |"
+    assert lines[0] == "| case | Geneva | reference | ratio | target | reached |"
     assert len([line for line in lines if line.startswith("|")]) == 2 + len(CASES)
     found = json.loads(file.read_text(encoding="utf-8"))
     assert [outcome["name"] for outcome in found["outcomes"]] == list(CASES)

@@ -438,7 +438,7 @@ histories = st.sampled_from(list(SHAPES)).flatmap(
 )
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(history=histories)
 def test_some_histories(history: tuple[str, list[str]]) -> None:
     run(*history)

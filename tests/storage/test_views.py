@@ -184,7 +184,7 @@ def test_udf_columns_say_that_they_read_the_source(tmp_path: Path) -> None:
     made = source_udf_field(source, "d", double, ("y",), "digest")
     definition = read_definition(pa.schema([made]), "d")
     assert definition is not None
-    assert (definition.inputs, definition.input_fields) == (("y",), ((1,),))
+    assert (definition.inputs, definition.input_fields) == (("y",), ((1, "int64"),))
     assert reads_source(made)
     assert not reads_source(source.schema.field("x"))
 
@@ -290,7 +290,7 @@ def test_a_million_rows_leave_without_a_list_of_them(
     ref: TableRef, view: lance.LanceDataset
 ) -> None:
     count = 1_000_000
-    after = append_placeholders(ref, view, np.arange(count, dtype=np.uint64))
+    after = append_placeholders(ref, view, np.arange(count, dtype=np.uint64), count)
     mask = np.ones(count, dtype=np.bool_)
     mask[::1000] = False
     delete_view_rows(after, {0: RowSet.from_mask(mask)})
