@@ -19,6 +19,7 @@ from geneva.errors import (
 )
 from geneva.execution.prepare import BackfillRequest, useful_prefixes
 from geneva.model import ColumnDefinition, Sizes, TableRef
+from geneva.storage.checkpoints import without_where
 from geneva.storage.columns import (
     commit_new_columns,
     commit_redefinitions,
@@ -339,7 +340,7 @@ def cleanup(
         ref,
         dataset,
         list(definitions.values()),
-        lambda key: busy or key.prefix in useful,
+        lambda key: busy or without_where(key.prefix) in useful,
         older_than,
         may_delete_files=not busy,
     )

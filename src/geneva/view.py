@@ -75,9 +75,17 @@ class MaterializedView(Table):
         found = super().search(*args, **kwargs)
         return found if isinstance(found, Query) else found.select(self._visible())
 
-    def plan_refresh(self, src_version: int | None = None, **options: Any) -> RefreshPlan:
+    def plan_refresh(
+        self,
+        src_version: int | None = None,
+        *,
+        max_rows_per_fragment: int | None = None,
+        **options: Any,
+    ) -> RefreshPlan:
         """Say what `refresh` with the same arguments would do. Changes nothing, runs nothing."""
-        return self._prepare_refresh(src_version, None, BackfillOptions(**options)).plan
+        return self._prepare_refresh(
+            src_version, max_rows_per_fragment, _refresh_options(options)
+        ).plan
 
     def refresh(
         self,
@@ -139,7 +147,7 @@ class MaterializedView(Table):
     ) -> JobFuture:
         """Start a `refresh` and return at once."""
         prepared = self._prepare_refresh(
-            src_version, max_rows_per_fragment, BackfillOptions(**options)
+            src_version, max_rows_per_fragment, _refresh_options(options)
         )
         job = self._connection._job(prepared, on_commit=self._table.checkout_latest)
         return JobFuture(job)
@@ -148,10 +156,10 @@ class MaterializedView(Table):
         """Alter columns; a view's UDF column is computed anew by the next refresh."""
         own = self._query_columns()
         udfs, others = declarations.split_alterations(alterations)
-        for name in own & udfs.keys():
-            self._alter_own(name, udfs.pop(name))
         if any(str(a.get("path", "")) in own for a in others):
             self._refuse("alter_columns of a column of its query")
+        for name in own & udfs.keys():
+            self._alter_own(name, udfs.pop(name))
         rest = [a for a in alterations if "udf" in a and a["path"] in udfs]
         super().alter_columns(*others, *rest)
         self._table.checkout_latest()
@@ -220,3 +228,14 @@ class MaterializedView(Table):
         request = RefreshRequest(src_version, max_rows, options.request())
         prepare = prepare_refresh if self.definition.chunker is None else prepare_chunk_refresh
         return prepare(self.ref, self._source(), request)
+
+
+_NOT_OF_A_REFRESH = ("where", "read_version", "num_frags", "task_shuffle_diversity")
+
+
+def _refresh_options(options: Mapping[str, Any]) -> BackfillOptions:
+    """The options that a refresh shares with a backfill."""
+    for name in options:
+        if name in _NOT_OF_A_REFRESH or name not in BackfillOptions.__dataclass_fields__:
+            raise UserInputError(f"A refresh has no option {name!r}.")
+    return BackfillOptions(**options)

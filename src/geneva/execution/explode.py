@@ -205,7 +205,7 @@ def _source_ids(rows: SourceRows, ids: RowIds) -> RowIds:
         rows.take(ids[at : at + 100_000]).column(SOURCE_ROW_ID).to_numpy()
         for at in range(0, len(ids), 100_000)
     ]
-    return np.unique(np.concatenate([*parts, np.zeros(0)])).astype(np.uint64)
+    return np.unique(np.concatenate([*parts, np.zeros(0, np.int64)])).astype(np.uint64)
 
 
 def _run_items(items: list[Layout], control: JobControl) -> list[str]:

@@ -19,7 +19,7 @@ from geneva.planning.backfill import (
 from geneva.planning.ranges import disjoint
 from geneva.planning.sizing import Part
 from geneva.rows import RowRange, RowSet
-from geneva.storage.checkpoints import CheckpointKey, WorkIdentity, index_keys
+from geneva.storage.checkpoints import CheckpointKey, WorkIdentity, index_keys, without_where
 from geneva.storage.column_state import ColumnFacts, Committed, read_committed
 from geneva.storage.columns import with_present_inputs
 from geneva.storage.commit import verified_definition
@@ -404,6 +404,13 @@ def _ordered(plans: tuple[FragmentPlan, ...], diversity: int | None) -> tuple[Fr
 
 
 def useful_prefixes(ref: TableRef, dataset: Dataset, definition: ColumnDefinition) -> set[str]:
-    """The checkpoint prefixes that a plain backfill of the column would look for now."""
-    prepared = prepare_backfill(ref, dataset, definition, BackfillRequest())
-    return {prepared.prefixes[fragment.fragment_id] for fragment in prepared.plan.fragments}
+    """The checkpoint prefixes, without their where part, that a backfill may look for now."""
+    snapshot = read_snapshot(dataset, ref)
+    facts = read_committed(dataset, snapshot, definition)
+    requests = (BackfillRequest(), BackfillRequest(where="any"))
+    return {
+        without_where(_identity(facts, ref, request, fragment.id).prefix())
+        for fragment in snapshot.fragments
+        for request in requests
+        if request.where is not None or not facts.committed[fragment.id].valid.is_full
+    }

@@ -26,17 +26,25 @@ from geneva.execution.view_groups import (
 from geneva.execution.view_rows import Membership, drop_rows, read_membership
 from geneva.model import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
+from geneva.rows import RowSet
 from geneva.storage.dataset import Dataset, has_path, open_dataset
 from geneva.storage.housekeeping import drop_column_leftovers, new_job_tag, release_dead_tags
 from geneva.storage.row_ids import RowIds, read_row_ids
 from geneva.storage.source_changes import SourceChanges, read_changes
+from geneva.storage.transactions import fragments_of_commit
 from geneva.storage.view_state import (
     ViewState,
     commit_refreshed,
     commit_refreshing,
     read_view_state,
+    version_identity,
 )
-from geneva.storage.views import ViewInfo, append_placeholders, read_view
+from geneva.storage.views import (
+    ViewInfo,
+    append_placeholders,
+    delete_view_rows,
+    read_view,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +161,7 @@ def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) ->
             up_to_date=True,
         ),
     )
+    _check_source(source, info, state)
     if state.refreshed and info.base_version == target and state.udf_versions == _versions(groups):
         return prepared
     return _with_work(prepared, view, info, state)
@@ -197,6 +206,25 @@ def _open_target(source: TableRef, version: int) -> Dataset:
             f"Table {source.name!r} has no version {version}: its latest is {latest}, and old "
             "versions may have been cleaned up."
         ) from error
+
+
+def _check_source(source: TableRef, info: ViewInfo, state: ViewState) -> None:
+    """Refuse a source that is another table by now, or a view that is itself not in order."""
+    own = read_view(open_dataset(source).schema)
+    if own is not None and not read_view_state(open_dataset(source).schema).refreshed:
+        raise UserInputError(
+            f"The view's source {source.name!r} is a view that was not refreshed to the end: "
+            "refresh that one first."
+        )
+    if state.identity is None:
+        return
+    found = version_identity(source, info.base_version)
+    latest = open_dataset(source).version
+    if latest < info.base_version or found not in (None, state.identity):
+        raise UserInputError(
+            f"Table {source.name!r} was dropped and made anew since the view was refreshed to its "
+            f"version {info.base_version}. Drop the view, and create it anew."
+        )
 
 
 def _versions(groups: Iterable[Group]) -> dict[str, str]:
@@ -266,18 +294,42 @@ def run_refresh(prepared: PreparedRefresh, control: JobControl) -> tuple[JobProg
             ref, prepared.source, replace(prepared.request, src_version=target)
         )
     drop_rows(ref, prepared.membership.leaving, control.max_conflict_retries)
-    append_placeholders(
+    before = open_dataset(ref)
+    after = append_placeholders(
         ref,
-        open_dataset(ref),
+        before,
         prepared.membership.entering,
         prepared.request.max_rows_per_fragment,
     )
+    if after.version != before.version:
+        _check_still_ours(ref, after, control.job_id)
     with _source_pinned(prepared, control):
         works = [prepare_group(prepared.goal, group, frozenset()) for group in prepared.groups]
         needed = [work for work in works if not work.plan.is_empty]
         progress = run_side_by_side(needed, control, prepared.total_rows)
-    ended = commit_refreshed(ref, target, control.job_id, _versions(prepared.groups))
+    ended = commit_refreshed(
+        ref,
+        target,
+        control.job_id,
+        _versions(prepared.groups),
+        identity=version_identity(prepared.source, target),
+    )
     return progress, int(ended.version)
+
+
+def _check_still_ours(ref: TableRef, after: Dataset, job_id: str) -> None:
+    """Take rows back that were added after another job had taken the view over.
+
+    That happens to a job which was not heard of for so long that it was taken for dead.
+    """
+    if read_view_state(after.schema).job_id == job_id:
+        return
+    added = {f.id: RowSet.full(f.physical_rows) for f in fragments_of_commit(after, after.version)}
+    delete_view_rows(after, added)
+    raise TableChangedError(
+        f"View {ref.name!r} was taken over by another refresh while job {job_id} was not heard of. "
+        "Refresh again."
+    )
 
 
 @contextmanager

@@ -46,7 +46,12 @@ def read_membership(
         )
         ids = read_source_ids(view)
         present = np.concatenate([rows.live_ids() for rows in ids] or [NO_ROWS])
+        doubled = _doubled(present)
+        if len(doubled):
+            # Left by two refreshes that ran into each other: they go, and come once.
+            present = np.setdiff1d(present, doubled)
         entering, leaving = rows_that_enter_and_leave(present, wanted)
+        leaving = np.union1d(leaving, doubled) if len(doubled) else leaving
         return Membership(entering, leaving, places_of(ids, leaving))
     touched = union_of(changes.changed.get(path, NO_ROWS) for path in query.where_inputs)
     still = read_matching_ids(source, touched, query.where)
@@ -59,6 +64,12 @@ def read_membership(
     entering = np.union1d(fresh, np.setdiff1d(still, present))
     leaving = np.intersect1d(gone, present)
     return Membership(_ordered(entering, query), leaving, places_of(ids, leaving))
+
+
+def _doubled(ids: RowIds) -> RowIds:
+    """The ids that are there more than once."""
+    ordered = np.sort(ids)
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 
 
 def _ordered(ids: RowIds, query: ViewQuery) -> RowIds:

@@ -221,6 +221,11 @@ class CheckpointKey:
         return key if key.path() == text else None
 
 
+def without_where(prefix: str) -> str:
+    """A prefix without the part that is of its where clause."""
+    return re.sub(r"_where-[0-9a-f]{32}_", "_", prefix)
+
+
 def index_keys(keys: Iterable[str]) -> dict[tuple[str, int], list[CheckpointKey]]:
     """Parsed keys by (prefix, fragment id); what doesn't parse is left out."""
     index: dict[tuple[str, int], list[CheckpointKey]] = {}

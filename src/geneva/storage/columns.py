@@ -19,7 +19,7 @@ from lance.file import LanceFileSession
 
 from geneva.errors import ColumnNotFoundError, UDFIntegrityError
 from geneva.model import ColumnDefinition, Sizes, TableRef
-from geneva.storage.dataset import is_damage, nodes_of
+from geneva.storage.dataset import has_path, is_damage, nodes_of
 from geneva.storage.fragments import field_at
 from geneva.udf import UDF, deserialize_udf, serialize_udf, udf_digest
 
@@ -80,7 +80,11 @@ def with_present_inputs(
     of dropped columns out again.
     """
     nodes = nodes_of(dataset.lance_schema)
-    names = {(node, str(field_at(dataset.schema, path).type)): path for path, node in nodes.items()}
+    names = {
+        (node, str(field_at(dataset.schema, path).type)): path
+        for path, node in nodes.items()
+        if has_path(dataset.schema, path)
+    }
     return replace(
         definition,
         inputs=tuple(

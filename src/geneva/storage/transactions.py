@@ -128,6 +128,16 @@ def read_transaction(dataset: lance.LanceDataset, version: int) -> Any:
                 LanceOperation.RewrittenIndex = wanted
 
 
+def fragments_of_commit(dataset: lance.LanceDataset, version: int) -> list[FragmentFacts]:
+    """The fragments that a commit appended, as they are in `dataset`."""
+    operation = read_transaction(dataset, version).operation
+    brought = {
+        file.path for f in getattr(operation, "fragments", ()) for file in fragment_facts(f).files
+    }
+    present = [fragment_facts(f.metadata) for f in dataset.get_fragments()]
+    return [f for f in present if any(file.path in brought for file in f.files)]
+
+
 class _AnyRecord:
     """Takes any arguments and forgets them."""
 

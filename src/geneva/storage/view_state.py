@@ -18,7 +18,8 @@ from lance import LanceOperation, Transaction
 from geneva.errors import TableChangedError
 from geneva.model import TableRef
 from geneva.storage.commit import is_conflict
-from geneva.storage.dataset import open_dataset
+from geneva.storage.dataset import is_missing, open_dataset
+from geneva.storage.transactions import read_transaction
 from geneva.storage.views import BASE_VERSION_KEY
 
 _REFRESHED_KEY = "geneva::view::refreshed"
@@ -40,6 +41,8 @@ class ViewState:
     view, of its hidden one."""
     job_id: str | None
     """The job that began the refresh that has not ended."""
+    identity: str | None = None
+    """Which commit made the source's version of the last refresh: its number may come again."""
 
 
 def read_view_state(schema: pa.Schema) -> ViewState:
@@ -48,7 +51,8 @@ def read_view_state(schema: pa.Schema) -> ViewState:
     refreshed, refreshing = told.get(_REFRESHED_KEY, ""), told.get(_REFRESHING_KEY, "")
     if refreshed:
         ended = json.loads(refreshed)
-        return ViewState(True, ended["udfs"], (ended["version"],), None)
+        versions = (ended["version"],)
+        return ViewState(True, ended["udfs"], versions, None, ended.get("identity"))
     begun = json.loads(refreshing) if refreshing else {"versions": [], "job": None}
     return ViewState(False, {}, tuple(begun["versions"]), begun["job"])
 
@@ -79,6 +83,7 @@ def commit_refreshed(
     job_id: str,
     udf_versions: Mapping[str, str],
     computed_at: int | None = None,
+    identity: str | None = None,
 ) -> lance.LanceDataset:
     """Say that the view equals its definition at a version of its source. The last commit.
 
@@ -94,7 +99,9 @@ def commit_refreshed(
             )
         return {
             BASE_VERSION_KEY: str(base_version),
-            _REFRESHED_KEY: json.dumps({"version": version, "udfs": dict(udf_versions)}),
+            _REFRESHED_KEY: json.dumps(
+                {"version": version, "udfs": dict(udf_versions), "identity": identity}
+            ),
             _REFRESHING_KEY: "",
         }
 
@@ -115,3 +122,13 @@ def _update(ref: TableRef, change: Callable[[ViewState], dict[str, str]]) -> lan
             if not is_conflict(error) or attempt + 1 == _ATTEMPTS:
                 raise
     raise AssertionError("unreachable")
+
+
+def version_identity(ref: TableRef, version: int) -> str | None:
+    """Which commit made a version of a table; None when that was cleaned up."""
+    try:
+        return str(read_transaction(open_dataset(ref), version).uuid)
+    except OSError as error:
+        if not is_missing(error):
+            raise
+        return None
