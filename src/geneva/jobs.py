@@ -12,10 +12,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from geneva import html
 from geneva.config import Settings
 from geneva.errors import JobCancelledError, JobNotFoundError, JobTimeoutError
 from geneva.execution.driver import JobControl
-from geneva.execution.progress import JobProgress, ProgressBars, wants_bars
+from geneva.execution.notebook import NotebookBars
+from geneva.execution.progress import JobProgress, ProgressBars, in_notebook, wants_bars
 from geneva.execution.pulse import Pulse, driver_identity
 from geneva.execution.runner import Runner
 from geneva.execution.work import Work
@@ -75,6 +77,17 @@ class JobResult(str):
             f"seconds={self.progress.seconds:.2f})"
         )
 
+    def _repr_html_(self) -> str:
+        """Show the outcome in a notebook."""
+        pairs = (
+            ("status", self.status),
+            ("rows computed", f"{self.rows_computed:,}"),
+            ("rows reused", f"{self.rows_reused:,}"),
+            ("rows committed", f"{self.rows_committed:,}"),
+            ("seconds", f"{self.progress.seconds:.2f}"),
+        )
+        return html.section(f"Job {self.job_id}", html.facts(pairs))
+
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with its numbers."""
         return JobResult, (self.job_id, self.status, self.progress)
@@ -131,7 +144,9 @@ class Job:
         with ExitStack() as stack:
             listeners = [self._follow]
             if show:
-                bars = stack.enter_context(ProgressBars(self._work.column))
+                title = self._work.column
+                bars = NotebookBars(title) if in_notebook() else ProgressBars(title)
+                stack.enter_context(bars)
                 listeners.append(bars)
             control = JobControl(
                 job_id=self.job_id,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from geneva import declarations
+from geneva import declarations, html
 from geneva.declarations import BackfillOptions
 from geneva.execution.prepare import PreparedBackfill, prepare_backfill
 from geneva.execution.work import BackfillWork
@@ -55,6 +55,23 @@ class Table:
         """Show the table, its version and which columns are computed."""
         computed = ", ".join(f"{c.name} <- {c.udf_name}" for c in self.computed_columns().values())
         return f"Table({self.name!r}, version={self.version}, computed=[{computed}])"
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook: its columns, and which function computes which."""
+        pairs = (("version", self.version), ("rows", f"{len(self):,}"), *self._told())
+        made = {
+            c.name: f"{c.udf_name}({', '.join(c.inputs)})" for c in self.computed_columns().values()
+        }
+        columns = [(f.name, f.type, made.get(f.name)) for f in self.schema]
+        return html.section(
+            f"{type(self).__name__} {self.name!r}",
+            html.facts(pairs),
+            html.grid(("column", "type", "computed by"), columns),
+        )
+
+    def _told(self) -> tuple[tuple[str, Any], ...]:
+        """What else is to be said of it in a notebook."""
+        return ()
 
     @property
     def name(self) -> str:

@@ -70,7 +70,12 @@ def wants_bars(setting: bool | None, /) -> bool:  # noqa: FBT001
     """Whether to draw bars: as set, else when somebody watches a terminal or a notebook."""
     if setting is not None:
         return setting
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    return sys.stderr.isatty() or in_notebook()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    return "ipykernel" in sys.modules
 
 
 class ProgressBars:
@@ -116,15 +121,13 @@ class ProgressBars:
             TimeRemainingColumn,
         )
 
-        in_notebook = "ipykernel" in sys.modules
-        console = Console(force_jupyter=True) if in_notebook else Console(stderr=True)
         self._display = Progress(
             TextColumn("{task.description:<30}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=console,
+            console=Console(stderr=True),
             auto_refresh=False,
         )
         self._display.start()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from geneva import html
 from geneva.model import Reason
 from geneva.planning.ranges import disjoint
 from geneva.rows import RowRange, RowSet
@@ -124,6 +125,23 @@ class BackfillPlan:
         from geneva.planning.explain import explain
 
         return explain(self)
+
+    def _repr_html_(self) -> str:
+        """Show the plan in a notebook."""
+        pairs = (
+            ("UDF", f"{self.udf_name} (version {self.udf_version})"),
+            ("where", self.where),
+            ("rows to compute", f"{self.rows_to_compute:,} of {self.total_rows:,}"),
+            ("rows reused", f"{self.rows_reused:,}" if self.rows_reused else None),
+            ("fragments", f"{len(self.fragments):,} to do, {self.skipped_fragments:,} skipped"),
+        )
+        reasons = [(reason.value, f"{rows:,}") for reason, rows in self.reasons().items()]
+        return html.section(
+            f"Backfill of {self.column!r} of table {self.table!r} at version {self.version}",
+            html.facts(pairs),
+            html.grid(("because", "rows"), reasons) if reasons else "",
+            *map(html.note, self.notes),
+        )
 
 
 def plan_fragment(state: FragmentState) -> FragmentPlan:

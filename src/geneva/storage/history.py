@@ -12,6 +12,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
+from geneva import html
 from geneva.errors import JobNotFoundError
 from geneva.model import JobStatus, Secrets
 
@@ -53,6 +54,20 @@ class JobRecord:
     driver: dict[str, Any] = field(default_factory=dict)
     """Host and process id of the driver."""
     events: tuple[JobEvent, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """Show the job in a notebook."""
+        pairs = (
+            ("status", self.status),
+            ("type", self.job_type),
+            ("table", self.table_name),
+            ("column", self.column_name),
+            ("created", f"{self.created_at:%Y-%m-%d %H:%M:%S} UTC"),
+            ("updated", f"{self.updated_at:%Y-%m-%d %H:%M:%S} UTC"),
+            ("rows committed", self.metrics.get("committed")),
+            ("error", self.error),
+        )
+        return html.section(f"Job {self.job_id}", html.facts(pairs))
 
 
 class JobHistory:
