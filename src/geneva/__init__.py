@@ -11,6 +11,7 @@ _os.environ.setdefault("LANCE_LOG", "error")
 
 # Not lazy like the rest: these modules have the names of their decorators, and must not win.
 from geneva.chunker import Chunker, chunker
+from geneva.on_error import Fail, Retry, Skip, fail_fast, retry_all, retry_transient, skip_on_error
 from geneva.udf import UDF, udf
 
 if TYPE_CHECKING:
@@ -27,15 +28,22 @@ __all__ = [
     "UDF",
     "Chunker",
     "Connection",
+    "Fail",
     "JobFuture",
     "JobResult",
     "JobStatus",
     "MaterializedView",
     "Query",
+    "Retry",
+    "Skip",
     "Table",
     "__version__",
     "chunker",
     "connect",
+    "fail_fast",
+    "retry_all",
+    "retry_transient",
+    "skip_on_error",
     "udf",
 ]
 

@@ -25,6 +25,7 @@ from geneva.storage.database import (
     open_database,
 )
 from geneva.storage.dataset import open_dataset
+from geneva.storage.failures import FailureStore
 from geneva.storage.history import JobHistory, JobRecord
 from geneva.storage.signals import JobSignals
 from geneva.storage.views import is_view
@@ -83,6 +84,7 @@ class Connection:
         self._database, self._uri, self._storage_options = database, uri, storage_options
         self._spark, self._settings, self._runner = spark, settings, runner
         self._signals = JobSignals(uri, storage_options)
+        self._failures = FailureStore(uri, storage_options)
         self._history = JobHistory(uri, storage_options, lambda job: is_lost(job, self._signals))
 
     def __getattr__(self, name: str) -> Any:
@@ -225,7 +227,15 @@ class Connection:
         return TableRef(lancedb_table.name, str(lancedb_table.uri).rstrip("/"), Secrets(options))
 
     def _job(self, work: Work, on_commit: Callable[[], None]) -> Job:
-        return Job(work, self._history, self._signals, self._settings, self._make_runner, on_commit)
+        return Job(
+            work,
+            self._history,
+            self._signals,
+            self._settings,
+            self._make_runner,
+            on_commit,
+            self._failures,
+        )
 
     def _make_runner(self) -> Runner:
         if self._runner is not None:

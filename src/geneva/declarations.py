@@ -58,6 +58,7 @@ class BackfillOptions:
     batch_checkpoint_flush_interval_seconds: float | None = None
     task_shuffle_diversity: int | None = None
     timeout: float | timedelta | None = None
+    retry_failed: bool = False
 
     def request(self) -> BackfillRequest:
         """Check the numbers."""
@@ -95,6 +96,7 @@ class BackfillOptions:
             ),
             shuffle_diversity=self.task_shuffle_diversity,
             timeout_seconds=_seconds("timeout", self.timeout),
+            retry_failed=bool(self.retry_failed),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
@@ -22,6 +22,7 @@ from geneva.execution.pulse import Pulse, driver_identity
 from geneva.execution.runner import Runner
 from geneva.execution.work import Work
 from geneva.model import JobStatus
+from geneva.storage.failures import ErrorRecord, FailureStore
 from geneva.storage.history import JobEvent, JobHistory
 from geneva.storage.signals import JobSignals
 
@@ -65,6 +66,11 @@ class JobResult(str):
         return self.progress.reused_rows
 
     @property
+    def rows_failed(self) -> int:
+        """Rows on which the UDF failed, and which were skipped: they are NULL."""
+        return self.progress.failed_rows
+
+    @property
     def fragments_committed(self) -> int:
         """Fragments that got a new column file."""
         return self.progress.fragments_committed
@@ -104,6 +110,7 @@ class Job:
         settings: Settings,
         make_runner: Callable[[], Runner],
         on_commit: Callable[[], None],
+        failures: FailureStore | None = None,
     ) -> None:
         """Take a plan; nothing is written or run yet. `on_commit` is told of every commit."""
         self.job_id = str(uuid.uuid4())
@@ -112,6 +119,7 @@ class Job:
         self.cancelled = threading.Event()
         self._work, self._history, self._signals = work, history, signals
         self._settings, self._make_runner, self._on_commit = settings, make_runner, on_commit
+        self._failures = failures
         self._announced = False
 
     def announce(self) -> None:
@@ -156,11 +164,20 @@ class Job:
                 max_conflict_retries=self._settings.version_conflict_max_retries,
                 watch_checkpoints=show,
                 is_running=self._is_running,
+                record_errors=self._record_errors,
             )
             stack.enter_context(Pulse(self._signals, self.job_id, self._pulse, self.cancelled))
             self._follow(self._work.run(control))
             if not self._rivals():
                 self._work.tidy()
+
+    def _record_errors(self, records: Sequence[ErrorRecord]) -> None:
+        # What was computed is worth more than the record of what was not.
+        try:
+            if self._failures is not None:
+                self._failures.append(records)
+        except OSError as error:
+            _LOG.warning("%d errors could not be recorded: %s", len(records), error)
 
     def _pulse(self) -> dict[str, Any]:
         return {"status": self.status.value, "metrics": self.progress.metrics()}

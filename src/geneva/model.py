@@ -138,6 +138,7 @@ class Reason(StrEnum):
     PARTIAL = "not computed yet"
     NULL = "value is NULL"
     ASKED = "asked for"
+    FAILED = "failed before"
     UP_TO_DATE = "up to date"
 
 

@@ -42,14 +42,15 @@ class Rule:
 
     def __post_init__(self) -> None:
         """Refuse what can't be meant."""
-        for kind in self.exceptions:
+        given: tuple[Any, ...] = self.exceptions
+        for kind in given:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise InvalidUDFError(f"on_error: {kind!r} is no exception class.")
         if type(self.max_attempts) is not int or self.max_attempts < 1:
             raise InvalidUDFError(
                 f"on_error: max_attempts={self.max_attempts!r} must be a whole number above 0."
             )
-        is_seconds = type(self.backoff) in (int, float) and float(self.backoff) >= 0
+        is_seconds = isinstance(self.backoff, int | float) and self.backoff >= 0
         if self.backoff not in _BACKOFFS and not is_seconds:
             raise InvalidUDFError(
                 f"on_error: backoff={self.backoff!r} must be one of {list(_BACKOFFS)}, or seconds."
@@ -94,7 +95,7 @@ class Rule:
         return record
 
 
-def Retry(  # noqa: D417
+def Retry(
     *exceptions: type[BaseException],
     match: str | None = None,
     max_attempts: int = 3,

@@ -18,6 +18,7 @@ from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
 from geneva.storage.columns import read_definitions
 from geneva.storage.dataset import compact, open_dataset
+from geneva.storage.failures import ErrorRecord
 from geneva.storage.housekeeping import CleanupReport
 from geneva.udf import UDF
 
@@ -186,6 +187,7 @@ class Table:
         batch_checkpoint_flush_interval_seconds: float | None = None,
         task_shuffle_diversity: int | None = None,
         timeout: float | timedelta | None = None,
+        retry_failed: bool = False,
     ) -> JobResult:
         """Compute the column's values and wait until they are in the table.
 
@@ -207,6 +209,8 @@ class Table:
             batch_checkpoint_flush_interval_seconds: Seconds of work between checkpoints.
             task_shuffle_diversity: Mix the order of this many neighbouring fragments.
             timeout: Seconds after which the job is stopped; what is finished stays.
+            retry_failed: Compute just the rows that failed and were skipped before. Without it
+                they stay NULL until the UDF or their inputs change.
 
         Returns:
             The job's outcome, which is also its id.
@@ -217,6 +221,21 @@ class Table:
         """Start a `backfill` and return at once. Wrong arguments raise here, not in the future."""
         udf = options.pop("udf", None)
         return JobFuture(self._job(col_name, udf, BackfillOptions(**options)))
+
+    def get_errors(
+        self, job_id: str | None = None, column_name: str | None = None
+    ) -> list[ErrorRecord]:
+        """The rows of this table on which a UDF failed, oldest first; the latest job's last.
+
+        A row that failed is here for every job that tried it, also when it was computed since.
+        """
+        return self._connection._failures.list(self.name, job_id, column_name)
+
+    def get_failed_row_addresses(
+        self, job_id: str | None = None, column_name: str | None = None
+    ) -> list[int]:
+        """The addresses of those rows (fragment << 32 | offset), ascending, each once."""
+        return sorted({error.row_address for error in self.get_errors(job_id, column_name)})
 
     def _job(
         self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: BackfillOptions

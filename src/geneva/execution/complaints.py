@@ -90,9 +90,7 @@ def described(
 
 def preview(batch: pa.RecordBatch, row: int) -> str:
     """The inputs of a row, in short."""
-    parts = [
-        f"{name}={_shown(batch.column(i)[row])}" for i, name in enumerate(batch.schema.names)
-    ]
+    parts = [f"{name}={_shown(batch.column(i)[row])}" for i, name in enumerate(batch.schema.names)]
     return ", ".join(parts)[:_MOST_PREVIEW]
 
 

@@ -25,6 +25,12 @@ class JobProgress:
     """Rows the UDF was called for."""
     reused_rows: int = 0
     """Rows taken from an earlier run."""
+    failed_rows: int = 0
+    """Rows that failed and were skipped: they are NULL."""
+    retries: int = 0
+    """Calls that were made again after a failure."""
+    lost_workers: int = 0
+    """Times that Spark gave tasks up because their workers died."""
     fragments: int = 0
     fragments_committed: int = 0
     commits: int = 0
@@ -56,7 +62,17 @@ class JobProgress:
             **flat,
             **{f"{name}_seconds": round(value, 4) for name, value in timings.items()},
             "rows_per_second": round(self.udf_rows / self.seconds, 1) if self.seconds else 0.0,
+            "eta_seconds": self.eta_seconds,
         }
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Seconds until the end, at the speed so far; None while that can't be told."""
+        left = self.total - self.checkpointed
+        if left <= 0:
+            return 0.0
+        computed = self.checkpointed - self.reused_rows
+        return round(left * self.seconds / computed, 1) if computed > 0 else None
 
 
 class ProgressListener(Protocol):

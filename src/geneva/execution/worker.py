@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
 from geneva.errors import GenevaError, InvalidUDFError, UDFError, UDFIntegrityError
+from geneva.execution.complaints import CellFailure
+from geneva.execution.failed_rows import FailedRows, row_failure, with_row_ids
 from geneva.execution.program import Program, live_program, value_field
 from geneva.execution.retry import resume_task
 from geneva.execution.task import (
@@ -28,7 +30,7 @@ from geneva.execution.task import (
 from geneva.planning.ranges import gaps
 from geneva.planning.sizing import BatchRule
 from geneva.rows import Offsets, RowRange, RowSet
-from geneva.storage.checkpoints import CheckpointKey, CheckpointStore
+from geneva.storage.checkpoints import ERROR_COLUMN, CheckpointKey, CheckpointStore
 from geneva.storage.dataset import open_pinned, row_addresses
 from geneva.storage.donors import DonatedValues, merged
 from geneva.storage.fragments import (
@@ -43,7 +45,12 @@ from geneva.storage.fragments import (
 )
 from geneva.storage.provenance import Provenance
 from geneva.storage.source_rows import SourceRows
-from geneva.storage.staging import open_checkpoints, record_staged
+from geneva.storage.staging import (
+    drop_staged,
+    open_checkpoints,
+    read_staged_values,
+    record_staged,
+)
 from geneva.view_definition import SOURCE_ROW_ID
 
 _SPARSE = 0.2
@@ -70,9 +77,17 @@ def run_task(task: Task) -> str:
         except (UDFError, UDFIntegrityError, InvalidUDFError) as error:
             failure = part_run.failed(error)
             break
+        run.rows_failed += results[-1].rows_failed
     run.record_pending(_LEAST_RECORDED_SECONDS)
     seconds = time.perf_counter() - started
-    report = TaskReport(tuple(results), failure, run.clock.timings(), seconds, tuple(run.recorded))
+    report = TaskReport(
+        tuple(results),
+        failure,
+        run.clock.timings(),
+        seconds,
+        tuple(run.recorded),
+        run.retries,
+    )
     return report.to_json()
 
 
@@ -103,6 +118,8 @@ class _TaskRun:
         self.batch_rows: int | None = None
         self.checkpoint_cost = 0.0
         self.recorded: list[int] = []
+        self.retries = 0
+        self.rows_failed = 0
         self._pending: list[tuple[str, StagedFile]] = []
         self._pending_since = 0.0
 
@@ -160,6 +177,7 @@ class _PartRun:
         self._checkpoints: list[RowRange] = []
         self._rows_run = self._rows_reused = 0
         self._at: tuple[int, int] = (part.rows.start, part.rows.end)
+        self._failed = FailedRows()
         self._donated: DonatedValues | None = None
         self._to_run = part.compute
         if part.donors:
@@ -188,14 +206,19 @@ class _PartRun:
             self._rows_reused,
             tuple((r.start, r.end) for r in self._checkpoints),
             path,
+            len(self._failed.found),
+            self._failed.told(self._task.dataset, part.fragment_id),
         )
 
     def failed(self, error: GenevaError) -> PartFailure:
         """Keep what was computed before the failure, and describe it."""
         self._flush(self._at[0])
-        failure = getattr(error, "failure", None)
-        row = getattr(failure, "row", None)
+        failure: CellFailure | None = getattr(error, "failure", None)
+        row = failure.row if failure is not None else None
         start, end = self._at
+        told = [*self._failed.found.values()]
+        if failure is not None and row is not None:
+            told.append(row_failure(self._offset_of(row), failure))
         where = f"rows [{start}, {end})" if row is None else f"row {self._offset_of(row)}"
         return PartFailure(
             self._part.fragment_id,
@@ -204,8 +227,9 @@ class _PartRun:
             type(error).__name__,
             f"Table {self._work.ref.name!r}, column {self._work.column!r}, fragment "
             f"{self._part.fragment_id}, {where} (of rows [{start}, {end})): {error}",
-            getattr(failure, "traceback", "") or "",
+            failure.traceback if failure is not None else "",
             self._rows_run,
+            with_row_ids(self._task.dataset, self._part.fragment_id, told),
         )
 
     def _offset_of(self, row: int) -> int:
@@ -214,7 +238,9 @@ class _PartRun:
     def _stage(self) -> str:
         part, work, task = self._part, self._work, self._task
         assert part.valid_after is not None
-        provenance = Provenance(work.column_uuid, work.udf_version, part.inputs, part.valid_after)
+        provenance = Provenance(
+            work.column_uuid, work.udf_version, part.inputs, part.valid_after, part.failed_after
+        )
         arrays = scatter(
             self._pieces(), task.arrow_field.type, part.rows, part.window, self._old_values()
         )
@@ -225,6 +251,8 @@ class _PartRun:
         )
         spent = time.perf_counter() - started
         task.clock.write += spent - (task.clock.work + task.clock.checkpoint - before)
+        if self._failed:
+            path, rows = self._without_failed(path, provenance)
         if rows != part.physical_rows:
             raise AssertionError(
                 f"staged {rows} rows for fragment {part.fragment_id} of {part.physical_rows} rows"
@@ -240,6 +268,23 @@ class _PartRun:
         )
         task.staged(part.prefix, staged)
         return path
+
+    def _without_failed(self, path: str, planned: Provenance) -> tuple[str, int]:
+        """Stage the file again under a name and provenance that tell which rows failed.
+
+        That is known only now, and a file's name can't be changed; the usual case never pays.
+        """
+        work, task = self._work, self._task
+        failed = self._failed.rows(self._part.physical_rows)
+        told = replace(
+            planned,
+            valid=planned.valid.minus(failed),
+            failed=failed.union(planned.failed) if planned.failed is not None else failed,
+        )
+        arrays = read_staged_values(work.ref, path, self._part.window)
+        staged = stage_column(work.ref, task.dataset, work.outputs, arrays, told, complete=False)
+        drop_staged(work.ref, path)
+        return staged
 
     def _old_values(self) -> Iterator[pa.Array] | None:
         if not self._part.keeps_old:
@@ -266,7 +311,8 @@ class _PartRun:
             else:
                 self._unsaved.start = covered.end
                 yield loaded
-        if not part.whole or self._rule.checkpoint_rows is not None:
+        if not part.whole or self._rule.checkpoint_rows is not None or self._failed:
+            # Failed rows in any case: a file can't tell what happened to them.
             self._flush(part.rows.end)
 
     def _loaded(self, rows: RowRange) -> Piece | None:
@@ -291,6 +337,7 @@ class _PartRun:
             if not found.all() or not np.array_equal(offsets[places], wanted):
                 return None
             values = values.take(pa.array(places))
+        self._failed.load(offsets, wanted, batch)
         self._checkpoints.append(rows)
         self._rows_reused += len(wanted)
         return Piece(wanted, values)
@@ -406,10 +453,15 @@ class _PartRun:
         self._rows_run += len(offsets)
         started = time.perf_counter()
         try:
-            values = self._task.program.apply(batch)
+            applied = self._task.program.run(batch)
         finally:
             seconds = time.perf_counter() - started
             self._task.clock.udf += seconds
+        values = applied.values
+        self._task.retries += applied.retries
+        if applied.failures:
+            self._failed.add(offsets, applied.failures)
+            self._failed.check(self._work.most_failed, self._task.rows_failed)
         full = self._task.batch_rows or self._rule.first
         if len(offsets) >= full:
             wish = self._rule.next_size(full, seconds)
@@ -449,6 +501,8 @@ class _PartRun:
         offsets = np.concatenate([piece.offsets for piece in pieces])
         addresses = pa.array(row_addresses(part.fragment_id, offsets), pa.uint64())
         values = concat([piece.values for piece in pieces])
-        self._task.store[key] = pa.record_batch(
-            [values, addresses], names=[self._work.column, "_rowaddr"]
-        )
+        columns, names = [values, addresses], [self._work.column, "_rowaddr"]
+        errors = self._failed.column(offsets) if self._failed else None
+        if errors is not None:
+            columns, names = [*columns, errors], [*names, ERROR_COLUMN]
+        self._task.store[key] = pa.record_batch(columns, names=names)
