@@ -35,6 +35,7 @@ from geneva.storage.fragments import is_blob
 from geneva.storage.housekeeping import (
     JOB_TAG,
     CleanupReport,
+    forget_attempts,
     release_dead_tags,
     remove_leftovers,
 )
@@ -328,6 +329,8 @@ def cleanup(
     busy = any(tag.startswith(JOB_TAG) for tag in dataset.tags.list())
     definitions = read_definitions(dataset.schema)
     useful: set[str] = set()
+    if not busy:
+        forget_attempts(ref)
     for definition in () if busy else definitions.values():
         useful |= useful_prefixes(ref, dataset, with_present_inputs(definition, dataset))
     return remove_leftovers(

@@ -37,6 +37,7 @@ from geneva.execution.task import (
     Task,
     TaskReport,
 )
+from geneva.execution.trail import Suspect, read_notes
 from geneva.execution.worker import run_task
 from geneva.model import Reason
 from geneva.on_error import Limits
@@ -155,7 +156,8 @@ class _BackfillRun:
         self._assemblies: deque[PartWork] = deque()
         self._splits: dict[int, _Split] = {}
         self._ready: list[StagedFile] = []
-        self._in_flight: dict[Future[list[str]], int] = {}
+        self._in_flight: dict[Future[list[str]], list[Task]] = {}
+        self._lost: dict[tuple[int, int], tuple[Suspect | None, ...]] = {}
         self._moved_on = False
         self._note(rounds=self.progress.rounds + 1)
         for fragment in plan.fragments:
@@ -188,7 +190,10 @@ class _BackfillRun:
             self._fill()
             done, _ = wait(self._in_flight, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
-                self._in_flight.pop(future)
+                tasks = self._in_flight.pop(future)
+                if isinstance(future.exception(), WorkerLostError):
+                    self._try_again(tasks, future)
+                    continue
                 for text in future.result():
                     self._take(TaskReport.from_json(text))
             if not done and self._control.watch_checkpoints:
@@ -215,17 +220,35 @@ class _BackfillRun:
         slots = max(1, min(asked, runner.slots) if asked else runner.slots)
         per_job = max(1, slots // _JOBS_IN_FLIGHT)
         limit = slots if asked else slots + 1
-        resources = Resources(
-            self.prepared.definition.num_cpus,
-            self.prepared.definition.num_gpus,
-            self.prepared.definition.memory,
-        )
-        while (self._queue or self._assemblies) and sum(self._in_flight.values()) < limit:
+        while (self._queue or self._assemblies) and self._running() < limit:
             tasks: list[Task] = []
             while len(tasks) < per_job and (parts := self._next_parts(slots)):
                 tasks.append(Task(self._work, parts))
-            self._in_flight[runner.submit(run_task, tasks, resources)] = len(tasks)
-            self._note(tasks=self.progress.tasks + len(tasks))
+            self._submit(tasks)
+
+    def _running(self) -> int:
+        return sum(map(len, self._in_flight.values()))
+
+    def _submit(self, tasks: list[Task]) -> None:
+        definition = self.prepared.definition
+        resources = Resources(definition.num_cpus, definition.num_gpus, definition.memory)
+        self._in_flight[self._get_runner().submit(run_task, tasks, resources)] = tasks
+        self._note(tasks=self.progress.tasks + len(tasks))
+
+    def _try_again(self, tasks: list[Task], lost: Future[list[str]]) -> None:
+        """Go on with tasks whose workers died, as long as the dead tell more about the cause."""
+        store, job_id = open_checkpoints(self.prepared.ref), self._control.job_id
+        told = [(task, read_notes(store, job_id, task.parts)) for task in tasks]
+        self._note(lost_workers=self.progress.lost_workers + 1)
+        for task, notes in told:
+            first = (task.parts[0].fragment_id, task.parts[0].rows.start)
+            if any(notes) and self._lost.get(first) != notes:
+                self._lost[first] = notes
+                break
+        else:
+            delete_keys(store, store.list_keys(f"attempt-{job_id}-"))
+            lost.result()
+        self._submit([replace(task, attempt=task.attempt + 1) for task in tasks])
 
     def _next_parts(self, slots: int) -> tuple[PartWork, ...]:
         if self._assemblies:

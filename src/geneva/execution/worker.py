@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,22 +16,21 @@ import pyarrow as pa
 from geneva.errors import GenevaError, InvalidUDFError, UDFError, UDFIntegrityError
 from geneva.execution.complaints import CellFailure
 from geneva.execution.failed_rows import FailedRows, row_failure, with_row_ids
-from geneva.execution.program import Program, live_program, value_field
-from geneva.execution.retry import resume_task
+from geneva.execution.retry import attempt_number, resume_task
 from geneva.execution.task import (
-    ColumnWork,
     PartFailure,
     PartResult,
     PartWork,
     Task,
     TaskReport,
-    Timings,
 )
+from geneva.execution.task_run import TaskRun, Unsaved
+from geneva.execution.trail import BatchGuard, Trail
 from geneva.planning.ranges import gaps
 from geneva.planning.sizing import BatchRule
 from geneva.rows import Offsets, RowRange, RowSet
-from geneva.storage.checkpoints import ERROR_COLUMN, CheckpointKey, CheckpointStore
-from geneva.storage.dataset import open_pinned, row_addresses
+from geneva.storage.checkpoints import ERROR_COLUMN, CheckpointKey
+from geneva.storage.dataset import row_addresses
 from geneva.storage.donors import DonatedValues, merged
 from geneva.storage.fragments import (
     Piece,
@@ -47,9 +46,7 @@ from geneva.storage.provenance import Provenance
 from geneva.storage.source_rows import SourceRows
 from geneva.storage.staging import (
     drop_staged,
-    open_checkpoints,
     read_staged_values,
-    record_staged,
 )
 from geneva.view_definition import SOURCE_ROW_ID
 
@@ -67,11 +64,12 @@ def run_task(task: Task) -> str:
     A failure of the user's function is reported, not raised: Spark would run the task again.
     """
     started = time.perf_counter()
-    run = _TaskRun(task.work)
+    run = TaskRun(task.work)
+    again = bool(task.attempt or attempt_number())
     parts, results = resume_task(task)
     failure = None
     for part in parts:
-        part_run = _PartRun(run, part)
+        part_run = _PartRun(run, part, again=again)
         try:
             results.append(part_run.execute())
         except (UDFError, UDFIntegrityError, InvalidUDFError) as error:
@@ -91,89 +89,14 @@ def run_task(task: Task) -> str:
     return report.to_json()
 
 
-class _Clock:
-    """Seconds by activity."""
-
-    def __init__(self) -> None:
-        self.read = self.udf = self.checkpoint = self.write = 0.0
-
-    def timings(self) -> Timings:
-        return Timings(self.read, self.udf, self.checkpoint, self.write)
-
-    @property
-    def work(self) -> float:
-        """Seconds that would be lost with the results: not those spent on saving them."""
-        return self.read + self.udf
-
-
-class _TaskRun:
-    """What the parts of one task share."""
-
-    def __init__(self, work: ColumnWork) -> None:
-        self.work = work
-        self.dataset = open_pinned(work.ref, work.version)
-        self.store: CheckpointStore = open_checkpoints(work.ref)
-        self.clock = _Clock()
-        self.arrow_field = value_field(self.dataset, work)
-        self.batch_rows: int | None = None
-        self.checkpoint_cost = 0.0
-        self.recorded: list[int] = []
-        self.retries = 0
-        self.rows_failed = 0
-        self._pending: list[tuple[str, StagedFile]] = []
-        self._pending_since = 0.0
-
-    @property
-    def program(self) -> Program:
-        return live_program(self.work, self.arrow_field)
-
-    def as_values(self, batch: pa.RecordBatch) -> pa.Array:
-        """Columns of the table as values of the program."""
-        if self.work.outputs == (self.work.column,):
-            return batch.column(0)
-        fields = [self.arrow_field.type.field(i) for i in range(batch.num_columns)]
-        return pa.StructArray.from_arrays(batch.columns, fields=fields)
-
-    def staged(self, prefix: str, staged: StagedFile) -> None:
-        """Note a staged file; it is recorded once enough work hangs on it."""
-        self._pending.append((prefix, staged))
-        pause = 0.0 if self.work.sizes.checkpoint_size is not None else 1.0
-        self.record_pending(pause if self.work.flush_seconds is None else self.work.flush_seconds)
-
-    def record_pending(self, least_seconds: float) -> None:
-        """Record staged files, if at least that much work would be lost with them."""
-        if self.clock.work - self._pending_since < least_seconds:
-            return
-        for prefix, staged in self._pending:
-            record_staged(self.store, prefix, staged)
-            self.recorded.append(staged.fragment_id)
-        self._pending.clear()
-        self._pending_since = self.clock.work
-
-
-@dataclass(slots=True)
-class _Unsaved:
-    """Results since the last checkpoint, and the range they are of."""
-
-    start: int
-    pieces: list[Piece] = field(default_factory=list)
-    rows: int = 0
-    bytes: int = 0
-    since: float = 0.0
-
-    def add(self, piece: Piece) -> None:
-        self.pieces.append(piece)
-        self.rows += len(piece.offsets)
-        self.bytes += piece.values.nbytes
-
-
 class _PartRun:
     """One part being computed."""
 
-    def __init__(self, task: _TaskRun, part: PartWork) -> None:
+    def __init__(self, task: TaskRun, part: PartWork, *, again: bool) -> None:
+        self._trail = Trail(task.store, task.work.job_id, part, again=again)
         self._task, self._part, self._work = task, part, task.work
         self._rule = BatchRule.of(task.work.sizes, part.window, task.work.flush_seconds)
-        self._unsaved = _Unsaved(part.rows.start)
+        self._unsaved = Unsaved(part.rows.start)
         self._checkpoints: list[RowRange] = []
         self._rows_run = self._rows_reused = 0
         self._at: tuple[int, int] = (part.rows.start, part.rows.end)
@@ -198,6 +121,7 @@ class _PartRun:
         if not part.whole:
             for _ in self._pieces():
                 pass
+        self._trail.clear()
         return PartResult(
             part.fragment_id,
             part.rows.start,
@@ -213,6 +137,7 @@ class _PartRun:
     def failed(self, error: GenevaError) -> PartFailure:
         """Keep what was computed before the failure, and describe it."""
         self._flush(self._at[0])
+        self._trail.clear()
         failure: CellFailure | None = getattr(error, "failure", None)
         row = failure.row if failure is not None else None
         start, end = self._at
@@ -388,6 +313,7 @@ class _PartRun:
             done = 0
             while done < len(offsets):
                 size = self._batch_size(len(offsets) - done)
+                size = self._trail.limit(offsets[done:], size)
                 piece = self._apply(offsets[done : done + size], batch.slice(done, size))
                 done += size
                 yield piece
@@ -451,9 +377,14 @@ class _PartRun:
         self._at = (int(offsets[0]), int(offsets[-1]) + 1)
         self._batch_offsets = offsets
         self._rows_run += len(offsets)
+        known = self._trail.verdict(offsets)
         started = time.perf_counter()
         try:
-            applied = self._task.program.run(batch)
+            if known is not None:
+                applied = self._task.program.settle(known[0], batch, known[1])
+            else:
+                self._trail.starting(offsets)
+                applied = self._task.program.run(batch, BatchGuard(self._trail, offsets))
         finally:
             seconds = time.perf_counter() - started
             self._task.clock.udf += seconds
@@ -474,7 +405,7 @@ class _PartRun:
         unsaved.add(piece)
         seconds = clock.work - unsaved.since
         due = self._rule.is_due(unsaved.rows, seconds, self._task.checkpoint_cost)
-        if due or unsaved.bytes >= _BUFFER_BYTES:
+        if due or unsaved.bytes >= _BUFFER_BYTES or self._trail.is_suspect(piece.offsets):
             self._flush(int(piece.offsets[-1]) + 1)
 
     def _flush_if_elsewhere(self, start: int) -> None:
@@ -493,7 +424,7 @@ class _PartRun:
             self._task.checkpoint_cost = time.perf_counter() - started
             clock.checkpoint += self._task.checkpoint_cost
             self._checkpoints.append(rows)
-        self._unsaved = _Unsaved(end, since=clock.work)
+        self._unsaved = Unsaved(end, since=clock.work)
 
     def _write_checkpoint(self, rows: RowRange, pieces: list[Piece]) -> None:
         part = self._part
