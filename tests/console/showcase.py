@@ -16,6 +16,7 @@ from geneva import Connection, udf
 from geneva.cli.demo_udfs import make_pictures
 from geneva.config import Settings
 from geneva.execution.runner import InProcessRunner
+from geneva.on_error import skip_on_error
 
 HOSTILE = "<script>alert('x')</script>\"'&🦆"
 STABLE = {"new_table_enable_stable_row_ids": "true"}
@@ -48,11 +49,20 @@ def is_long(words: int) -> bool:
     return words > 4
 
 
-@udf
+@udf(on_error=skip_on_error())
 def decoded(id: int, caption: str) -> int:
     if id % 97 == 13:
         raise ValueError(f"cannot decode the image of row {id}: <b>truncated</b> after 512 bytes")
+    if id % 211 == 7:
+        raise TimeoutError("the caption service did not answer within 30 s")
     return len(caption)
+
+
+@udf
+def strict(id: int) -> int:
+    if id == 300:
+        raise KeyError(f"no label for {id}")
+    return id
 
 
 @udf
@@ -68,25 +78,31 @@ def make(path: Path | str, rows: int = 240) -> Connection:
     for start in range(rows, 3 * rows, rows):
         pictures.add(_pictures(start, rows))
     pictures.add_columns({"words": words, "megapixels": megapixels, "embedding": embedding})
-    pictures.add_columns({"is_long": is_long, "decoded": decoded})
-    for name in ("words", "megapixels", "embedding", "is_long"):
+    pictures.add_columns({"is_long": is_long, "decoded": decoded, "strict": strict})
+    for name in ("words", "megapixels", "embedding", "is_long", "decoded"):
         pictures.backfill(name, commit_granularity=1)
     with suppress(geneva.errors.GenevaError):
-        pictures.backfill("decoded", commit_granularity=1)
+        pictures.backfill("strict", commit_granularity=1)
     view = db.create_materialized_view(
         "long_captions",
         pictures.search(None)
         .where("words > 3")
-        .select({"id": "id", "caption": "caption", "shout": "upper(caption)", "vector": "embedding"}),
+        .select(
+            {"id": "id", "caption": "caption", "shout": "upper(caption)", "vector": "embedding"}
+        ),
     )
     view.refresh()
     db.create_materialized_view("shouts", view.search(None).select(["id", "shout"])).refresh()
     pictures.add(_pictures(3 * rows, rows // 4))
+    return db
+
+
+def add_hostile_names(db: Connection) -> None:
+    """A table whose names and values try to be markup, and an empty one."""
     odd = db.create_table("odd-names", pa.table({"id": [1, 2], HOSTILE: [HOSTILE, "x" * 5000]}))
     odd.add_columns({f"copy of {HOSTILE}": (udf(_echo, name="<i>echo</i>"), [HOSTILE])})
     odd.backfill(f"copy of {HOSTILE}")
     db.create_table("empty", pa.table({"id": pa.array([], pa.int64())}))
-    return db
 
 
 def _echo(text: str) -> str:
@@ -101,11 +117,11 @@ def _pictures(start: int, count: int) -> pa.Table:
 def run_slow_job(path: str, fragments: int, rows: int) -> None:
     """A backfill that takes its time, commit by commit."""
     db = connect(path)
-    table = db.create_table("slow_table", pa.table({"id": range(rows)}))
+    table = db.create_table("photos", pa.table({"id": range(rows)}))
     for number in range(1, fragments):
         table.add(pa.table({"id": range(number * rows, (number + 1) * rows)}))
-    table.add_columns({"slow": slow})
-    table.backfill("slow", commit_granularity=1)
+    table.add_columns({"slow_model": slow})
+    table.backfill("slow_model", commit_granularity=1)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from geneva.console.readings import ErrorRow
 from geneva.console.words import count, cut, path
 
 _SAMPLES = 5
-_FRAGMENT_SHIFT = 32
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", re.IGNORECASE)
 
 
@@ -64,7 +63,7 @@ def _group(kind: str, rows: Sequence[ErrorRow]) -> Html:
 def _sample(error: ErrorRow, labels: Sequence[str]) -> Html:
     job = error.job_id
     return row(
-        tag("span", _where(error.row), class_="nowrap"),
+        tag("span", error.row or "whole job", class_="nowrap"),
         tag("a", error.table, href=path("tables", error.table)),
         tag("code", error.column),
         tag("span", cut(error.message, 500), class_="text"),
@@ -73,14 +72,6 @@ def _sample(error: ErrorRow, labels: Sequence[str]) -> Html:
         tag("a", tag("code", job[:8]), href=path("jobs", job)) if job else "-",
         labels=labels,
     )
-
-
-def _where(address: str) -> str:
-    """A row address as fragment and row; other words as they are."""
-    if not address.isdigit():
-        return address or "whole job"
-    number = int(address)
-    return f"fragment {number >> _FRAGMENT_SHIFT}, row {number & 0xFFFFFFFF}"
 
 
 def _traceback(error: ErrorRow) -> Html | None:

@@ -247,7 +247,7 @@ def _facts(job: JobRecord) -> Html:
     for name, value in job.config.items():
         if value is not None:
             told = tag("code", cut(str(value), 200))
-            pairs.append((name.replace("_", " ").capitalize(), told))
+            pairs.append((name.replace("_", " ").capitalize().replace("Udf", "UDF"), told))
     return facts(pairs)
 
 

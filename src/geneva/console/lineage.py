@@ -12,6 +12,9 @@ from geneva.view_definition import ColumnKind
 
 _BOX, _ROW, _GAP, _PAD, _HEAD = 172, 30, 64, 14, 36
 _LETTERS = 20
+_LANE = 6
+_FITS = 1_700
+"""A picture of up to this width is drawn smaller where it doesn't fit; else it is scrolled."""
 _BETWEEN = 24
 _LAYER_GAP = 84
 
@@ -48,6 +51,8 @@ class _Placed:
     width: float
     height: float
     columns: Mapping[str, tuple[float, float]]
+    lanes: Mapping[str, float]
+    """Height at which a column's edges pass under the columns that stand behind it."""
 
 
 def lineage(tables: Iterable[TableInfo]) -> list[Group]:
@@ -100,11 +105,11 @@ def _top(column: str) -> str:
 def draw(groups: list[Group]) -> Html:
     """The graph as an SVG picture with links; its text stands beside it (`as_text`)."""
     placed = _place(groups)
-    at = {(p.group.name, c): spot for p in placed for c, spot in p.columns.items()}
+    at = {(p.group.name, c): (p, spot) for p in placed for c, spot in p.columns.items()}
     width = max((p.x + p.width for p in placed), default=0) + _PAD
     height = max((p.y + p.height for p in placed), default=0) + _PAD
     edges = [
-        _edge(at[source], at[(p.group.name, column.name)])
+        _edge(*at[source], source[1], p.columns[column.name])
         for p in placed
         for column in p.group.columns
         for source in column.inputs
@@ -120,7 +125,7 @@ def draw(groups: list[Group]) -> Html:
         height=f"{height:.0f}",
         role="group",
         aria_label="Lineage graph; the same is told as a list below",
-        class_="lineage",
+        class_="lineage fits" if width <= _FITS else "lineage",
     )
 
 
@@ -169,9 +174,12 @@ def _place_group(group: Group, x: float, y: float) -> _Placed:
     steps = max(depths.values(), default=0) + 1
     width = 2 * _PAD + steps * _BOX + (steps - 1) * _GAP
     rows = max(filled.values(), default=0)
+    under = y + _HEAD + rows * (_ROW + 8)
+    early = [c.name for c in group.columns if depths[c.name] < steps - 1]
+    lanes = {name: under + 4 + number * _LANE for number, name in enumerate(early)}
     note = 20 if group.others else 0
-    height = _HEAD + rows * (_ROW + 8) + note + 8
-    return _Placed(group, x, y, width, height, spots)
+    height = under - y + len(early) * _LANE + note + 8
+    return _Placed(group, x, y, width, height, spots, lanes)
 
 
 def _depths(group: Group) -> dict[str, int]:
@@ -190,14 +198,23 @@ def _depths(group: Group) -> dict[str, int]:
     return {column.name: depth(column.name, frozenset({column.name})) for column in group.columns}
 
 
-def _edge(start: tuple[float, float], end: tuple[float, float]) -> Html:
+def _edge(placed: _Placed, start: tuple[float, float], name: str, end: tuple[float, float]) -> Html:
+    """A curve from a column to what is made of it; past other columns it goes in a lane below."""
     x1, y1 = start[0] + _BOX, start[1] + _ROW / 2
     x2, y2 = end[0], end[1] + _ROW / 2
-    bend = max(28.0, (x2 - x1) / 2)
-    way = f"M{x1:.0f},{y1:.0f} C{x1 + bend:.0f},{y1:.0f} {x2 - bend:.0f},{y2:.0f} {x2:.0f},{y2:.0f}"
-    return tag(
-        "g", tag("path", d=way, class_="edge"), tag("circle", cx=x2, cy=y2, r=2.5, class_="end")
-    )
+    way = f"M{x1:.0f},{y1:.0f} "
+    lane = placed.lanes.get(name)
+    if lane is not None and x2 > x1 + _GAP:
+        inside = x2 <= placed.x + placed.width
+        turn = x1 + _GAP - 8
+        leave = x2 - _GAP + 8 if inside else placed.x + placed.width
+        way += f"C{x1 + 30:.0f},{y1:.0f} {turn - 30:.0f},{lane:.0f} {turn:.0f},{lane:.0f} "
+        way += f"L{leave:.0f},{lane:.0f} "
+        x1, y1 = leave, lane
+    bend = max(26.0, (x2 - x1) / 2)
+    way += f"C{x1 + bend:.0f},{y1:.0f} {x2 - bend:.0f},{y2:.0f} {x2:.0f},{y2:.0f}"
+    dot = tag("circle", cx=x2, cy=y2, r=2.5, class_="end")
+    return tag("g", tag("path", d=way, class_="edge"), dot)
 
 
 def _draw_box(placed: _Placed) -> Html:
@@ -239,14 +256,14 @@ def _draw_columns(placed: _Placed) -> Html:
 def _draw_column(placed: _Placed, column: Column) -> Html:
     x, y = placed.columns[column.name]
     kind = "plain" if column.how in ("", "copy") else "computed"
-    room = _LETTERS - (len(cut(column.how, 8)) + 1 if column.how else 0)
+    room = _LETTERS - (2 if column.how == column.name else len(cut(column.how, 10)))
     parts = [
         tag("title", f"{column.name}: {_told(column)}"),
         tag("rect", x=x, y=y, width=_BOX, height=_ROW, rx=6, class_=f"column {kind}"),
         tag("text", cut(column.name, max(8, room)), x=x + 10, y=y + 19),
     ]
     if column.how:
-        told = cut(column.how, 10)
+        told = "ƒ" if column.how == column.name else cut(column.how, 10)
         parts.append(tag("text", told, x=x + _BOX - 9, y=y + 19, text_anchor="end", class_="how"))
     if not placed.group.linked:
         return tag("g", parts)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from geneva.console.layout import facts
 from geneva.console.markup import Html, tag
 from geneva.console.words import rate, seconds
 
 _WIDTH, _HEIGHT = 640, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
-_MOST_POINTS = 120
+_MOST_STEPS = 40
 
 STAGES = (
     ("read", "read_seconds"),
@@ -93,30 +95,24 @@ def stage_times(metrics: Mapping[str, Any]) -> Html:
 
 
 def _rates(samples: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float]]:
-    """From, to, and rows a second in between."""
-    points: list[tuple[float, float, float]] = []
-    before, rows = 0.0, 0
+    """From, to, and rows a second in between: even steps, so that a burst of reports is no peak."""
+    times, rows = [0.0], [0]
     for sample in samples:
         at = float(sample.get("seconds", 0.0))
-        done = max(int(sample.get("udf_rows", 0)), int(sample.get("committed", 0)), rows)
-        if at <= before or (at - before < 0.05 and points):
-            continue
-        points.append((before, at, (done - rows) / (at - before)))
-        before, rows = at, done
-    if len(points) > _MOST_POINTS:
-        points = _thinned(points)
-    return points if any(value for _, _, value in points) else []
-
-
-def _thinned(points: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
-    size = -(-len(points) // _MOST_POINTS)
-    thin = []
-    for at in range(0, len(points), size):
-        group = points[at : at + size]
-        rows = sum((stop - start) * value for start, stop, value in group)
-        start, stop = group[0][0], group[-1][1]
-        thin.append((start, stop, rows / (stop - start)))
-    return thin
+        if at > times[-1]:
+            times.append(at)
+            done = max(int(sample.get("udf_rows", 0)), int(sample.get("committed", 0)))
+            rows.append(max(done, rows[-1]))
+    end = times[-1]
+    if not end or not rows[-1]:
+        return []
+    steps = max(1, min(_MOST_STEPS, len(times) - 1, int(end)))
+    edges = np.linspace(0.0, end, steps + 1)
+    grown = np.diff(np.interp(edges, times, rows))
+    return [
+        (float(start), float(stop), float(more / (stop - start)))
+        for start, stop, more in zip(edges, edges[1:], grown, strict=False)
+    ]
 
 
 def _x(at: float, end: float) -> float:

@@ -15,6 +15,7 @@ from geneva.errors import GenevaError, TableNotFoundError
 from geneva.model import ColumnDefinition, JobStatus, Secrets
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
+from geneva.storage.failures import ErrorRecord, FailureStore
 from geneva.storage.history import JobRecord
 from geneva.storage.signals import JobSignals
 from geneva.storage.views import reads_source
@@ -28,6 +29,8 @@ _KEPT_JOBS = 64
 _KEPT_SAMPLES = 600
 _SECRET_WORDS = ("key", "secret", "token", "password", "credential", "sas")
 _SHORTEST_SECRET = 6
+_OFFSET_BITS = 2**32 - 1
+"""Of a row address: the row in its fragment."""
 
 _RAISED = re.compile(
     r"(?P<where>fragment \d+, row \d+).*? failed on [^:]*: (?P<kind>[\w.]+): (?P<text>.*)",
@@ -96,6 +99,7 @@ class Readings:
         """Connect."""
         self._db: Connection = connect(uri, storage_options=storage_options)
         self._signals = JobSignals(self._db.uri, Secrets(storage_options))
+        self._failures = FailureStore(self._db.uri, Secrets(storage_options))
         self._hidden = _secret_values(storage_options or {})
         self._plans: dict[tuple[str, int], tuple[float, Freshness]] = {}
         self._planning = threading.Semaphore(_PLANS_AT_ONCE)
@@ -238,7 +242,8 @@ class Readings:
         """Rows that failed, as the error stores tell, and jobs that failed without a row."""
         found: list[ErrorRow] = []
         for name in self._db.table_names() if tables is None else tables:
-            found.extend(self._stored_errors(name, most - len(found)))
+            newest_first = reversed(self._failures.list(name))
+            found.extend(map(self._error_row, newest_first))
         told = {row.job_id for row in found}
         wanted = None if tables is None else set(tables)
         for job in self._db.list_jobs(status=JobStatus.FAILED):
@@ -250,34 +255,18 @@ class Readings:
                 found.append(self._job_error(job))
         return found[:most]
 
-    def _stored_errors(self, name: str, most: int) -> list[ErrorRow]:
-        try:
-            read = getattr(self._db.open_table(name), "get_errors", None)
-            records = list(read())[: max(0, most)] if read is not None else []
-        except (GenevaError, OSError, ValueError, AttributeError):
-            return []
-        return [self._error_row(name, record) for record in records]
-
-    def _error_row(self, table: str, record: Any) -> ErrorRow:
-        def get(*names: str) -> str:
-            for name in names:
-                value = (
-                    record.get(name) if isinstance(record, dict) else getattr(record, name, None)
-                )
-                if value is not None:
-                    return self.told(str(value))
-            return ""
-
+    def _error_row(self, error: ErrorRecord) -> ErrorRow:
+        offset = error.row_address & _OFFSET_BITS
         return ErrorRow(
-            table,
-            get("column_name", "column"),
-            get("job_id"),
-            get("error_type", "exception_type") or "Error",
-            get("error_message", "message"),
-            get("row_address"),
-            get("attempt", "attempts"),
-            get("input_preview", "inputs"),
-            get("error_trace", "traceback"),
+            error.table_name,
+            error.column_name,
+            error.job_id,
+            error.exception_type,
+            self.told(error.message),
+            f"fragment {error.fragment_id}, row {offset}",
+            str(error.attempt),
+            self.told(error.input_preview),
+            self.told(error.traceback),
         )
 
     def _job_error(self, job: JobRecord) -> ErrorRow:

@@ -19,7 +19,9 @@ _SHORT_VERSION = 12
 
 def tables_page(tables: list[TableInfo]) -> list[Child]:
     """All tables; how fresh each is comes later, by itself."""
-    title = heading("Tables", f"{count(len(tables), 'table')} and views, and what is to compute.")
+    views = sum(table.view is not None for table in tables)
+    told = f"{count(len(tables) - views, 'table')} and {count(views, 'view')}, and what is stale."
+    title = heading("Tables", told)
     if not tables:
         hint = [
             "Make one with ",
