@@ -60,6 +60,14 @@ ReadVersion = Annotated[
         help="The version to read the inputs from; by default the latest.", min=1, metavar="N"
     ),
 ]
+RetryFailed = Annotated[
+    bool,
+    typer.Option(
+        "--retry-failed",
+        help="Compute just the rows that failed and were skipped before.",
+        metavar="",
+    ),
+]
 NumFrags = Annotated[
     int | None, typer.Option(help="Compute at most so many fragments.", min=1, metavar="N")
 ]
@@ -75,6 +83,7 @@ def plan(
     inputs: Inputs = None,
     read_version: ReadVersion = None,
     num_frags: NumFrags = None,
+    retry_failed: RetryFailed = False,
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
@@ -87,6 +96,7 @@ def plan(
         where=where,
         read_version=read_version,
         num_frags=num_frags,
+        retry_failed=retry_failed,
     )
     return emit(plan_record(planned)) if as_json else say(str(planned))
 
@@ -123,6 +133,7 @@ def backfill(
     num_frags: NumFrags = None,
     read_version: ReadVersion = None,
     timeout: Timeout = None,
+    retry_failed: RetryFailed = False,
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
@@ -153,6 +164,7 @@ def backfill(
         num_frags=num_frags,
         read_version=read_version,
         timeout=timeout,
+        retry_failed=retry_failed,
     )
     return emit(result_record(result)) if as_json else tell(result)
 

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
 from geneva.cli import options
 from geneva.cli.options import AsJson, Database, StorageOption, TableName
 from geneva.cli.terminal import emit, grid, say
-from geneva.errors import MissingDependencyError
-
-_SHOWN = (
-    ("column", ("column_name", "column")),
-    ("row", ("row_address", "row_id")),
-    ("error", ("error_type", "exception_type")),
-    ("message", ("error_message", "message")),
-    ("attempt", ("attempt", "attempts")),
-    ("input", ("input_preview", "inputs")),
-    ("job", ("job_id",)),
-)
 
 
 def errors(
@@ -46,41 +35,38 @@ def errors(
 ) -> None:
     """Show the rows that a computed column's function failed on, and with what.
 
-    With --json, each has its traceback too.
+    The newest come first. With --json, each has its row address and its traceback too.
     """
+    from geneva.cli.cells import cell
     from geneva.cli.jobs import find_job
 
     connection = options.connect(db, storage_option)
-    read = getattr(type(connection.open_table(table)), "get_errors", None)
-    if read is None:
-        raise MissingDependencyError("This version of Geneva does not store the errors of rows.")
+    opened = connection.open_table(table)
     job_id = find_job(connection, job).job_id if job is not None else None
-    found = read(connection.open_table(table), job_id=job_id, column_name=column)
-    told = [_record(each) for each in _each(found)]
+    found = opened.get_errors(job_id=job_id, column_name=column)
+    newest = found[::-1][:limit]
     if as_json:
-        return emit({"table": table, "errors": told[:limit], "total": len(told)})
-    if not told:
+        told = [asdict(error) for error in newest]
+        return emit({"table": table, "total": len(found), "errors": told})
+    if not found:
         return say("No errors are on record.")
-    shown = [(head, key) for head, keys in _SHOWN if (key := _known(told[0], keys)) is not None]
-    grid([head for head, _ in shown], [[_short(e[key]) for _, key in shown] for e in told[:limit]])
-    if len(told) > limit:
-        say(f"... and {len(told) - limit:,} more: --limit shows more", "dim")
+    grid(
+        ("column", "fragment", "row", "error", "message", "attempt", "input", "job"),
+        [
+            (
+                error.column_name,
+                error.fragment_id,
+                error.row_address & 0xFFFFFFFF,
+                error.exception_type,
+                cell(error.message),
+                error.attempt,
+                cell(error.input_preview),
+                error.job_id[:8],
+            )
+            for error in newest
+        ],
+        numbers=("fragment", "row", "attempt"),
+    )
+    if len(found) > limit:
+        say(f"... and {len(found) - limit:,} older ones: --limit shows more", "dim")
     return None
-
-
-def _each(found: Any) -> list[Any]:
-    return list(found.to_pylist() if hasattr(found, "to_pylist") else found)
-
-
-def _record(error: Any) -> dict[str, Any]:
-    return dict(error) if isinstance(error, dict) else dataclasses.asdict(error)
-
-
-def _known(record: dict[str, Any], keys: tuple[str, ...]) -> str | None:
-    return next((key for key in keys if key in record), None)
-
-
-def _short(value: Any) -> str:
-    from geneva.cli.cells import cell
-
-    return "" if value is None else cell(value)

@@ -30,7 +30,9 @@ def console(
 ) -> None:
     """Show the database in a browser: tables, views, jobs as they run, errors. Ctrl-C ends it."""
     serve = _serve()
-    serve(options.connect(db, storage_option), host=host, port=port, token=token)
+    uri = str(options.connect(db, storage_option).uri)  # what is wrong with it is said here
+    given = options.read_storage_options(storage_option)
+    serve(uri, host=host, port=port, token=token, storage_options=given)
 
 
 def _serve() -> Any:
@@ -40,9 +42,6 @@ def _serve() -> Any:
                 f"The console needs {needed}, which is not installed. Run: "
                 'pip install "geneva-spark[console]"'
             )
-    import geneva.console as rooms
+    from geneva.console import serve
 
-    serve = getattr(rooms, "serve", None)
-    if serve is None:
-        raise MissingDependencyError("This version of Geneva has no console.")
     return serve
