@@ -16,7 +16,7 @@ from geneva.udf import UDF, udf
 
 if TYPE_CHECKING:
     from geneva.connection import Connection, connect
-    from geneva.jobs import JobFuture, JobResult
+    from geneva.jobs import JobFuture, JobHandle, JobResult
     from geneva.model import JobStatus
     from geneva.query import Query
     from geneva.table import Table
@@ -30,6 +30,7 @@ __all__ = [
     "Connection",
     "Fail",
     "JobFuture",
+    "JobHandle",
     "JobResult",
     "JobStatus",
     "MaterializedView",
@@ -50,6 +51,7 @@ __all__ = [
 _HOMES = {
     "Connection": "geneva.connection",
     "JobFuture": "geneva.jobs",
+    "JobHandle": "geneva.jobs",
     "JobResult": "geneva.jobs",
     "JobStatus": "geneva.model",
     "MaterializedView": "geneva.view",

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from geneva.chunker import Chunker
 from geneva.config import Settings
-from geneva.errors import JobError, JobNotFoundError, TableNotFoundError, UserInputError
+from geneva.errors import JobNotFoundError, TableNotFoundError, UserInputError
 from geneva.execution.pulse import is_lost
 from geneva.execution.runner import Runner
 from geneva.execution.view_creation import create_view
 from geneva.execution.work import Work
-from geneva.jobs import Job
+from geneva.jobs import Job, JobHandle
 from geneva.model import JobStatus, Secrets, TableRef
 from geneva.query import Query
 from geneva.storage.database import (
@@ -205,16 +205,13 @@ class Connection:
         """The jobs of this database, newest first."""
         return self._history.list(table_name, status)
 
-    def get_job(self, job_id: str) -> JobRecord:
-        """One job with its events and metrics."""
-        return self._history.get(job_id)
+    def get_job(self, job_id: str) -> JobHandle:
+        """One job with its events and metrics; to wait for it, follow it or stop it."""
+        return JobHandle.of(self._history.get(job_id), self._history, self._signals)
 
     def cancel_job(self, job_id: str) -> None:
         """Ask a job to stop, whichever process runs it. It commits what is finished, then ends."""
-        job = self._history.get(job_id)
-        if job.status.is_final:
-            raise JobError(f"Job {job.job_id} has ended already: it is {job.status}.")
-        self._signals.request_cancel(job.job_id)
+        self.get_job(job_id).cancel()
 
     def _is_running(self, job_id: str) -> bool:
         try:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from geneva import html
 from geneva.config import Settings
-from geneva.errors import JobCancelledError, JobNotFoundError, JobTimeoutError
+from geneva.errors import JobCancelledError, JobError, JobNotFoundError, JobTimeoutError
 from geneva.execution.driver import JobControl
 from geneva.execution.notebook import NotebookBars
 from geneva.execution.progress import JobProgress, ProgressBars, in_notebook, wants_bars
 from geneva.execution.pulse import Pulse, driver_identity
 from geneva.execution.runner import Runner
+from geneva.execution.tracing import span, tell
 from geneva.execution.work import Work
 from geneva.model import JobStatus
 from geneva.storage.failures import ErrorRecord, FailureStore
-from geneva.storage.history import JobEvent, JobHistory
+from geneva.storage.history import JobEvent, JobHistory, JobRecord
 from geneva.storage.signals import JobSignals
 
 _LOG = logging.getLogger("geneva")
@@ -137,7 +139,7 @@ class Job:
             return self._result()
         self._record(*first, self._changed(JobStatus.RUNNING))
         try:
-            self._drive()
+            self._drive_traced()
         except (JobCancelledError, KeyboardInterrupt):
             self._record(self._ended(JobStatus.CANCELLED))
             raise
@@ -146,6 +148,15 @@ class Job:
             raise
         self._record(self._ended(JobStatus.DONE))
         return self._result()
+
+    def _drive_traced(self) -> None:
+        work = self._work
+        about = {"job_id": self.job_id, "table": work.table, "column": work.column}
+        with span(f"geneva.{work.job_type.lower()}", about) as current:
+            try:
+                self._drive()
+            finally:
+                tell(current, self.progress.metrics())
 
     def _drive(self) -> None:
         show = wants_bars(self._settings.progress)
@@ -232,6 +243,53 @@ class Job:
 
     def _result(self) -> JobResult:
         return JobResult(self.job_id, self.status, self.progress)
+
+
+class JobHandle(JobRecord):
+    """A job of any process, as of when it was looked up, and what can be done with it."""
+
+    __slots__ = ("_history", "_signals")
+    _history: JobHistory
+    _signals: JobSignals
+
+    @classmethod
+    def of(cls, record: JobRecord, history: JobHistory, signals: JobSignals) -> JobHandle:
+        """Make a record something to act on."""
+        self = cls(**{item.name: getattr(record, item.name) for item in fields(record)})
+        object.__setattr__(self, "_history", history)
+        object.__setattr__(self, "_signals", signals)
+        return self
+
+    def refresh(self) -> JobHandle:
+        """The job as it is now."""
+        return JobHandle.of(self._history.get(self.job_id), self._history, self._signals)
+
+    def progress(self) -> dict[str, Any]:
+        """The newest numbers: of a running job, those of its last heartbeat (every 10 s)."""
+        now = self.refresh()
+        beat = None if now.status.is_final else self._signals.last_beat(self.job_id)
+        newest = beat.payload.get("metrics", {}) if beat is not None else {}
+        return {**now.metrics, **newest}
+
+    def wait(self, timeout: float | None = None, poll_seconds: float = 0.5) -> JobHandle:
+        """Wait until the job has ended, well or not, and return it as it is then."""
+        deadline = time.monotonic() + timeout if timeout is not None else None
+        while not (now := self.refresh()).status.is_final:
+            left = deadline - time.monotonic() if deadline is not None else poll_seconds
+            if left <= 0:
+                raise JobTimeoutError(
+                    f"Job {self.job_id} is still {now.status} after {timeout} s of waiting. Wait "
+                    "longer, or stop it with cancel()."
+                )
+            time.sleep(min(left, poll_seconds))
+        return now
+
+    def cancel(self) -> None:
+        """Ask the job to stop, whichever process runs it. It commits what is finished first."""
+        now = self.refresh()
+        if now.status.is_final:
+            raise JobError(f"Job {now.job_id} has ended already: it is {now.status}.")
+        self._signals.request_cancel(self.job_id)
 
 
 class JobFuture:

@@ -37,6 +37,7 @@ from geneva.execution.task import (
     Task,
     TaskReport,
 )
+from geneva.execution.tracing import span
 from geneva.execution.trail import Suspect, read_notes
 from geneva.execution.worker import run_task
 from geneva.model import Reason
@@ -384,14 +385,16 @@ class _BackfillRun:
         while len(self._ready) >= max(least, 1):
             group, self._ready = self._ready[:size], self._ready[size:]
             started = time.monotonic()
-            outcome = commit_columns(
-                self.prepared.ref,
-                self.prepared.dataset,
-                self.prepared.definition,
-                group,
-                self._control.job_id,
-                self._control.max_conflict_retries,
-            )
+            about = {"job_id": self._control.job_id, "fragments": len(group)}
+            with span("geneva.commit", about):
+                outcome = commit_columns(
+                    self.prepared.ref,
+                    self.prepared.dataset,
+                    self.prepared.definition,
+                    group,
+                    self._control.job_id,
+                    self._control.max_conflict_retries,
+                )
             self._booked_commit(outcome, time.monotonic() - started)
 
     def _booked_commit(self, outcome: CommitOutcome, seconds: float) -> None:
