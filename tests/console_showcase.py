@@ -121,7 +121,7 @@ def run_slow_job(path: str, fragments: int, rows: int) -> None:
     for number in range(1, fragments):
         table.add(pa.table({"id": range(number * rows, (number + 1) * rows)}))
     table.add_columns({"slow_model": slow})
-    table.backfill("slow_model", commit_granularity=1)
+    table.backfill("slow_model", commit_granularity=1, task_size=rows)
 
 
 if __name__ == "__main__":

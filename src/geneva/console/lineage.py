@@ -134,6 +134,7 @@ def _place(groups: list[Group]) -> list[_Placed]:
     by_name = {group.name: group for group in groups}
     for group in groups:
         layers.setdefault(_layer(group, by_name), []).append(group)
+    far = _reaching_far(groups)
     placed: list[_Placed] = []
     heights: dict[str, float] = {}
     x = float(_PAD)
@@ -144,7 +145,7 @@ def _place(groups: list[Group]) -> list[_Placed]:
             layers[number], key=lambda g: min((heights.get(s, 0.0) for s in g.sources), default=0.0)
         )
         for group in ordered:
-            box = _place_group(group, x, y)
+            box = _place_group(group, x, y, far)
             placed.append(box)
             heights[group.name] = y
             y += box.height + _BETWEEN
@@ -160,7 +161,7 @@ def _layer(group: Group, by_name: Mapping[str, Group], seen: frozenset[str] = fr
     return max((1 + _layer(g, by_name, seen | {group.name}) for g in above), default=0)
 
 
-def _place_group(group: Group, x: float, y: float) -> _Placed:
+def _place_group(group: Group, x: float, y: float, far: set[tuple[str, str]]) -> _Placed:
     depths = _depths(group)
     filled: dict[int, int] = {}
     spots = {}
@@ -175,11 +176,25 @@ def _place_group(group: Group, x: float, y: float) -> _Placed:
     width = 2 * _PAD + steps * _BOX + (steps - 1) * _GAP
     rows = max(filled.values(), default=0)
     under = y + _HEAD + rows * (_ROW + 8)
-    early = [c.name for c in group.columns if depths[c.name] < steps - 1]
+    early = [
+        c.name for c in group.columns if depths[c.name] < steps - 1 and (group.name, c.name) in far
+    ]
     lanes = {name: under + 4 + number * _LANE for number, name in enumerate(early)}
     note = 20 if group.others else 0
     height = under - y + len(early) * _LANE + note + 8
     return _Placed(group, x, y, width, height, spots, lanes)
+
+
+def _reaching_far(groups: list[Group]) -> set[tuple[str, str]]:
+    """Columns of which something is made that does not stand right behind them."""
+    far = set()
+    for group in groups:
+        depths = _depths(group)
+        for column in group.columns:
+            for table, name in column.inputs:
+                if table != group.name or depths[column.name] > depths.get(name, 0) + 1:
+                    far.add((table, name))
+    return far
 
 
 def _depths(group: Group) -> dict[str, int]:

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -238,22 +238,13 @@ class Readings:
 
     # ------------------------------------------------------------------------------- errors
 
-    def errors(self, tables: Iterable[str] | None = None, most: int = 1_000) -> list[ErrorRow]:
-        """Rows that failed, as the error stores tell, and jobs that failed without a row."""
-        found: list[ErrorRow] = []
-        for name in self._db.table_names() if tables is None else tables:
-            newest_first = reversed(self._failures.list(name))
-            found.extend(map(self._error_row, newest_first))
-        told = {row.job_id for row in found}
-        wanted = None if tables is None else set(tables)
-        for job in self._db.list_jobs(status=JobStatus.FAILED):
-            if (
-                job.error
-                and job.job_id not in told
-                and (wanted is None or job.table_name in wanted)
-            ):
-                found.append(self._job_error(job))
-        return found[:most]
+    def errors(self, table: str | None = None) -> list[ErrorRow]:
+        """Rows that failed, newest first, and then jobs that failed without one."""
+        rows = [self._error_row(error) for error in reversed(self._failures.list(table))]
+        told = {row.job_id for row in rows}
+        failed = self._db.list_jobs(table, JobStatus.FAILED)
+        jobs = [self._job_error(job) for job in failed if job.error and job.job_id not in told]
+        return [*rows, *jobs]
 
     def _error_row(self, error: ErrorRecord) -> ErrorRow:
         offset = error.row_address & _OFFSET_BITS

@@ -215,7 +215,7 @@ class Console:
     def errors(self, request: Request) -> Response:
         """Errors in groups."""
         table = request.query_params.get("table") or None
-        found = self._readings.errors(None if table is None else [table])
+        found = self._readings.errors(table)
         return self._frame.page("Errors", *errors_page(found, table), here="/errors")
 
     def metrics(self, request: Request) -> Response:
