@@ -28,6 +28,7 @@ from geneva.execution.output import (
     values_to_array,
 )
 from geneva.execution.row_values import python_values
+from geneva.execution.task import MOST_TRACEBACKS
 from geneva.execution.watchdog import Guard, guarded
 from geneva.on_error import Action
 from geneva.udf import UDF, StatefulCallable, UDFArgType
@@ -227,7 +228,8 @@ class _BatchCall:
 
     def _skip(self, error: BaseException, row: int, attempt: int) -> None:
         shown = self.batch if self.udf.on_error.store_inputs else None
-        self.failures[row] = described(error, row, attempt, shown)
+        in_full = len(self.failures) < MOST_TRACEBACKS
+        self.failures[row] = described(error, row, attempt, shown, in_full=in_full)
 
     def _fitting(self, values: list[Any]) -> pa.Array:
         array = values_to_array(values, self.output.type, self._refuse)

@@ -69,9 +69,14 @@ def refusal(udf: UDF, output: pa.Field, row: int | None, value: Any, problem: st
 
 
 def described(
-    error: BaseException, row: int, attempt: int, batch: pa.RecordBatch | None
+    error: BaseException,
+    row: int,
+    attempt: int,
+    batch: pa.RecordBatch | None,
+    *,
+    in_full: bool = True,
 ) -> CellFailure:
-    """A failed row for the record: cut to what is worth keeping."""
+    """A failed row for the record: cut to what is worth keeping, `in_full` with its traceback."""
     is_output = isinstance(error, UDFOutputError)
     name = type(error).__name__
     if isinstance(error, UDFTimeoutError):
@@ -81,7 +86,7 @@ def described(
         "output" if is_output else "exception",
         name,
         str(error)[:_MOST_MESSAGE],
-        "" if is_output else user_traceback(error)[-_MOST_TRACEBACK:],
+        "" if is_output or not in_full else user_traceback(error)[-_MOST_TRACEBACK:],
         None,
         attempt,
         preview(batch, row) if batch is not None else "",
