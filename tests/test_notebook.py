@@ -120,3 +120,26 @@ def test_a_job_in_a_kernel_draws_for_the_notebook(
     table.add_columns({"length": length})
     table.backfill("length")
     assert drawn[-1].committed == 1
+
+
+def test_in_a_real_kernel(tmp_path: Any) -> None:
+    """Runs where nbclient and ipykernel are installed; they are not among the dependencies."""
+    pytest.importorskip("ipykernel")
+    notebook = pytest.importorskip("nbformat").v4
+    cells = (
+        f"import geneva\nfrom geneva.execution.runner import InProcessRunner\n"
+        f"db = geneva.connect({str(tmp_path / 'db')!r}, runner=InProcessRunner)\n"
+        "table = db.create_table('t', [{'text': 'abc'}] * 50)\n"
+        "length = geneva.udf(lambda text: len(text), data_type=__import__('pyarrow').int64())\n"
+        "table.add_columns({'length': length})",
+        "table.plan_backfill('length')",
+        "table.backfill('length')",
+        "table",
+    )
+    page = notebook.new_notebook(cells=[notebook.new_code_cell(cell) for cell in cells])
+    pytest.importorskip("nbclient").NotebookClient(page, timeout=120).execute()
+    outputs = [[o.get("data", {}).get("text/html", "") for o in c.outputs] for c in page.cells]
+    assert "rows to compute" in outputs[1][0]
+    assert "committed | 50 / 50" in shown(str(outputs[2][0])), "the bars, at their end"
+    assert "rows computed | 50" in shown(str(outputs[2][1]))
+    assert "lambda(text)" in outputs[3][0]

@@ -22,7 +22,7 @@ import geneva
 
 @geneva.udf
 def slow(id: int) -> int:
-    time.sleep(0.2)
+    time.sleep(1)  # 50 s in all, with two slots: nobody waits for the end
     return id + 1
 
 @geneva.udf
@@ -179,7 +179,7 @@ def started(folder: Path) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_ctrl_c_is_exit_code_130_and_the_job_is_cancelled(folder: Path) -> None:
     process = started(folder)
-    time.sleep(8)
+    time.sleep(5)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
