@@ -64,6 +64,7 @@ def guarded(
             finally:
                 _WATCH.end(watched)
         except _Expired:
+            _WATCH.end(watched)  # again: the alarm may have come in the midst of it
             raise late() from None
 
     return call
@@ -98,6 +99,8 @@ class _Watch:
         self._calls: set[_Watched] = set()
         self._thread: threading.Thread | None = None
         self._pid = 0
+        self._armed = False
+        self._lock = threading.Lock()
 
     def begin(self, call: _Watched) -> None:
         """Start the clock of a call."""
@@ -107,6 +110,9 @@ class _Watch:
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._look, name="geneva-watch", daemon=True)
             self._thread.start()
+            self._armed = False
+        if not self._armed:
+            self._arm([call])
         if threading.current_thread() is threading.main_thread():
             call.told = True
             if signal.getsignal(signal.SIGALRM) is not _on_alarm:
@@ -115,25 +121,34 @@ class _Watch:
 
     def end(self, call: _Watched) -> None:
         """Stop the clock of a call."""
+        with self._lock:
+            self._calls.discard(call)
         if threading.current_thread() is threading.main_thread():
             signal.setitimer(signal.ITIMER_REAL, 0)
-        self._calls.discard(call)
+        elif call.told:
+            time.sleep(0)  # an exception that was set and not raised yet is raised here
 
     def _look(self) -> None:
-        armed = False
         while True:
             time.sleep(_TICK_SECONDS)
             calls = [*self._calls]
             for call in calls:
                 self._check(call)
-            # Should this thread not come round again, because a call holds the interpreter for
-            # good, this timer ends the process.
             if calls:
-                longest = max(call.seconds + 2 * grace(call.seconds) for call in calls)
-                faulthandler.dump_traceback_later(longest + 1.0, exit=True, file=2)
-            elif armed:
+                self._arm(calls)
+            elif self._armed:
+                self._armed = False
                 faulthandler.cancel_dump_traceback_later()
-            armed = bool(calls)
+
+    def _arm(self, calls: list[_Watched]) -> None:
+        """Put off the timer that ends the process.
+
+        Should the thread not come round again, because a call holds the interpreter for good,
+        nobody does.
+        """
+        longest = max(call.seconds + 2 * grace(call.seconds) for call in calls)
+        faulthandler.dump_traceback_later(longest + 1.0, exit=True, file=2)
+        self._armed = True
 
     def _check(self, call: _Watched) -> None:
         late = time.monotonic() - call.deadline
@@ -142,8 +157,10 @@ class _Watch:
                 call.guard.hung(call.current_row())
             os._exit(_EXIT_CODE)
         elif late > 0 and not call.told:
-            call.told = True
-            _raise_in(call.thread)
+            with self._lock:
+                if call in self._calls:
+                    call.told = True
+                    _raise_in(call.thread)
 
 
 _WATCH = _Watch()
