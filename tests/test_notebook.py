@@ -13,6 +13,7 @@ import geneva
 from geneva import html
 from geneva.execution.notebook import NotebookBars
 from geneva.execution.progress import JobProgress
+from geneva.on_error import skip_on_error
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -70,6 +71,20 @@ def test_everything_a_notebook_may_end_a_cell_with(local_db: Connection) -> None
     assert "up to date | no" in shown(view.plan_refresh())
     view.refresh()
     assert "up to date | yes" in shown(view.plan_refresh())
+
+
+def test_failed_rows_are_a_table(local_db: Connection) -> None:
+    @geneva.udf(on_error=skip_on_error())
+    def fails(text: str) -> int:
+        raise ValueError(EVIL)
+
+    table = local_db.create_table("t", [{"text": "a"}] * 60)
+    table.add_columns({"fails": fails})
+    assert "rows failed | 60" in shown(table.backfill("fails"))
+    errors = table.get_errors()
+    assert "60 failed rows" in shown(errors)
+    assert "... and 10 older ones" in shown(errors)
+    assert f"error | ValueError: {EVIL}" in shown(errors[0])
 
 
 def test_markup_stays_text() -> None:

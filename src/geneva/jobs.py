@@ -91,6 +91,7 @@ class JobResult(str):
             ("status", self.status),
             ("rows computed", f"{self.rows_computed:,}"),
             ("rows reused", f"{self.rows_reused:,}"),
+            ("rows failed", f"{self.rows_failed:,}" if self.rows_failed else None),
             ("rows committed", f"{self.rows_committed:,}"),
             ("seconds", f"{self.progress.seconds:.2f}"),
         )

@@ -374,7 +374,9 @@ def test_a_start_of_an_id_that_many_have_is_refused(folder: Path) -> None:
 
 def test_errors_of_rows(folder: Path) -> None:
     assert "No errors" in run("errors", "db", "articles").stdout
-    job_id = fill("halves")["job_id"]
+    first = fill("halves")
+    assert first["rows_failed"] == 3
+    job_id = first["job_id"]
     told = read("errors", "db", "articles", "--column", "halves", "--job", job_id[:8])
     assert told["total"] == 3
     assert {error["message"] for error in told["errors"]} == {f"{i} is odd" for i in (1, 3, 5)}
@@ -382,6 +384,8 @@ def test_errors_of_rows(folder: Path) -> None:
     shown = run("errors", "db", "articles", "-n", "2").stdout
     assert "ValueError" in shown
     assert "1 older" in shown
+    assert read("describe", "db", "articles")["computed_columns"][0]["failed_rows"] == 3
+    assert "failed and skipped: 3" in run("describe", "db", "articles").stdout
     again = read("plan", "db", "articles", "halves", "--retry-failed")
     assert again["rows_to_run"] == 3
 

@@ -237,6 +237,7 @@ def result_record(result: JobResult) -> dict[str, Any]:
         "status": result.status.value,
         "rows_computed": result.rows_computed,
         "rows_reused": result.rows_reused,
+        "rows_failed": result.rows_failed,
         "rows_committed": result.rows_committed,
         "fragments_committed": result.fragments_committed,
         "metrics": result.progress.metrics(),
@@ -246,8 +247,9 @@ def result_record(result: JobResult) -> dict[str, Any]:
 def tell(result: JobResult) -> None:
     """Print a job's outcome in a line."""
     reused = f", {result.rows_reused:,} reused" if result.rows_reused else ""
+    failed = f", {result.rows_failed:,} failed and skipped" if result.rows_failed else ""
     say(
-        f"{result.status}: {result.rows_computed:,} rows computed{reused}, "
+        f"{result.status}: {result.rows_computed:,} rows computed{reused}{failed}, "
         f"{result.rows_committed:,} committed in {result.progress.seconds:.1f} s"
         f" (job {result.job_id})"
     )

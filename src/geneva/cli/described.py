@@ -66,6 +66,7 @@ def _column(table: Table, column: ColumnDefinition, refresh: RefreshPlan | None)
         return {
             **told,
             "stale_rows": stale,
+            "failed_rows": 0,
             "reasons": {why: stale} if stale else {},
             "notes": ["computed by a refresh of the view"],
         }
@@ -73,6 +74,7 @@ def _column(table: Table, column: ColumnDefinition, refresh: RefreshPlan | None)
     return {
         **told,
         "stale_rows": plan.rows_to_compute,
+        "failed_rows": table.plan_backfill(column.name, retry_failed=True).rows_to_compute,
         "reasons": {reason.value: rows for reason, rows in plan.reasons().items()},
         "notes": list(plan.notes),
     }

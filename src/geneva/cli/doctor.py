@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+import geneva
 from geneva.cli import options
 from geneva.cli.options import AsJson, StorageOption
 from geneva.cli.terminal import FAILED, MISSING_DEPENDENCY, emit, out, readable
@@ -66,6 +67,7 @@ def doctor(
 
 
 def _checks(db: str | None, storage_option: list[str] | None, *, no_spark: bool) -> Iterator[Check]:
+    yield Check("geneva", "ok", geneva.__version__)
     yield _checked("python", _python)
     for package in _PACKAGES:
         yield _checked(package, lambda package=package: _package(package))  # type: ignore[misc]
@@ -135,8 +137,6 @@ def _storage(db: str, storage_option: list[str] | None) -> str:
 
 
 def _test_job() -> str:
-    import geneva
-
     @geneva.udf
     def plus_one(id: int) -> int:
         return id + 1

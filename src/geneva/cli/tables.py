@@ -93,7 +93,7 @@ def _show_computed(columns: list[dict[str, Any]]) -> None:
                 f"{c['udf']}({', '.join(c['inputs'])})",
                 c["udf_version"][:12],
                 f"{c['stale_rows']:,}",
-                reasons(c["reasons"]) or "up to date",
+                _because(c),
             )
             for c in columns
         ],
@@ -102,6 +102,13 @@ def _show_computed(columns: list[dict[str, Any]]) -> None:
     for column in columns:
         for note in column["notes"]:
             say(f"{column['name']}: {note}", "dim")
+
+
+def _because(column: Mapping[str, Any]) -> str:
+    parts = [reasons(column["reasons"])] if column["reasons"] else []
+    if column["failed_rows"]:
+        parts.append(f"failed and skipped: {column['failed_rows']:,}")
+    return "; ".join(parts) or "up to date"
 
 
 def _show_view(view: Mapping[str, Any]) -> None:

@@ -8,8 +8,11 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from geneva import html
 from geneva.model import Secrets
 from geneva.storage.append_only import AppendOnlyTable, quoted
+
+_SHOWN_RECORDS = 50
 
 _SCHEMA = pa.schema(
     [
@@ -51,6 +54,34 @@ class ErrorRecord:
     input_preview: str
     at: datetime
 
+    def _repr_html_(self) -> str:
+        """Show the failure in a notebook."""
+        pairs = (
+            ("column", self.column_name),
+            ("row address", self.row_address),
+            ("row id", self.row_id),
+            ("error", f"{self.exception_type}: {self.message}"),
+            ("attempt", self.attempt),
+            ("input", self.input_preview),
+            ("job", self.job_id),
+        )
+        return html.section(f"Failed row of table {self.table_name!r}", html.facts(pairs))
+
+
+class ErrorRecords(list[ErrorRecord]):
+    """Failed rows: a list, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        """Show the newest first, and not all of many."""
+        rows = [
+            (e.column_name, e.row_address, e.exception_type, e.message, e.attempt, e.input_preview)
+            for e in self[: -_SHOWN_RECORDS - 1 : -1]
+        ]
+        headers = ("column", "row address", "error", "message", "attempt", "input")
+        more = len(self) - len(rows)
+        rest = [html.note(f"... and {more:,} older ones")] if more else []
+        return html.section(f"{len(self):,} failed rows", html.grid(headers, rows), *rest)
+
 
 class FailureStore:
     """The failed rows of a database. It lives beside the tables and shows in no list of them."""
@@ -79,4 +110,4 @@ class FailureStore:
         ]
         found = self._table.read(" AND ".join(conditions) or None)
         records = [ErrorRecord(**row) for row in found.to_pylist()]
-        return sorted(records, key=lambda r: (r.at, r.row_address))
+        return ErrorRecords(sorted(records, key=lambda r: (r.at, r.row_address)))
