@@ -125,7 +125,7 @@ def _y(value: float, top: float) -> float:
 
 def _line(value: float, top: float) -> Html:
     y = f"{_y(value, top):.1f}"
-    told = f"{value:,.0f}" if top >= 10 else f"{value:.2g}"
+    told = _short(value) if top >= 10 else f"{value:.2g}"
     return tag(
         "g",
         tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="axis"),
@@ -142,6 +142,14 @@ def _tick(at: float, end: float) -> Html:
         y=_HEIGHT - 6,
         text_anchor=anchor,
     )
+
+
+def _short(value: float) -> str:
+    """A number of at most five signs."""
+    for unit, name in ((1e6, "M"), (1e3, "k")):
+        if value >= 10 * unit or (value >= unit and not value % (unit / 10)):
+            return f"{value / unit:g}{name}"
+    return f"{value:.0f}"
 
 
 def _round_up(value: float) -> float:
