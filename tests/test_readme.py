@@ -61,6 +61,17 @@ def test_the_guide_to_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names["db"].list_materialized_views() == ["english", "passages"]
 
 
+def test_the_guide_to_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(ROOT / "docs" / "failures.md", tmp_path, monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["DONE 1", "1"]
+    assert "2 ValueError could not convert string to float: 'n/a' price='n/a'" in lines
+    at = lines.index("TimeoutError")
+    assert lines[at - 3 : at] == ["1", "0", "1"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = LINK.findall(page.read_text(encoding="utf-8"))

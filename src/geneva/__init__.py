@@ -11,11 +11,12 @@ _os.environ.setdefault("LANCE_LOG", "error")
 
 # Not lazy like the rest: these modules have the names of their decorators, and must not win.
 from geneva.chunker import Chunker, chunker
+from geneva.on_error import Fail, Retry, Skip, fail_fast, retry_all, retry_transient, skip_on_error
 from geneva.udf import UDF, udf
 
 if TYPE_CHECKING:
     from geneva.connection import Connection, connect
-    from geneva.jobs import JobFuture, JobResult
+    from geneva.jobs import JobFuture, JobHandle, JobResult
     from geneva.model import JobStatus
     from geneva.query import Query
     from geneva.table import Table
@@ -27,21 +28,30 @@ __all__ = [
     "UDF",
     "Chunker",
     "Connection",
+    "Fail",
     "JobFuture",
+    "JobHandle",
     "JobResult",
     "JobStatus",
     "MaterializedView",
     "Query",
+    "Retry",
+    "Skip",
     "Table",
     "__version__",
     "chunker",
     "connect",
+    "fail_fast",
+    "retry_all",
+    "retry_transient",
+    "skip_on_error",
     "udf",
 ]
 
 _HOMES = {
     "Connection": "geneva.connection",
     "JobFuture": "geneva.jobs",
+    "JobHandle": "geneva.jobs",
     "JobResult": "geneva.jobs",
     "JobStatus": "geneva.model",
     "MaterializedView": "geneva.view",

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from geneva.chunker import Chunker
 from geneva.config import Settings
-from geneva.errors import JobError, JobNotFoundError, TableNotFoundError, UserInputError
+from geneva.errors import JobNotFoundError, TableNotFoundError, UserInputError
 from geneva.execution.pulse import is_lost
 from geneva.execution.runner import Runner
 from geneva.execution.view_creation import create_view
 from geneva.execution.work import Work
-from geneva.jobs import Job
+from geneva.jobs import Job, JobHandle
 from geneva.model import JobStatus, Secrets, TableRef
 from geneva.query import Query
 from geneva.storage.database import (
@@ -25,6 +25,7 @@ from geneva.storage.database import (
     open_database,
 )
 from geneva.storage.dataset import open_dataset
+from geneva.storage.failures import FailureStore
 from geneva.storage.history import JobHistory, JobRecord
 from geneva.storage.signals import JobSignals
 from geneva.storage.views import is_view
@@ -83,6 +84,7 @@ class Connection:
         self._database, self._uri, self._storage_options = database, uri, storage_options
         self._spark, self._settings, self._runner = spark, settings, runner
         self._signals = JobSignals(uri, storage_options)
+        self._failures = FailureStore(uri, storage_options)
         self._history = JobHistory(uri, storage_options, lambda job: is_lost(job, self._signals))
 
     def __getattr__(self, name: str) -> Any:
@@ -203,16 +205,13 @@ class Connection:
         """The jobs of this database, newest first."""
         return self._history.list(table_name, status)
 
-    def get_job(self, job_id: str) -> JobRecord:
-        """One job with its events and metrics."""
-        return self._history.get(job_id)
+    def get_job(self, job_id: str) -> JobHandle:
+        """One job with its events and metrics; to wait for it, follow it or stop it."""
+        return JobHandle.of(self._history.get(job_id), self._history, self._signals)
 
     def cancel_job(self, job_id: str) -> None:
         """Ask a job to stop, whichever process runs it. It commits what is finished, then ends."""
-        job = self._history.get(job_id)
-        if job.status.is_final:
-            raise JobError(f"Job {job.job_id} has ended already: it is {job.status}.")
-        self._signals.request_cancel(job.job_id)
+        self.get_job(job_id).cancel()
 
     def _is_running(self, job_id: str) -> bool:
         try:
@@ -225,7 +224,15 @@ class Connection:
         return TableRef(lancedb_table.name, str(lancedb_table.uri).rstrip("/"), Secrets(options))
 
     def _job(self, work: Work, on_commit: Callable[[], None]) -> Job:
-        return Job(work, self._history, self._signals, self._settings, self._make_runner, on_commit)
+        return Job(
+            work,
+            self._history,
+            self._signals,
+            self._settings,
+            self._make_runner,
+            on_commit,
+            self._failures,
+        )
 
     def _make_runner(self) -> Runner:
         if self._runner is not None:

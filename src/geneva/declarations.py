@@ -36,6 +36,7 @@ from geneva.storage.fragments import is_blob
 from geneva.storage.housekeeping import (
     JOB_TAG,
     CleanupReport,
+    forget_attempts,
     release_dead_tags,
     remove_leftovers,
 )
@@ -60,6 +61,7 @@ class BackfillOptions:
     batch_checkpoint_flush_interval_seconds: float | None = None
     task_shuffle_diversity: int | None = None
     timeout: float | timedelta | None = None
+    retry_failed: bool = False
 
     def request(self) -> BackfillRequest:
         """Check the numbers."""
@@ -97,6 +99,7 @@ class BackfillOptions:
             ),
             shuffle_diversity=self.task_shuffle_diversity,
             timeout_seconds=_seconds("timeout", self.timeout),
+            retry_failed=bool(self.retry_failed),
         )
 
 
@@ -334,6 +337,8 @@ def cleanup(
     definitions = read_definitions(dataset.schema)
     useful: set[str] = set()
     own = [d for d in definitions.values() if not reads_source(d.arrow_field)]
+    if not busy:
+        forget_attempts(ref)
     for definition in () if busy else own:
         useful |= useful_prefixes(ref, dataset, with_present_inputs(definition, dataset))
     return remove_leftovers(

@@ -12,7 +12,10 @@
     │   └── TableNotFoundError           no such table in the database
     ├── UDFError                         fix the function, then run again: finished work is kept
     │   ├── UDFExecutionError            the function raised
-    │   └── UDFOutputError               the function returned something the column can't hold
+    │   ├── UDFOutputError               the function returned something the column can't hold
+    │   ├── UDFTimeoutError              a call took longer than the UDF's timeout
+    │   ├── WorkerDied                   the row killed the process that computed it, repeatedly
+    │   └── TooManyFailedRowsError       more rows were skipped than the UDF's limits allow
     ├── TableChangedError                the table changed under the job; look, then run again
     │   └── ColumnChangedError           the column was dropped, replaced or re-typed
     ├── JobError                         the job could not go on; finished work is kept
@@ -71,6 +74,18 @@ class UDFExecutionError(UDFError):
 
 class UDFOutputError(UDFError, TypeError):
     """The user's function returned a wrong count, type, width or NULL."""
+
+
+class UDFTimeoutError(UDFError, TimeoutError):
+    """A call of the user's function took longer than its timeout, and was stopped."""
+
+
+class WorkerDied(UDFError):
+    """The process that computed the row died (segfault, out of memory, exit), repeatedly."""
+
+
+class TooManyFailedRowsError(UDFError):
+    """More rows failed than `max_failed_rows` or `max_failed_fraction` allow."""
 
 
 class TableChangedError(GenevaError):

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+from geneva import html
 from geneva.config import Settings
-from geneva.errors import JobCancelledError, JobNotFoundError, JobTimeoutError
+from geneva.errors import JobCancelledError, JobError, JobNotFoundError, JobTimeoutError
 from geneva.execution.driver import JobControl
-from geneva.execution.progress import JobProgress, ProgressBars, wants_bars
+from geneva.execution.notebook import NotebookBars
+from geneva.execution.progress import JobProgress, ProgressBars, in_notebook, wants_bars
 from geneva.execution.pulse import Pulse, driver_identity
 from geneva.execution.runner import Runner
+from geneva.execution.tracing import span, tell
 from geneva.execution.work import Work
 from geneva.model import JobStatus
-from geneva.storage.history import JobEvent, JobHistory
+from geneva.storage.failures import ErrorRecord, FailureStore
+from geneva.storage.history import JobEvent, JobHistory, JobRecord
 from geneva.storage.signals import JobSignals
 
 _LOG = logging.getLogger("geneva")
@@ -72,6 +77,11 @@ class JobResult(str):
         return self.progress.reused_rows
 
     @property
+    def rows_failed(self) -> int:
+        """Rows on which the UDF failed, and which were skipped: they are NULL."""
+        return self.progress.failed_rows
+
+    @property
     def fragments_committed(self) -> int:
         """Fragments that got a new column file."""
         return self.progress.fragments_committed
@@ -83,6 +93,18 @@ class JobResult(str):
             f"reused={self.rows_reused}, committed={self.rows_committed}, "
             f"seconds={self.progress.seconds:.2f})"
         )
+
+    def _repr_html_(self) -> str:
+        """Show the outcome in a notebook."""
+        pairs = (
+            ("status", self.status),
+            ("rows computed", f"{self.rows_computed:,}"),
+            ("rows reused", f"{self.rows_reused:,}"),
+            ("rows failed", f"{self.rows_failed:,}" if self.rows_failed else None),
+            ("rows committed", f"{self.rows_committed:,}"),
+            ("seconds", f"{self.progress.seconds:.2f}"),
+        )
+        return html.section(f"Job {self.job_id}", html.facts(pairs))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with its numbers."""
@@ -100,6 +122,7 @@ class Job:
         settings: Settings,
         make_runner: Callable[[], Runner],
         on_commit: Callable[[], None],
+        failures: FailureStore | None = None,
     ) -> None:
         """Take a plan; nothing is written or run yet. `on_commit` is told of every commit."""
         self.job_id = str(uuid.uuid4())
@@ -108,6 +131,7 @@ class Job:
         self.cancelled = threading.Event()
         self._work, self._history, self._signals = work, history, signals
         self._settings, self._make_runner, self._on_commit = settings, make_runner, on_commit
+        self._failures = failures
         self._announced = False
 
     def announce(self) -> None:
@@ -125,7 +149,7 @@ class Job:
             return self._result()
         self._record(*first, self._changed(JobStatus.RUNNING))
         try:
-            self._drive()
+            self._drive_traced()
         except (JobCancelledError, KeyboardInterrupt):
             with _logged("note the end of", self.job_id):
                 self._record(self._ended(JobStatus.CANCELLED))
@@ -137,12 +161,23 @@ class Job:
         self._record(self._ended(JobStatus.DONE))
         return self._result()
 
+    def _drive_traced(self) -> None:
+        work = self._work
+        about = {"job_id": self.job_id, "table": work.table, "column": work.column}
+        with span(f"geneva.{work.job_type.lower()}", about) as current:
+            try:
+                self._drive()
+            finally:
+                tell(current, self.progress.metrics())
+
     def _drive(self) -> None:
         show = wants_bars(self._settings.progress)
         with ExitStack() as stack:
             listeners = [self._follow]
             if show:
-                bars = stack.enter_context(ProgressBars(self._work.column))
+                title = self._work.column
+                bars = NotebookBars(title) if in_notebook() else ProgressBars(title)
+                stack.enter_context(bars)
                 listeners.append(bars)
             control = JobControl(
                 job_id=self.job_id,
@@ -152,10 +187,19 @@ class Job:
                 max_conflict_retries=self._settings.version_conflict_max_retries,
                 watch_checkpoints=show,
                 is_running=self._is_running,
+                record_errors=self._record_errors,
             )
             stack.enter_context(Pulse(self._signals, self.job_id, self._pulse, self.cancelled))
             self._follow(self._work.run(control))
             self._work.tidy()
+
+    def _record_errors(self, records: Sequence[ErrorRecord]) -> None:
+        # What was computed is worth more than the record of what was not.
+        try:
+            if self._failures is not None:
+                self._failures.append(records)
+        except OSError as error:
+            _LOG.warning("%d errors could not be recorded: %s", len(records), error)
 
     def _pulse(self) -> dict[str, Any]:
         return {"status": self.status.value, "metrics": self.progress.metrics()}
@@ -202,6 +246,53 @@ class Job:
 
     def _result(self) -> JobResult:
         return JobResult(self.job_id, self.status, self.progress)
+
+
+class JobHandle(JobRecord):
+    """A job of any process, as of when it was looked up, and what can be done with it."""
+
+    __slots__ = ("_history", "_signals")
+    _history: JobHistory
+    _signals: JobSignals
+
+    @classmethod
+    def of(cls, record: JobRecord, history: JobHistory, signals: JobSignals) -> JobHandle:
+        """Make a record something to act on."""
+        self = cls(**{item.name: getattr(record, item.name) for item in fields(record)})
+        object.__setattr__(self, "_history", history)
+        object.__setattr__(self, "_signals", signals)
+        return self
+
+    def refresh(self) -> JobHandle:
+        """The job as it is now."""
+        return JobHandle.of(self._history.get(self.job_id), self._history, self._signals)
+
+    def progress(self) -> dict[str, Any]:
+        """The newest numbers: of a running job, those of its last heartbeat (every 10 s)."""
+        now = self.refresh()
+        beat = None if now.status.is_final else self._signals.last_beat(self.job_id)
+        newest = beat.payload.get("metrics", {}) if beat is not None else {}
+        return {**now.metrics, **newest}
+
+    def wait(self, timeout: float | None = None, poll_seconds: float = 0.5) -> JobHandle:
+        """Wait until the job has ended, well or not, and return it as it is then."""
+        deadline = time.monotonic() + timeout if timeout is not None else None
+        while not (now := self.refresh()).status.is_final:
+            left = deadline - time.monotonic() if deadline is not None else poll_seconds
+            if left <= 0:
+                raise JobTimeoutError(
+                    f"Job {self.job_id} is still {now.status} after {timeout} s of waiting. Wait "
+                    "longer, or stop it with cancel()."
+                )
+            time.sleep(min(left, poll_seconds))
+        return now
+
+    def cancel(self) -> None:
+        """Ask the job to stop, whichever process runs it. It commits what is finished first."""
+        now = self.refresh()
+        if now.status.is_final:
+            raise JobError(f"Job {now.job_id} has ended already: it is {now.status}.")
+        self._signals.request_cancel(self.job_id)
 
 
 class JobFuture:

@@ -125,6 +125,10 @@ class ColumnDefinition:
     num_cpus: float | None = None
     num_gpus: float | None = None
     memory: int | None = None
+    on_error: str = ""
+    """The policy for rows that fail, as JSON; empty: fail fast."""
+    timeout: float | None = None
+    """Seconds a call of the function may take."""
 
 
 class Reason(StrEnum):
@@ -136,6 +140,7 @@ class Reason(StrEnum):
     PARTIAL = "not computed yet"
     NULL = "value is NULL"
     ASKED = "asked for"
+    FAILED = "failed before"
     UP_TO_DATE = "up to date"
 
 

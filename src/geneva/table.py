@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from geneva import declarations
+from geneva import declarations, html
 from geneva.declarations import BackfillOptions
 from geneva.execution.prepare import PreparedBackfill, prepare_backfill
 from geneva.execution.work import BackfillWork
@@ -18,6 +18,7 @@ from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
 from geneva.storage.columns import read_definitions
 from geneva.storage.dataset import compact, open_dataset
+from geneva.storage.failures import ErrorRecord
 from geneva.storage.housekeeping import CleanupReport
 from geneva.udf import UDF
 
@@ -55,6 +56,23 @@ class Table:
         """Show the table, its version and which columns are computed."""
         computed = ", ".join(f"{c.name} <- {c.udf_name}" for c in self.computed_columns().values())
         return f"Table({self.name!r}, version={self.version}, computed=[{computed}])"
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook: its columns, and which function computes which."""
+        pairs = (("version", self.version), ("rows", f"{len(self):,}"), *self._told())
+        made = {
+            c.name: f"{c.udf_name}({', '.join(c.inputs)})" for c in self.computed_columns().values()
+        }
+        columns = [(f.name, f.type, made.get(f.name)) for f in self.schema]
+        return html.section(
+            f"{type(self).__name__} {self.name!r}",
+            html.facts(pairs),
+            html.grid(("column", "type", "computed by"), columns),
+        )
+
+    def _told(self) -> tuple[tuple[str, Any], ...]:
+        """What else is to be said of it in a notebook."""
+        return ()
 
     @property
     def name(self) -> str:
@@ -169,6 +187,7 @@ class Table:
         batch_checkpoint_flush_interval_seconds: float | None = None,
         task_shuffle_diversity: int | None = None,
         timeout: float | timedelta | None = None,
+        retry_failed: bool = False,
     ) -> JobResult:
         """Compute the column's values and wait until they are in the table.
 
@@ -190,6 +209,8 @@ class Table:
             batch_checkpoint_flush_interval_seconds: Seconds of work between checkpoints.
             task_shuffle_diversity: Mix the order of this many neighbouring fragments.
             timeout: Seconds after which the job is stopped; what is finished stays.
+            retry_failed: Compute just the rows that failed and were skipped before. Without it
+                they stay NULL until the UDF or their inputs change.
 
         Returns:
             The job's outcome, which is also its id.
@@ -200,6 +221,21 @@ class Table:
         """Start a `backfill` and return at once. Wrong arguments raise here, not in the future."""
         udf = options.pop("udf", None)
         return JobFuture(self._job(col_name, udf, BackfillOptions(**options)))
+
+    def get_errors(
+        self, job_id: str | None = None, column_name: str | None = None
+    ) -> list[ErrorRecord]:
+        """The rows of this table on which a UDF failed, oldest first; the latest job's last.
+
+        A row that failed is here for every job that tried it, also when it was computed since.
+        """
+        return self._connection._failures.list(self.name, job_id, column_name)
+
+    def get_failed_row_addresses(
+        self, job_id: str | None = None, column_name: str | None = None
+    ) -> list[int]:
+        """The addresses of those rows (fragment << 32 | offset), ascending, each once."""
+        return sorted({error.row_address for error in self.get_errors(job_id, column_name)})
 
     def _job(
         self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: BackfillOptions

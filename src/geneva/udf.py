@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from geneva.errors import InvalidUDFError, UDFIntegrityError
 from geneva.fingerprint import fingerprint
+from geneva.on_error import FAIL_FAST, ErrorPolicy, OnError, policy_of
 from geneva.udf_call import (
     StatefulCallable,
     UDFArgType,
@@ -49,7 +50,7 @@ class UDF:
     """A function, its Arrow types and how it wants to be run. Made by `udf`; still callable.
 
     `input_columns` is None only for a RECORD_BATCH function that did not say what it reads.
-    `memory` is in bytes; all sizes are in rows.
+    `memory` is in bytes; all sizes are in rows; `timeout` is in seconds, of one call.
     """
 
     func: Callable[..., Any]
@@ -69,6 +70,8 @@ class UDF:
     task_size: int | None = None
     field_metadata: Mapping[str, str] = field(default_factory=dict)
     pinned_fingerprint: str | None = None
+    on_error: ErrorPolicy = FAIL_FAST
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers, and look like the function that was decorated."""
@@ -155,6 +158,11 @@ class UDFOptions(TypedDict, total=False):
     task_size: int | None
     field_metadata: Mapping[str, str] | None
     nullable: bool
+    on_error: OnError
+    timeout: float | None
+    max_failed_rows: int | None
+    max_failed_fraction: float | None
+    error_handling: Any
 
 
 @overload
@@ -182,6 +190,11 @@ def udf(
     task_size: int | None = None,
     field_metadata: Mapping[str, str] | None = None,
     nullable: bool = True,
+    on_error: OnError = None,
+    timeout: float | None = None,
+    max_failed_rows: int | None = None,
+    max_failed_fraction: float | None = None,
+    error_handling: Any = None,
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF of a function, a callable object or a callable class; also a decorator.
 
@@ -189,7 +202,14 @@ def udf(
     parameter with a default is fed only when `input_columns` is long enough to reach it. All
     parameters annotated `pa.Array`: called once a batch with arrays. One parameter annotated
     `pa.RecordBatch`: called once a batch with that. Otherwise called once a row.
+
+    `on_error` says what to do when a row fails (`geneva.on_error`), `timeout` how many seconds a
+    call may take. Neither is part of what the function means: changing them computes nothing anew.
     """
+    if error_handling is not None:
+        if on_error is not None:
+            raise InvalidUDFError("Give on_error or error_handling, not both.")
+        on_error = error_handling.policy()
     options: dict[str, Any] = {
         "declared_version": version,
         "num_cpus": num_cpus,
@@ -200,6 +220,8 @@ def udf(
         "min_checkpoint_size": min_checkpoint_size,
         "max_checkpoint_size": max_checkpoint_size,
         "task_size": task_size,
+        "on_error": policy_of(on_error, max_failed_rows, max_failed_fraction),
+        "timeout": timeout,
     }
 
     def declare(function: Callable[..., Any]) -> UDF:
@@ -255,7 +277,8 @@ def _check_numbers(declared: UDF) -> None:
         value = getattr(declared, option)
         if value is not None and (type(value) is not int or value <= 0):
             _refuse_number(declared, option, "a whole number above 0")
-    for option, least, meaning in (("num_cpus", 1e-9, "above 0"), ("num_gpus", 0, "0 or more")):
+    numbers = (("num_cpus", 1e-9, "above 0"), ("timeout", 1e-9, "above 0"))
+    for option, least, meaning in (*numbers, ("num_gpus", 0, "0 or more")):
         value = getattr(declared, option)
         if value is not None and (type(value) not in (int, float) or not value >= least):
             _refuse_number(declared, option, f"a number, {meaning}")

@@ -41,6 +41,12 @@ class MaterializedView(Table):
             f"source_version={self.source_version})"
         )
 
+    def _told(self) -> tuple[tuple[str, Any], ...]:
+        query = self.definition
+        sample = (("shuffle seed", query.seed), ("limit", query.limit), ("offset", query.offset))
+        source = f"table {query.base_table!r} at version {self.source_version}"
+        return (("source", source), ("where", query.where), *sample)
+
     @property
     def definition(self) -> ViewQuery:
         """The query that the view is the result of."""

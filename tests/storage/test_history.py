@@ -11,7 +11,7 @@ import pytest
 
 from geneva.errors import JobNotFoundError
 from geneva.model import JobStatus, Secrets
-from geneva.storage import history as history_module
+from geneva.storage import append_only
 from geneva.storage.history import JobEvent, JobHistory, fold_events
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -117,7 +117,7 @@ def test_writers_at_the_same_moment_lose_nothing(history: JobHistory) -> None:
 def test_it_stays_small(
     history: JobHistory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(history_module, "_COMPACT_AT_FRAGMENTS", 5)
+    monkeypatch.setattr(append_only, "_COMPACT_AT_FRAGMENTS", 5)
     for i in range(17):
         history.append([created(f"j{i}", START + timedelta(seconds=i))])
     assert [r.job_id for r in history.list()] == [f"j{i}" for i in reversed(range(17))]

@@ -5,26 +5,77 @@ Nothing here imports Lance or Spark: a command does that when it runs, so that `
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from geneva.cli import demo, version
-from geneva.cli.terminal import INTERRUPTED, exit_code, show_error
+from geneva.cli import backfills, demo, doctor, failures, jobs, pages, tables, version, views
+from geneva.cli.options import epilog
+from geneva.cli.terminal import EXIT_CODES, INTERRUPTED, exit_code, readable, show_error
 from geneva.errors import GenevaError
+
+
+class Commands(TyperGroup):
+    """All commands; what is raised on purpose, or by a store, becomes a message and a code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `geneva ... | head`: typer leaves in silence
+            raise
+        except (GenevaError, OSError) as error:
+            show_error(readable(error))
+            raise typer.Exit(exit_code(error)) from error
+
 
 app = typer.Typer(
     name="geneva",
+    cls=Commands,
     help="Feature columns for Lance tables: Python functions, computed on Spark, "
     "only where something is new.",
+    epilog=f"Start with:  geneva demo\n\n{EXIT_CODES}",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(name="demo")(demo.demo)
-app.command(name="version")(version.version)
+LOOK, COMPUTE, RUNS, HERE = "Look", "Compute", "Jobs and errors", "This machine"
+
+
+def _command(name: str, function: Any, panel: str, *examples: str) -> None:
+    app.command(name=name, rich_help_panel=panel, epilog=epilog(*examples))(function)
+
+
+_command("tables", tables.tables, LOOK, "geneva tables my-database")
+_command(
+    "describe",
+    tables.describe,
+    LOOK,
+    "geneva describe my-database articles",
+    "geneva describe s3://bucket/path articles --json",
+)
+_command(
+    "sample",
+    tables.sample,
+    LOOK,
+    "geneva sample my-database articles -n 5 --where \"lang = 'en'\" --columns id,text",
+)
+_command("plan", backfills.plan, COMPUTE, "geneva plan my-database articles words")
+_command(
+    "backfill",
+    backfills.backfill,
+    COMPUTE,
+    "geneva backfill my-database articles words",
+    "geneva backfill my-database articles words --udf functions:words --save",
+)
+app.add_typer(views.app, name="view", rich_help_panel=COMPUTE)
+app.add_typer(jobs.app, name="jobs", rich_help_panel=RUNS)
+_command("errors", failures.errors, RUNS, "geneva errors my-database articles --column words")
+_command("console", pages.console, RUNS, "geneva console my-database")
+_command("demo", demo.demo, HERE, "geneva demo --dir my-database")
+_command("doctor", doctor.doctor, HERE, "geneva doctor my-database", "geneva doctor --no-spark")
+_command("version", version.version, HERE, "geneva version")
 
 
 @app.callback()
@@ -37,6 +88,7 @@ def options(
             help="Print the version and leave.",
             callback=version.print_and_exit,
             is_eager=True,
+            metavar="",
         ),
     ] = False,
 ) -> None:
@@ -44,12 +96,9 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; what Geneva raises on purpose becomes a message and an exit code."""
+    """Run the command line."""
     try:
         app()
-    except GenevaError as error:
-        show_error(error)
-        sys.exit(exit_code(error))
     except SystemExit as leaving:
         if leaving.code == INTERRUPTED:  # Ctrl-C, which typer leaves with, in silence
             show_error("interrupted. What was finished is kept.")

@@ -1,6 +1,11 @@
-"""How commands talk: two consoles, and what an error looks like to somebody at a prompt."""
+"""How commands talk: two consoles, tables, one JSON document, and what an error looks like."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from io import StringIO
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -13,12 +18,21 @@ USER_INPUT = 2
 MISSING_DEPENDENCY = 3
 INTERRUPTED = 130
 
+EXIT_CODES = (
+    "Exit codes: 0 all is well, 1 the job or check failed, 2 something in the command is wrong, "
+    "3 something is not installed, 130 interrupted."
+)
+
 # Numbers and paths in our own sentences need no colours of their own.
 out = Console(highlight=False)
 err = Console(highlight=False, stderr=True)
 
+_PIPED_WIDTH = 10_000
+_SHORTEST_SECRET = 4
+_hidden: set[str] = set()
 
-def exit_code(error: GenevaError) -> int:
+
+def exit_code(error: Exception) -> int:
     """Return what a shell should see: who can do something about this error."""
     if isinstance(error, UserInputError):
         return USER_INPUT
@@ -27,9 +41,29 @@ def exit_code(error: GenevaError) -> int:
     return FAILED
 
 
+def hide(values: Iterable[str]) -> None:
+    """Show these texts in no message from now on: they may be keys of a store."""
+    _hidden.update(value for value in values if len(value) >= _SHORTEST_SECRET)
+
+
+def readable(error: Exception) -> str:
+    """An error as a sentence; what other libraries say of storage without their debug lines."""
+    text = str(error) or type(error).__name__
+    if not isinstance(error, GenevaError):
+        text = text.partition(", /")[0].partition(": /rustc")[0].strip()
+    for secret in _hidden:
+        text = text.replace(secret, "***")
+    return text
+
+
 def show_error(message: object) -> None:
     """Print an error as a sentence, whole paths on one line, no traceback."""
     err.print(Text.assemble(("error: ", "bold red"), str(message)), soft_wrap=True)
+
+
+def warn(message: object) -> None:
+    """Print a warning beside the output."""
+    err.print(Text.assemble(("warning: ", "bold yellow"), str(message)), soft_wrap=True)
 
 
 def say(text: str = "", style: str = "") -> None:
@@ -44,3 +78,48 @@ def heading(number: int, title: str, note: str = "") -> None:
         Text.assemble((f"{number}. {title}", "bold cyan"), (f"  {note}" if note else "", "dim")),
         soft_wrap=True,
     )
+
+
+def emit(document: Any) -> None:
+    """Print one JSON document: the whole output of a command for machines."""
+    import json
+
+    from geneva.cli.cells import plain
+
+    sys.stdout.write(json.dumps(plain(document), indent=2, ensure_ascii=False) + "\n")
+
+
+def grid(
+    headers: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[str] = ()
+) -> None:
+    """Print a table; the columns of `numbers` are set to the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for name in headers:
+        table.add_column(
+            name, justify="right" if name in numbers else "left", overflow="fold", no_wrap=False
+        )
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    if out.is_terminal:
+        out.print(table)
+        return
+    # Piped: nothing is folded or cut, whatever COLUMNS says.
+    text = StringIO()
+    Console(width=_PIPED_WIDTH, file=text, highlight=False, color_system=None).print(table)
+    say("\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines()))
+
+
+def facts(pairs: Iterable[tuple[str, Any]]) -> None:
+    """Print names and values, one a line; what is None is left out."""
+    known = [(name, str(value)) for name, value in pairs if value is not None]
+    width = max((len(name) for name, _ in known), default=0)
+    for name, value in known:
+        out.print(Text.assemble((f"{name:<{width}}  ", "bold"), value), soft_wrap=True)
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things, in words: `1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

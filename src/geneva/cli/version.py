@@ -7,18 +7,23 @@ from importlib import metadata
 
 import typer
 
-from geneva.cli.terminal import say
+from geneva.cli.options import AsJson
+from geneva.cli.terminal import emit, say
 
 DISTRIBUTION = "geneva-spark"
 _PARTS = ("pyspark", "pylance", "lancedb", "pyarrow")
 
 
-def version() -> None:
+def version(*, as_json: AsJson = False) -> None:
     """Print the versions of Geneva, of Python and of what it builds on."""
+    if as_json:
+        parts = {part: _installed(part) for part in (DISTRIBUTION, *_PARTS)}
+        return emit({**parts, "python": platform.python_version()})
     say(own_version())
     say(f"{'python':<12} {platform.python_version()}")
     for part in _PARTS:
         say(f"{part:<12} {_installed(part)}")
+    return None
 
 
 def own_version() -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import chain
 
 from geneva.errors import (
@@ -17,21 +18,36 @@ from geneva.errors import (
     JobCancelledError,
     JobTimeoutError,
     TableChangedError,
+    TooManyFailedRowsError,
     UDFExecutionError,
     UDFIntegrityError,
     UDFOutputError,
+    UDFTimeoutError,
+    WorkerDied,
+    WorkerLostError,
 )
 from geneva.execution.prepare import PreparedBackfill
 from geneva.execution.progress import JobProgress, ProgressListener
 from geneva.execution.runner import Resources, Runner
-from geneva.execution.task import PartFailure, PartResult, PartWork, Task, TaskReport
+from geneva.execution.task import (
+    PartFailure,
+    PartResult,
+    PartWork,
+    RowFailure,
+    Task,
+    TaskReport,
+)
+from geneva.execution.tracing import span
+from geneva.execution.trail import Suspect, read_notes
 from geneva.execution.worker import run_task
 from geneva.model import Reason
+from geneva.on_error import Limits
 from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.sizing import WorkQueue
 from geneva.rows import RowRange
 from geneva.storage.checkpoints import CheckpointKey, index_keys
 from geneva.storage.commit import CommitOutcome, commit_columns
+from geneva.storage.failures import ErrorRecord
 from geneva.storage.fragments import StagedFile
 from geneva.storage.housekeeping import delete_keys, new_job_tag, release_dead_tags
 from geneva.storage.staging import open_checkpoints, record_staged
@@ -55,6 +71,8 @@ class JobControl:
     """Look into running tasks through the checkpoint store, for somebody who watches."""
     is_running: Callable[[str], bool] = lambda job_id: True
     """Whether a job of that id still runs; versions that dead ones pinned are released."""
+    record_errors: Callable[[Sequence[ErrorRecord]], None] = lambda records: None
+    """Keeps what is known of rows that failed."""
 
 
 def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress:
@@ -139,7 +157,8 @@ class _BackfillRun:
         self._assemblies: deque[PartWork] = deque()
         self._splits: dict[int, _Split] = {}
         self._ready: list[StagedFile] = []
-        self._in_flight: dict[Future[list[str]], int] = {}
+        self._in_flight: dict[Future[list[str]], list[Task]] = {}
+        self._lost: dict[tuple[int, int], tuple[Suspect | None, ...]] = {}
         self._moved_on = False
         self._note(rounds=self.progress.rounds + 1)
         for fragment in plan.fragments:
@@ -172,7 +191,10 @@ class _BackfillRun:
             self._fill()
             done, _ = wait(self._in_flight, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
-                self._in_flight.pop(future)
+                tasks = self._in_flight.pop(future)
+                if isinstance(future.exception(), WorkerLostError):
+                    self._try_again(tasks, future)
+                    continue
                 for text in future.result():
                     self._take(TaskReport.from_json(text))
             if not done and self._control.watch_checkpoints:
@@ -199,17 +221,35 @@ class _BackfillRun:
         slots = max(1, min(asked, runner.slots) if asked else runner.slots)
         per_job = max(1, slots // _JOBS_IN_FLIGHT)
         limit = slots if asked else slots + 1
-        resources = Resources(
-            self.prepared.definition.num_cpus,
-            self.prepared.definition.num_gpus,
-            self.prepared.definition.memory,
-        )
-        while (self._queue or self._assemblies) and sum(self._in_flight.values()) < limit:
+        while (self._queue or self._assemblies) and self._running() < limit:
             tasks: list[Task] = []
             while len(tasks) < per_job and (parts := self._next_parts(slots)):
                 tasks.append(Task(self._work, parts))
-            self._in_flight[runner.submit(run_task, tasks, resources)] = len(tasks)
-            self._note(tasks=self.progress.tasks + len(tasks))
+            self._submit(tasks)
+
+    def _running(self) -> int:
+        return sum(map(len, self._in_flight.values()))
+
+    def _submit(self, tasks: list[Task]) -> None:
+        definition = self.prepared.definition
+        resources = Resources(definition.num_cpus, definition.num_gpus, definition.memory)
+        self._in_flight[self._get_runner().submit(run_task, tasks, resources)] = tasks
+        self._note(tasks=self.progress.tasks + len(tasks))
+
+    def _try_again(self, tasks: list[Task], lost: Future[list[str]]) -> None:
+        """Go on with tasks whose workers died, as long as the dead tell more about the cause."""
+        store, job_id = open_checkpoints(self.prepared.ref), self._control.job_id
+        told = [(task, read_notes(store, job_id, task.parts)) for task in tasks]
+        self._note(lost_workers=self.progress.lost_workers + 1)
+        for task, notes in told:
+            first = (task.parts[0].fragment_id, task.parts[0].rows.start)
+            if any(notes) and self._lost.get(first) != notes:
+                self._lost[first] = notes
+                break
+        else:
+            delete_keys(store, store.list_keys(f"attempt-{job_id}-"))
+            lost.result()
+        self._submit([replace(task, attempt=task.attempt + 1) for task in tasks])
 
     def _next_parts(self, slots: int) -> tuple[PartWork, ...]:
         if self._assemblies:
@@ -236,13 +276,60 @@ class _BackfillRun:
         working = report.timings.read + report.timings.udf
         if rows_run and working > 0:
             self._speed = rows_run / working
-        self._note(timings=self.progress.timings.plus(report.timings))
+        self._note(
+            timings=self.progress.timings.plus(report.timings),
+            retries=self.progress.retries + report.retries,
+        )
         for fragment_id in report.recorded:
             self._leave(fragment_id, None)
+        failed = [r for r in report.results if r.rows_failed and not self._is_assembled(r)]
+        self._record_errors((r.fragment_id, row) for r in failed for row in r.failed)
+        self._note(failed_rows=self.progress.failed_rows + sum(r.rows_failed for r in failed))
         for result in report.results:
             self._book(result)
         if report.failure is not None:
+            fragment_id = report.failure.fragment_id
+            self._record_errors((fragment_id, row) for row in report.failure.failed)
             raise _failure(report.failure)
+        self._check_failed()
+
+    def _is_assembled(self, result: PartResult) -> bool:
+        """Whether a fragment was put together of ranges that were reported before."""
+        return result.fragment_id in self._splits and result.staged_path is not None
+
+    def _record_errors(self, told: Iterable[tuple[int, RowFailure]]) -> None:
+        limits = Limits.from_json(self.prepared.definition.on_error)
+        now, plan = datetime.now(UTC), self.prepared.plan
+        records = [
+            ErrorRecord(
+                self._control.job_id,
+                plan.table,
+                plan.column,
+                fragment_id,
+                (fragment_id << 32) + row.offset,
+                row.row_id,
+                row.exception_type,
+                row.message,
+                row.traceback,
+                row.attempt,
+                row.preview,
+                now,
+            )
+            for fragment_id, row in told
+        ]
+        if records and limits.store_errors:
+            self._control.record_errors(records)
+
+    def _check_failed(self) -> None:
+        most, failed = self._work.most_failed, self.progress.failed_rows
+        if most is not None and failed > most:
+            raise TooManyFailedRowsError(
+                f"{failed:,} of {self.progress.total:,} rows failed in column "
+                f"{self.prepared.plan.column!r} of table {self.prepared.ref.name!r}, and the UDF's "
+                f"limits (max_failed_rows, max_failed_fraction) allow {most:,}. See "
+                "table.get_errors(); raise the limits, or fix the function, and run again: what "
+                "is computed is kept."
+            )
 
     def _leave(self, fragment_id: int, rows: RowRange | None) -> None:
         key = CheckpointKey(self.prepared.prefixes[fragment_id], fragment_id, rows).path()
@@ -298,14 +385,16 @@ class _BackfillRun:
         while len(self._ready) >= max(least, 1):
             group, self._ready = self._ready[:size], self._ready[size:]
             started = time.monotonic()
-            outcome = commit_columns(
-                self.prepared.ref,
-                self.prepared.dataset,
-                self.prepared.definition,
-                group,
-                self._control.job_id,
-                self._control.max_conflict_retries,
-            )
+            about = {"job_id": self._control.job_id, "fragments": len(group)}
+            with span("geneva.commit", about):
+                outcome = commit_columns(
+                    self.prepared.ref,
+                    self.prepared.dataset,
+                    self.prepared.definition,
+                    group,
+                    self._control.job_id,
+                    self._control.max_conflict_retries,
+                )
             self._booked_commit(outcome, time.monotonic() - started)
 
     def _booked_commit(self, outcome: CommitOutcome, seconds: float) -> None:
@@ -360,8 +449,16 @@ class _BackfillRun:
 
 
 _FAILURES: dict[str, type[GenevaError]] = {
-    kind.__name__: kind for kind in (UDFOutputError, UDFIntegrityError, InvalidUDFError)
+    kind.__name__: kind
+    for kind in (
+        UDFOutputError,
+        UDFIntegrityError,
+        InvalidUDFError,
+        UDFTimeoutError,
+        TooManyFailedRowsError,
+    )
 }
+_FAILURES[WorkerDied.__name__] = WorkerLostError
 
 
 def _failure(failure: PartFailure) -> GenevaError:

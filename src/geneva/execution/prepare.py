@@ -9,6 +9,7 @@ from functools import partial
 
 from geneva.execution.task import ColumnWork, PartWork
 from geneva.model import ColumnDefinition, Reason, Sizes, TableRef
+from geneva.on_error import Limits
 from geneva.planning.backfill import (
     BackfillPlan,
     FragmentPlan,
@@ -62,11 +63,17 @@ class BackfillRequest:
     flush_seconds: float | None = None
     shuffle_diversity: int | None = None
     timeout_seconds: float | None = None
+    retry_failed: bool = False
 
     @property
     def follows_table(self) -> bool:
         """Whether the job goes on with what others change meanwhile: not when it was bounded."""
         return self.read_version is None and self.num_frags is None
+
+    @property
+    def work_where(self) -> str | None:
+        """The clause as it identifies the work: to try failed rows again is another work."""
+        return f"{self.where or ''}\n(failed rows)" if self.retry_failed else self.where
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,9 @@ class PreparedBackfill:
             threads=request.threads,
             outputs=definition.outputs or (definition.name,),
             source=self.source,
+            most_failed=Limits.from_json(definition.on_error).most_failed(
+                self.plan.rows_to_compute
+            ),
         )
 
     def part_work(self, part: Part) -> PartWork:
@@ -149,6 +159,7 @@ class PreparedBackfill:
             base=committed.output_file,
             donors=donors_within(self.donors.get(plan.fragment_id, ()), rows),
             window=window_rows(self.snapshot.schema, paths, sizes, plan.physical_rows),
+            failed_after=plan.failed_after if whole else None,
         )
 
 
@@ -178,7 +189,12 @@ def prepare_backfill(
         selected = read_matching_rows(dataset, candidates, request.where)
     prefixes = {f.id: _identity(facts, ref, request, f.id).prefix() for f in candidates}
     states = [
-        _state(f, live[f.id], committed[f.id], selected[f.id] if selected is not None else None)
+        replace(
+            _state(
+                f, live[f.id], committed[f.id], selected[f.id] if selected is not None else None
+            ),
+            retry_failed=request.retry_failed,
+        )
         for f in candidates
     ]
     plans = [plan_fragment(state) for state in states]
@@ -194,7 +210,7 @@ def prepare_backfill(
     if needed:
         chosen = {plan.fragment_id for plan in needed}
         states = [state for state in states if state.fragment_id in chosen]
-        search = unpublished_search(ref, facts, request.where, committed_by_job)
+        search = unpublished_search(ref, facts, request.work_where, committed_by_job)
         fragments = {f.id: f for f in candidates}
         states, staged, donors = with_unpublished(search, facts, fragments, states, prefixes)
         needed, _ = choose_fragments(map(plan_fragment, states), None)
@@ -285,6 +301,7 @@ def _state(
         reason=committed.reason,
         has_output=committed.output_file is not None,
         selected=selected,
+        failed=committed.failed,
     )
 
 
@@ -295,7 +312,7 @@ def _identity(
     return work_identity(
         ref,
         facts.column.definition,
-        request.where,
+        request.work_where,
         Verdict(committed.valid, committed.reason),
         committed.inputs,
         committed.output_file,
@@ -314,6 +331,16 @@ def _notes(states: list[FragmentState], committed: dict[int, Committed]) -> tupl
         notes.append(
             f"{stale:,} rows outside the where clause are stale (their UDF or an input changed) "
             'and stay so; leave the clause out to compute them too, or use where="1=1" for all rows'
+        )
+    waiting = sum(
+        state.live.intersect(state.failed).count
+        for state in states
+        if state.failed is not None and not state.retry_failed and state.selected is None
+    )
+    if waiting:
+        notes.append(
+            f"{waiting:,} rows failed before with this UDF and these inputs, and stay NULL; use "
+            "retry_failed=True to try them again"
         )
     guessed = sum(not c.certain for c in committed.values())
     if guessed:
@@ -385,7 +412,12 @@ def _still_fits(file: StagedFile, ref: TableRef, state: FragmentState, facts: Co
         return False
     provenance = read_provenance(ref, file.path)
     wanted = plan_fragment(state).valid_after
-    return provenance is not None and provenance.valid.intersect(state.live) == wanted
+    if provenance is None or (state.retry_failed and provenance.failed):
+        return False
+    known = provenance.valid.union(provenance.failed) if provenance.failed else provenance.valid
+    failed_before = plan_fragment(state).failed_after
+    wanted = wanted.union(failed_before) if failed_before is not None else wanted
+    return known.intersect(state.live) == wanted
 
 
 def _ordered(plans: tuple[FragmentPlan, ...], diversity: int | None) -> tuple[FragmentPlan, ...]:

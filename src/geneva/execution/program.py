@@ -9,8 +9,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from geneva.execution.apply import Applier
+from geneva.errors import UDFError
+from geneva.execution.apply import Applied, Applier
 from geneva.execution.task import ColumnWork
+from geneva.execution.watchdog import Guard
 from geneva.storage.columns import load_udf
 from geneva.storage.dataset import Dataset
 from geneva.view_definition import IS_SET
@@ -19,8 +21,11 @@ from geneva.view_definition import IS_SET
 class Program(Protocol):
     """Turns a batch of inputs into as many values."""
 
-    def apply(self, batch: pa.RecordBatch) -> pa.Array:
-        """Compute the values of one batch."""
+    def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+        """Compute the values of one batch, and tell which rows failed."""
+
+    def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
+        """What the policy makes of a row whose worker died or hung."""
 
     def close(self) -> None:
         """Let go of whatever is held."""
@@ -33,7 +38,7 @@ class Carrier:
         """Carry the fields of a struct type; the mark that a row is set is added."""
         self._fields = [kind.field(i) for i in range(kind.num_fields)]
 
-    def apply(self, batch: pa.RecordBatch) -> pa.Array:
+    def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
         """Put the batch's columns side by side."""
         columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
         marks = pa.repeat(pa.scalar(True), batch.num_rows)
@@ -41,7 +46,11 @@ class Carrier:
             marks if field.name == IS_SET else columns[field.name].cast(field.type)
             for field in self._fields
         ]
-        return pa.StructArray.from_arrays(arrays, fields=self._fields)
+        return Applied(pa.StructArray.from_arrays(arrays, fields=self._fields))
+
+    def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
+        """There is no policy: carrying over has to work."""
+        raise error
 
     def close(self) -> None:
         """Hold nothing."""

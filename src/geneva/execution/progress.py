@@ -25,6 +25,12 @@ class JobProgress:
     """Rows the UDF was called for."""
     reused_rows: int = 0
     """Rows taken from an earlier run."""
+    failed_rows: int = 0
+    """Rows that failed and were skipped: they are NULL."""
+    retries: int = 0
+    """Calls that were made again after a failure."""
+    lost_workers: int = 0
+    """Times that Spark gave tasks up because their workers died."""
     fragments: int = 0
     fragments_committed: int = 0
     commits: int = 0
@@ -56,7 +62,17 @@ class JobProgress:
             **flat,
             **{f"{name}_seconds": round(value, 4) for name, value in timings.items()},
             "rows_per_second": round(self.udf_rows / self.seconds, 1) if self.seconds else 0.0,
+            "eta_seconds": self.eta_seconds,
         }
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Seconds until the end, at the speed so far; None while that can't be told."""
+        left = self.total - self.checkpointed
+        if left <= 0:
+            return 0.0
+        computed = self.checkpointed - self.reused_rows
+        return round(left * self.seconds / computed, 1) if computed > 0 else None
 
 
 class ProgressListener(Protocol):
@@ -70,7 +86,12 @@ def wants_bars(setting: bool | None, /) -> bool:  # noqa: FBT001
     """Whether to draw bars: as set, else when somebody watches a terminal or a notebook."""
     if setting is not None:
         return setting
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    return sys.stderr.isatty() or in_notebook()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    return "ipykernel" in sys.modules
 
 
 class ProgressBars:
@@ -116,15 +137,13 @@ class ProgressBars:
             TimeRemainingColumn,
         )
 
-        in_notebook = "ipykernel" in sys.modules
-        console = Console(force_jupyter=True) if in_notebook else Console(stderr=True)
         self._display = Progress(
             TextColumn("{task.description:<30}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            console=console,
+            console=Console(stderr=True),
             auto_refresh=False,
         )
         self._display.start()

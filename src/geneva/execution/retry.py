@@ -18,7 +18,7 @@ def resume_task(task: Task) -> tuple[tuple[PartWork, ...], list[PartResult]]:
     A first attempt looks nowhere: its plan knows everything. A later one finds the checkpoints and
     staged files of the worker that died, so that only its open batch is computed again.
     """
-    if not _is_retry():
+    if not task.attempt and not attempt_number():
         return task.parts, []
     store = open_checkpoints(task.work.ref)
     index = index_keys(store.list_keys("udf-"))
@@ -34,11 +34,11 @@ def resume_task(task: Task) -> tuple[tuple[PartWork, ...], list[PartResult]]:
     return tuple(left), done
 
 
-def _is_retry() -> bool:
-    """Whether Spark runs this task for another time. Off Spark there are no retries."""
+def attempt_number() -> int:
+    """How often Spark ran this task before. Off Spark there are no retries."""
     module = sys.modules.get("pyspark.taskcontext")
     context = module.TaskContext.get() if module is not None else None
-    return context is not None and context.attemptNumber() > 0
+    return context.attemptNumber() if context is not None else 0
 
 
 def _with_checkpoints(part: PartWork, keys: list[CheckpointKey]) -> PartWork:
@@ -64,7 +64,8 @@ def _staged_before(
     ):
         return None
     provenance = read_provenance(work.ref, file.path)
-    if provenance is None or provenance.valid != part.valid_after:
+    if provenance is None or provenance.failed or provenance.valid != part.valid_after:
+        # With rows that failed it is made again, out of checkpoints: they tell what happened.
         return None
     rows = part.rows
     return PartResult(part.fragment_id, rows.start, rows.end, 0, part.compute.count, (), file.path)

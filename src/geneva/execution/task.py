@@ -11,6 +11,11 @@ from geneva.rows import RowRange, RowSet
 from geneva.storage.donors import Donor
 from geneva.storage.source_rows import SourceRows
 
+MOST_REPORTED = 10_000
+"""Failed rows of a part whose story travels; of all others only the number."""
+MOST_TRACEBACKS = 100
+"""Failed rows of a part that are told with their traceback."""
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnWork:
@@ -34,6 +39,8 @@ class ColumnWork:
     """The table's columns that are written: the column itself, or several carried over."""
     source: SourceRows | None = None
     """Where the inputs are, when they are in another table."""
+    most_failed: int | None = None
+    """How many rows may fail before the job is given up; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,8 @@ class PartWork:
     """Rows to read at once."""
     donors: tuple[Donor, ...] = ()
     """Results of rows that moved here: taken over, not computed."""
+    failed_after: RowSet | None = None
+    """Rows of the fragment that failed before and stay so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,8 @@ class Task:
 
     work: ColumnWork
     parts: tuple[PartWork, ...]
+    attempt: int = 0
+    """How often it was submitted before, and lost with its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,27 @@ class PartResult:
     checkpoints: tuple[tuple[int, int], ...]
     """Ranges that are in the checkpoint store now, ascending."""
     staged_path: str | None = None
+    rows_failed: int = 0
+    """Rows of the part that were skipped."""
+    failed: tuple[RowFailure, ...] = ()
+    """What happened to them, at most `MOST_REPORTED` of them; for an assembled one: nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """A row on which the user's function failed, and which was skipped."""
+
+    offset: int
+    exception_type: str
+    message: str
+    traceback: str
+    attempt: int
+    preview: str
+    row_id: int | None = None
+
+    def to_json(self) -> str:
+        """As text, for a checkpoint."""
+        return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +152,8 @@ class PartFailure:
     message: str
     traceback: str
     rows_run: int = 0
+    failed: tuple[RowFailure, ...] = ()
+    """The row that ended the job, where it is known, and those skipped before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +166,8 @@ class TaskReport:
     seconds: float = 0.0
     recorded: tuple[int, ...] = ()
     """Fragments whose staged file is noted in the checkpoint store."""
+    retries: int = 0
+    """Calls that were made again after a failure."""
 
     def to_json(self) -> str:
         """The report as text, as it travels."""
@@ -144,13 +180,19 @@ class TaskReport:
         failure = record["failure"]
         return cls(
             results=tuple(_result(item) for item in record["results"]),
-            failure=PartFailure(**failure) if failure is not None else None,
+            failure=_failure(failure) if failure is not None else None,
             timings=Timings(**record["timings"]),
             seconds=record["seconds"],
             recorded=tuple(record["recorded"]),
+            retries=record["retries"],
         )
 
 
 def _result(item: dict[str, Any]) -> PartResult:
     checkpoints = tuple((int(start), int(end)) for start, end in item.pop("checkpoints"))
-    return PartResult(checkpoints=checkpoints, **item)
+    failed = tuple(RowFailure(**row) for row in item.pop("failed"))
+    return PartResult(checkpoints=checkpoints, failed=failed, **item)
+
+
+def _failure(item: dict[str, Any]) -> PartFailure:
+    return PartFailure(failed=tuple(RowFailure(**row) for row in item.pop("failed")), **item)

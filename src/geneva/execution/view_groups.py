@@ -23,7 +23,7 @@ from geneva.execution.prepare import (
 from geneva.model import ColumnDefinition, Reason, TableRef
 from geneva.planning.backfill import BackfillPlan, FragmentState, choose_fragments, plan_fragment
 from geneva.rows import RowSet
-from geneva.storage.column_state import ColumnFacts, read_column
+from geneva.storage.column_state import ColumnFacts, Committed, read_column
 from geneva.storage.columns import read_definition
 from geneva.storage.dataset import (
     Dataset,
@@ -187,6 +187,7 @@ def prepare_group(
             valid=valid,
             reason=reason,
             has_output=committed.output_file is not None,
+            failed=_still_failed(committed, stale.get(fragment.id)),
         )
         for fragment, valid, reason, committed in states
     ]
@@ -239,6 +240,13 @@ def prepare_group(
         again=partial(prepare_group, target, group),
         source=SourceRows(target.source, target.version, group.expressions(source)),
     )
+
+
+def _still_failed(committed: Committed, stale: RowSet | None) -> RowSet | None:
+    """The rows that failed and whose source row is as it was."""
+    if committed.failed is None or stale is None:
+        return committed.failed
+    return committed.failed.minus(stale)
 
 
 def _identity(

@@ -8,31 +8,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from geneva.errors import GenevaError, InvalidUDFError, UDFError, UDFIntegrityError
-from geneva.execution.program import Program, live_program, value_field
-from geneva.execution.retry import resume_task
+from geneva.execution.complaints import CellFailure
+from geneva.execution.failed_rows import FailedRows, row_failure, with_row_ids
+from geneva.execution.retry import attempt_number, resume_task
 from geneva.execution.task import (
-    ColumnWork,
     PartFailure,
     PartResult,
     PartWork,
     Task,
     TaskReport,
-    Timings,
 )
+from geneva.execution.task_run import TaskRun, Unsaved
+from geneva.execution.trail import BatchGuard, Trail
 from geneva.planning.ranges import gaps
 from geneva.planning.sizing import BatchRule
 from geneva.rows import Offsets, RowRange, RowSet
-from geneva.storage.checkpoints import CheckpointKey, CheckpointStore
-from geneva.storage.dataset import open_pinned, row_addresses
+from geneva.storage.checkpoints import ERROR_COLUMN, CheckpointKey
+from geneva.storage.dataset import row_addresses
 from geneva.storage.donors import DonatedValues, merged
 from geneva.storage.fragments import (
-    FIRST_SOURCE_ROWS,
     Piece,
     RowTaker,
     StagedFile,
@@ -45,7 +45,10 @@ from geneva.storage.fragments import (
 )
 from geneva.storage.provenance import Provenance
 from geneva.storage.source_rows import SourceRows
-from geneva.storage.staging import open_checkpoints, record_staged
+from geneva.storage.staging import (
+    drop_staged,
+    read_staged_values,
+)
 from geneva.view_definition import SOURCE_ROW_ID
 
 _SPARSE = 0.2
@@ -62,107 +65,43 @@ def run_task(task: Task) -> str:
     A failure of the user's function is reported, not raised: Spark would run the task again.
     """
     started = time.perf_counter()
-    run = _TaskRun(task.work)
+    run = TaskRun(task.work)
+    again = bool(task.attempt or attempt_number())
     parts, results = resume_task(task)
     failure = None
     for part in parts:
-        part_run = _PartRun(run, part)
+        part_run = _PartRun(run, part, again=again)
         try:
             results.append(part_run.execute())
         except (UDFError, UDFIntegrityError, InvalidUDFError) as error:
             failure = part_run.failed(error)
             break
+        run.rows_failed += results[-1].rows_failed
     run.record_pending(_LEAST_RECORDED_SECONDS)
     seconds = time.perf_counter() - started
-    report = TaskReport(tuple(results), failure, run.clock.timings(), seconds, tuple(run.recorded))
+    report = TaskReport(
+        tuple(results),
+        failure,
+        run.clock.timings(),
+        seconds,
+        tuple(run.recorded),
+        run.retries,
+    )
     return report.to_json()
-
-
-class _Clock:
-    """Seconds by activity."""
-
-    def __init__(self) -> None:
-        self.read = self.udf = self.checkpoint = self.write = 0.0
-
-    def timings(self) -> Timings:
-        return Timings(self.read, self.udf, self.checkpoint, self.write)
-
-    @property
-    def work(self) -> float:
-        """Seconds that would be lost with the results: not those spent on saving them."""
-        return self.read + self.udf
-
-
-class _TaskRun:
-    """What the parts of one task share."""
-
-    def __init__(self, work: ColumnWork) -> None:
-        self.work = work
-        self.dataset = open_pinned(work.ref, work.version, work.job_id)
-        self.store: CheckpointStore = open_checkpoints(work.ref)
-        self.clock = _Clock()
-        self.arrow_field = value_field(self.dataset, work)
-        self.batch_rows: int | None = None
-        self.source_rows = FIRST_SOURCE_ROWS
-        self.checkpoint_cost = 0.0
-        self.recorded: list[int] = []
-        self._pending: list[tuple[str, StagedFile]] = []
-        self._pending_since = 0.0
-
-    @property
-    def program(self) -> Program:
-        return live_program(self.work, self.arrow_field)
-
-    def as_values(self, batch: pa.RecordBatch) -> pa.Array:
-        """Columns of the table as values of the program."""
-        if self.work.outputs == (self.work.column,):
-            return batch.column(0)
-        fields = [self.arrow_field.type.field(i) for i in range(batch.num_columns)]
-        return pa.StructArray.from_arrays(batch.columns, fields=fields)
-
-    def staged(self, prefix: str, staged: StagedFile) -> None:
-        """Note a staged file; it is recorded once enough work hangs on it."""
-        self._pending.append((prefix, staged))
-        pause = 0.0 if self.work.sizes.checkpoint_size is not None else 1.0
-        self.record_pending(pause if self.work.flush_seconds is None else self.work.flush_seconds)
-
-    def record_pending(self, least_seconds: float) -> None:
-        """Record staged files, if at least that much work would be lost with them."""
-        if self.clock.work - self._pending_since < least_seconds:
-            return
-        for prefix, staged in self._pending:
-            record_staged(self.store, prefix, staged)
-            self.recorded.append(staged.fragment_id)
-        self._pending.clear()
-        self._pending_since = self.clock.work
-
-
-@dataclass(slots=True)
-class _Unsaved:
-    """Results since the last checkpoint, and the range they are of."""
-
-    start: int
-    pieces: list[Piece] = field(default_factory=list)
-    rows: int = 0
-    bytes: int = 0
-    since: float = 0.0
-
-    def add(self, piece: Piece) -> None:
-        self.pieces.append(piece)
-        self.rows += len(piece.offsets)
-        self.bytes += piece.values.nbytes
 
 
 class _PartRun:
     """One part being computed."""
 
-    def __init__(self, task: _TaskRun, part: PartWork) -> None:
+    def __init__(self, task: TaskRun, part: PartWork, *, again: bool) -> None:
+        self._trail = Trail(task.store, task.work.job_id, part, again=again)
         self._task, self._part, self._work = task, part, task.work
         self._rule = BatchRule.of(task.work.sizes, part.window, task.work.flush_seconds)
-        self._unsaved = _Unsaved(part.rows.start)
+        self._unsaved = Unsaved(part.rows.start)
         self._checkpoints: list[RowRange] = []
         self._rows_run = self._rows_reused = 0
         self._at: tuple[int, int] = (part.rows.start, part.rows.end)
+        self._failed = FailedRows()
         self._donated: DonatedValues | None = None
         self._to_run = part.compute
         if part.donors:
@@ -183,6 +122,7 @@ class _PartRun:
         if not part.whole:
             for _ in self._pieces():
                 pass
+        self._trail.clear()
         return PartResult(
             part.fragment_id,
             part.rows.start,
@@ -191,14 +131,20 @@ class _PartRun:
             self._rows_reused,
             tuple((r.start, r.end) for r in self._checkpoints),
             path,
+            len(self._failed.found),
+            self._failed.told(self._task.dataset, part.fragment_id),
         )
 
     def failed(self, error: GenevaError) -> PartFailure:
         """Keep what was computed before the failure, and describe it."""
         self._flush(self._at[0])
-        failure = getattr(error, "failure", None)
-        row = getattr(failure, "row", None)
+        self._trail.clear()
+        failure: CellFailure | None = getattr(error, "failure", None)
+        row = failure.row if failure is not None else None
         start, end = self._at
+        told = [*self._failed.found.values()]
+        if failure is not None and row is not None:
+            told.append(row_failure(self._offset_of(row), failure))
         where = f"rows [{start}, {end})" if row is None else f"row {self._offset_of(row)}"
         return PartFailure(
             self._part.fragment_id,
@@ -207,8 +153,9 @@ class _PartRun:
             type(error).__name__,
             f"Table {self._work.ref.name!r}, column {self._work.column!r}, fragment "
             f"{self._part.fragment_id}, {where} (of rows [{start}, {end})): {error}",
-            getattr(failure, "traceback", "") or "",
+            failure.traceback if failure is not None else "",
             self._rows_run,
+            with_row_ids(self._task.dataset, self._part.fragment_id, told),
         )
 
     def _offset_of(self, row: int) -> int:
@@ -217,7 +164,9 @@ class _PartRun:
     def _stage(self) -> str:
         part, work, task = self._part, self._work, self._task
         assert part.valid_after is not None
-        provenance = Provenance(work.column_uuid, work.udf_version, part.inputs, part.valid_after)
+        provenance = Provenance(
+            work.column_uuid, work.udf_version, part.inputs, part.valid_after, part.failed_after
+        )
         arrays = scatter(
             self._pieces(), task.arrow_field.type, part.rows, part.window, self._old_values()
         )
@@ -228,6 +177,8 @@ class _PartRun:
         )
         spent = time.perf_counter() - started
         task.clock.write += spent - (task.clock.work + task.clock.checkpoint - before)
+        if self._failed:
+            path, rows = self._without_failed(path, provenance)
         if rows != part.physical_rows:
             raise AssertionError(
                 f"staged {rows} rows for fragment {part.fragment_id} of {part.physical_rows} rows"
@@ -243,6 +194,23 @@ class _PartRun:
         )
         task.staged(part.prefix, staged)
         return path
+
+    def _without_failed(self, path: str, planned: Provenance) -> tuple[str, int]:
+        """Stage the file again under a name and provenance that tell which rows failed.
+
+        That is known only now, and a file's name can't be changed; the usual case never pays.
+        """
+        work, task = self._work, self._task
+        failed = self._failed.rows(self._part.physical_rows)
+        told = replace(
+            planned,
+            valid=planned.valid.minus(failed),
+            failed=failed.union(planned.failed) if planned.failed is not None else failed,
+        )
+        arrays = read_staged_values(work.ref, path, self._part.window)
+        staged = stage_column(work.ref, task.dataset, work.outputs, arrays, told, complete=False)
+        drop_staged(work.ref, path)
+        return staged
 
     def _old_values(self) -> Iterator[pa.Array] | None:
         if not self._part.keeps_old:
@@ -269,7 +237,8 @@ class _PartRun:
             else:
                 self._unsaved.start = covered.end
                 yield loaded
-        if not part.whole or self._rule.checkpoint_rows is not None:
+        if not part.whole or self._rule.checkpoint_rows is not None or self._failed:
+            # Failed rows in any case: a file can't tell what happened to them.
             self._flush(part.rows.end)
 
     def _loaded(self, rows: RowRange) -> Piece | None:
@@ -294,6 +263,7 @@ class _PartRun:
             if not found.all() or not np.array_equal(offsets[places], wanted):
                 return None
             values = values.take(pa.array(places))
+        self._failed.load(offsets, wanted, batch)
         self._checkpoints.append(rows)
         self._rows_reused += len(wanted)
         return Piece(wanted, values)
@@ -344,6 +314,7 @@ class _PartRun:
             done = 0
             while done < len(offsets):
                 size = self._batch_size(len(offsets) - done)
+                size = self._trail.limit(offsets[done:], size)
                 piece = self._apply(offsets[done : done + size], batch.slice(done, size))
                 done += size
                 yield piece
@@ -413,12 +384,22 @@ class _PartRun:
         self._at = (int(offsets[0]), int(offsets[-1]) + 1)
         self._batch_offsets = offsets
         self._rows_run += len(offsets)
+        known = self._trail.verdict(offsets)
         started = time.perf_counter()
         try:
-            values = self._task.program.apply(batch)
+            if known is not None:
+                applied = self._task.program.settle(known[0], batch, known[1])
+            else:
+                self._trail.starting(offsets)
+                applied = self._task.program.run(batch, BatchGuard(self._trail, offsets))
         finally:
             seconds = time.perf_counter() - started
             self._task.clock.udf += seconds
+        values = applied.values
+        self._task.retries += applied.retries
+        if applied.failures:
+            self._failed.add(offsets, applied.failures)
+            self._failed.check(self._work.most_failed, self._task.rows_failed)
         full = self._task.batch_rows or self._rule.first
         if len(offsets) >= full:
             wish = self._rule.next_size(full, seconds)
@@ -431,7 +412,7 @@ class _PartRun:
         unsaved.add(piece)
         seconds = clock.work - unsaved.since
         due = self._rule.is_due(unsaved.rows, seconds, self._task.checkpoint_cost)
-        if due or unsaved.bytes >= _BUFFER_BYTES:
+        if due or unsaved.bytes >= _BUFFER_BYTES or self._trail.is_suspect(piece.offsets):
             self._flush(int(piece.offsets[-1]) + 1)
 
     def _flush_if_elsewhere(self, start: int) -> None:
@@ -450,7 +431,7 @@ class _PartRun:
             self._task.checkpoint_cost = time.perf_counter() - started
             clock.checkpoint += self._task.checkpoint_cost
             self._checkpoints.append(rows)
-        self._unsaved = _Unsaved(end, since=clock.work)
+        self._unsaved = Unsaved(end, since=clock.work)
 
     def _write_checkpoint(self, rows: RowRange, pieces: list[Piece]) -> None:
         part = self._part
@@ -458,6 +439,8 @@ class _PartRun:
         offsets = np.concatenate([piece.offsets for piece in pieces])
         addresses = pa.array(row_addresses(part.fragment_id, offsets), pa.uint64())
         values = concat([piece.values for piece in pieces])
-        self._task.store[key] = pa.record_batch(
-            [values, addresses], names=[self._work.column, "_rowaddr"]
-        )
+        columns, names = [values, addresses], [self._work.column, "_rowaddr"]
+        errors = self._failed.column(offsets) if self._failed else None
+        if errors is not None:
+            columns, names = [*columns, errors], [*names, ERROR_COLUMN]
+        self._task.store[key] = pa.record_batch(columns, names=names)

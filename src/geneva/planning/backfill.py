@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from geneva import html
 from geneva.model import Reason
 from geneva.planning.ranges import disjoint
 from geneva.rows import RowRange, RowSet
@@ -39,6 +40,10 @@ class FragmentState:
     staged: bool = False
     donated: RowSet | None = None
     """Rows whose result was computed before they moved here, and can be taken over."""
+    failed: RowSet | None = None
+    """Rows on which the current UDF failed, given the current inputs; None: none."""
+    retry_failed: bool = False
+    """Whether just those are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,8 @@ class FragmentPlan:
     """Ranges whose results are in the checkpoint store already, disjoint and ascending."""
     run: RowSet | None = None
     """Rows to call the UDF for, ranges that are covered aside; None: all that get a new value."""
+    failed_after: RowSet | None = None
+    """Rows that failed before and stay so; None: none."""
 
     @property
     def to_run(self) -> RowSet:
@@ -125,11 +132,33 @@ class BackfillPlan:
 
         return explain(self)
 
+    def _repr_html_(self) -> str:
+        """Show the plan in a notebook."""
+        pairs = (
+            ("UDF", f"{self.udf_name} (version {self.udf_version})"),
+            ("where", self.where),
+            ("rows to compute", f"{self.rows_to_compute:,} of {self.total_rows:,}"),
+            ("rows reused", f"{self.rows_reused:,}" if self.rows_reused else None),
+            ("fragments", f"{len(self.fragments):,} to do, {self.skipped_fragments:,} skipped"),
+        )
+        reasons = [(reason.value, f"{rows:,}") for reason, rows in self.reasons().items()]
+        return html.section(
+            f"Backfill of {self.column!r} of table {self.table!r} at version {self.version}",
+            html.facts(pairs),
+            html.grid(("because", "rows"), reasons) if reasons else "",
+            *map(html.note, self.notes),
+        )
+
 
 def plan_fragment(state: FragmentState) -> FragmentPlan:
     """Decide what one fragment needs."""
-    if state.selected is None:
-        compute, reason = state.live.minus(state.valid), state.reason
+    failed = (state.failed or RowSet.empty(state.physical_rows)).intersect(state.live)
+    if state.retry_failed:
+        chosen = failed if state.selected is None else failed.intersect(state.selected)
+        compute, reason = chosen, Reason.FAILED
+    elif state.selected is None:
+        # A row that failed would fail again: it waits for another UDF, other inputs, or a wish.
+        compute, reason = state.live.minus(state.valid).minus(failed), state.reason
     else:
         compute, reason = state.selected.intersect(state.live), Reason.ASKED
     # Of a deleted row nothing is said: its value may be gone, and a restored version has it live.
@@ -152,6 +181,7 @@ def plan_fragment(state: FragmentState) -> FragmentPlan:
         if action is Action.COMPUTE
         else (),
         run=compute.minus(state.donated) if state.donated is not None else None,
+        failed_after=failed.minus(compute) or None,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from geneva import html
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnRefresh:
@@ -63,3 +65,23 @@ class RefreshPlan:
             )
         lines.extend(f"  note       {note}" for note in self.notes)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Show the plan in a notebook."""
+        start = "nothing" if self.from_version is None else f"version {self.from_version}"
+        pairs = (
+            ("source", f"table {self.source!r}, from {start} to version {self.to_version}"),
+            ("rows entering", f"{self.rows_entering:,}"),
+            ("rows leaving", f"{self.rows_leaving:,}"),
+            ("up to date", "yes" if self.is_empty else "no"),
+        )
+        columns = [
+            (c.name, "run the UDF" if c.runs_udf else "carry over", f"{c.rows:,}")
+            for c in self.columns
+        ]
+        return html.section(
+            f"Refresh of view {self.view!r}",
+            html.facts(pairs),
+            html.grid(("column", "what", "rows"), columns) if columns and not self.is_empty else "",
+            *map(html.note, self.notes),
+        )

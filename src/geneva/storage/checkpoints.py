@@ -29,6 +29,17 @@ _TAIL = re.compile(
 )
 
 
+ERROR_COLUMN = "_error"
+"""In a batch checkpoint with rows that failed: what happened to each, as JSON; else NULL."""
+
+
+def errors_of(batch: pa.RecordBatch) -> dict[int, str]:
+    """The failures that a batch checkpoint tells of, by place in the batch."""
+    if ERROR_COLUMN not in batch.schema.names:
+        return {}
+    return {i: text for i, text in enumerate(batch.column(ERROR_COLUMN).to_pylist()) if text}
+
+
 class CheckpointStore(ABC):
     """A key-value store of record batches that survives the process that filled it."""
 

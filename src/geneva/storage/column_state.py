@@ -34,6 +34,8 @@ class Committed:
     """Input signature of the fragment."""
     certain: bool = True
     """False when history is gone: rows with a value count as right."""
+    failed: RowSet | None = None
+    """Rows on which this UDF failed with these inputs; None: none."""
 
 
 def column_identity(snapshot: TableSnapshot, definition: ColumnDefinition) -> ColumnIdentity:
@@ -94,6 +96,7 @@ def read_column(
             column.output_file(fragment),
             column.signature(fragment),
             verdicts[fragment.id].certain,
+            verdicts[fragment.id].failed,
         )
         for fragment in snapshot.fragments
     }
@@ -112,7 +115,8 @@ class _Notes:
     def _rows(self) -> dict[str, dict[str, str]]:
         """Read at first need: most plans need none."""
         try:
-            return {row["about"]: row for row in self._store[self._key].to_pylist()}
+            rows = self._store[self._key].to_pylist()
+            return {row["about"]: {"failed": "", **row} for row in rows}
         except KeyError:
             return {}
 
@@ -129,8 +133,9 @@ class _Notes:
             return None
         with suppress(ValueError, KeyError):
             valid = RowSet.decode(row["valid"])
+            failed = RowSet.decode(row["failed"]) if row.get("failed") else None
             if valid.size == fragment.physical_rows:
-                return Verdict(valid, Reason(row["reason"]), row["certain"] == "yes")
+                return Verdict(valid, Reason(row["reason"]), row["certain"] == "yes", failed)
         return None
 
     def add(self, fragment: FragmentFacts, verdict: Verdict) -> None:
@@ -142,6 +147,7 @@ class _Notes:
             "valid": verdict.valid.encode(),
             "reason": verdict.reason.value,
             "certain": "yes" if verdict.certain else "no",
+            "failed": verdict.failed.encode() if verdict.failed else "",
         }
 
     def save(self) -> None:

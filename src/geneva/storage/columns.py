@@ -25,7 +25,7 @@ from geneva.udf import UDF, deserialize_udf, serialize_udf, udf_digest
 
 _PREFIX = "virtual_column"
 _FORMAT = "geneva-spark/1"
-_OPTIONS = ("num_cpus", "num_gpus", "memory")
+_OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout")
 
 
 def define_column(
@@ -107,6 +107,7 @@ def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
             udf.max_checkpoint_size,
             udf.task_size,
         ),
+        "on_error": udf.on_error.to_json(),
         **{option: getattr(udf, option) for option in _OPTIONS},
     }
 
@@ -114,6 +115,8 @@ def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
 def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
     """The definition as field metadata."""
     options = {o: getattr(definition, o) for o in _OPTIONS if getattr(definition, o) is not None}
+    if definition.on_error:
+        options["on_error"] = json.loads(definition.on_error)
     sizes = {key: value for key, value in asdict(definition.sizes).items() if value is not None}
     return {
         _PREFIX: "true",
@@ -158,6 +161,7 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
         since=int(metadata.get(f"{_PREFIX}.udf_since", "0")),
         sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),
+        on_error=json.dumps(options["on_error"]) if "on_error" in options else "",
         **_chosen(options),
     )
 

@@ -16,7 +16,7 @@ from lance.file import LanceFileReader
 
 from geneva.model import ColumnDefinition, Reason, TableRef
 from geneva.rows import Offsets, RowRange, RowSet
-from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, WorkIdentity
+from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, WorkIdentity, errors_of
 from geneva.storage.dataset import FileFacts, FragmentFacts
 from geneva.storage.fragments import Piece, concat
 from geneva.storage.lineage import ColumnIdentity, LineageTracer, Verdict
@@ -222,7 +222,9 @@ class DonatedValues:
                 batch = self.store[donor.key]
                 values = batch.column(self.column)
                 addresses = batch.column("_rowaddr").to_numpy()
-                places = {int(a) & 0xFFFFFFFF: i for i, a in enumerate(addresses)}
+                # A row that failed has no result to give away.
+                bad = errors_of(batch)
+                places = {int(a) & 0xFFFFFFFF: i for i, a in enumerate(addresses) if i not in bad}
                 kept = np.array([int(s) in places for s in donor.source], dtype=np.bool_)
                 rows = np.array([places[int(s)] for s in donor.source[kept]], dtype=np.int64)
                 if values.type != self.kind or not len(rows):

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import lance
 import pyarrow as pa
 
+from geneva import html
 from geneva.errors import JobNotFoundError
 from geneva.model import JobStatus, Secrets
+from geneva.storage.append_only import AppendOnlyTable, quoted
 
 _SCHEMA = pa.schema(
     [
@@ -23,7 +24,6 @@ _SCHEMA = pa.schema(
         pa.field("payload", pa.string()),
     ]
 )
-_COMPACT_AT_FRAGMENTS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,20 @@ class JobRecord:
     """Host and process id of the driver."""
     events: tuple[JobEvent, ...] = ()
 
+    def _repr_html_(self) -> str:
+        """Show the job in a notebook."""
+        pairs = (
+            ("status", self.status),
+            ("type", self.job_type),
+            ("table", self.table_name),
+            ("column", self.column_name),
+            ("created", f"{self.created_at:%Y-%m-%d %H:%M:%S} UTC"),
+            ("updated", f"{self.updated_at:%Y-%m-%d %H:%M:%S} UTC"),
+            ("rows committed", self.metrics.get("committed")),
+            ("error", self.error),
+        )
+        return html.section(f"Job {self.job_id}", html.facts(pairs))
+
 
 class JobHistory:
     """The jobs of a database. It lives beside the tables and shows in no list of them."""
@@ -69,8 +83,8 @@ class JobHistory:
         `is_lost` tells of a job that has not ended whether its driver is dead. Whoever finds that
         out writes it down.
         """
-        self._uri = f"{database_uri.rstrip('/')}/_geneva/jobs.lance"
-        self._storage_options = storage_options
+        uri = f"{database_uri.rstrip('/')}/_geneva/jobs.lance"
+        self._table = AppendOnlyTable(uri, _SCHEMA, storage_options)
         self._is_lost = is_lost
 
     def append(self, events: Sequence[JobEvent]) -> None:
@@ -87,9 +101,7 @@ class JobHistory:
             ],
             schema=_SCHEMA,
         )
-        dataset = lance.write_dataset(table, self._open() or self._create(), mode="append")
-        if len(dataset.get_fragments()) >= _COMPACT_AT_FRAGMENTS:
-            self._compact(dataset)
+        self._table.append(table)
 
     def list(
         self, table_name: str | None = None, status: JobStatus | str | None = None
@@ -125,52 +137,13 @@ class JobHistory:
             self.append([event])
         return _fold([*record.events, event])
 
-    def _open(self) -> lance.LanceDataset | None:
-        try:
-            return lance.dataset(self._uri, storage_options=self._storage_options.plain())
-        except ValueError as error:
-            if "not found" in str(error).lower():
-                return None
-            raise
-
-    def _create(self) -> lance.LanceDataset:
-        """Make the table, empty. Of several who try at once one succeeds, and all go on with it.
-
-        Not by `write_dataset`: there the second one overwrites what the first has written since.
-        """
-        try:
-            return lance.LanceDataset.commit(
-                self._uri,
-                lance.LanceOperation.Overwrite(_SCHEMA, []),
-                read_version=0,
-                max_retries=0,
-                storage_options=self._storage_options.plain(),
-            )
-        except OSError:
-            dataset = self._open()
-            if dataset is None:
-                raise
-            return dataset
-
     def _read(self, job_id: str | None) -> Sequence[JobEvent]:
-        dataset = self._open()
-        if dataset is None:
-            return []
-        condition = None if job_id is None else "job_id = '" + job_id.replace("'", "''") + "'"
-        rows = dataset.to_table(filter=condition).to_pylist()
+        condition = None if job_id is None else f"job_id = {quoted(job_id)}"
+        rows = self._table.read(condition).to_pylist()
         return [
             JobEvent(row["job_id"], row["kind"], json.loads(row["payload"]), row["at"])
             for row in rows
         ]
-
-    @staticmethod
-    def _compact(dataset: lance.LanceDataset) -> None:
-        try:
-            dataset.optimize.compact_files()
-            dataset.cleanup_old_versions()
-        except OSError:
-            # Another process compacts at the same moment: one of the two is enough.
-            return
 
 
 def fold_events(events: Iterable[JobEvent]) -> list[JobRecord]:

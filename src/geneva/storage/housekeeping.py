@@ -98,6 +98,12 @@ def remove_leftovers(
     return CleanupReport(deleted, files, size)
 
 
+def forget_attempts(ref: TableRef) -> int:
+    """Delete the notes on rows that killed workers; only while no job runs on the table."""
+    store = open_checkpoints(ref)
+    return delete_keys(store, store.list_keys("attempt-"))
+
+
 def _staged_paths(store: CheckpointStore, keys: Iterable[CheckpointKey]) -> set[str]:
     paths: set[str] = set()
     for key in keys:

@@ -54,8 +54,15 @@ class Verdict:
     reason: Reason
     certain: bool = True
     """False when history is gone and only NULLs could be told from values."""
+    failed: RowSet | None = None
+    """Rows on which this UDF failed with these inputs; None: none."""
     lasting: bool = True
     """False when a file could not be read: it may be readable the next time."""
+
+    def where(self, same: RowSet, reason: Reason) -> Verdict:
+        """The verdict on those rows only whose inputs stayed the same."""
+        failed = self.failed.intersect(same) if self.failed is not None else None
+        return Verdict(self.valid.intersect(same), reason, self.certain, failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +197,15 @@ class LineageTracer:
             return self._kept_rows(view, fragment, path, provenance.valid)
         inputs = self._column.signature(fragment)
         if provenance.inputs == inputs or self._column.source is not None:
-            return Verdict(provenance.valid, Reason.PARTIAL)
+            return Verdict(provenance.valid, Reason.PARTIAL, failed=provenance.failed)
         birth = self._history.birth_of(path)
         seen = self._history.at(birth.read_version) if isinstance(birth, Replaced) else None
         before = seen.fragment(fragment.id) if seen is not None else None
         if seen is None or before is None or self._column.signature(before) != provenance.inputs:
             return self._by_former_inputs(view, fragment)
         same = self._unchanged_inputs(fragment, seen, view)
-        return Verdict(provenance.valid.intersect(same), Reason.INPUT_CHANGED)
+        made = Verdict(provenance.valid, Reason.PARTIAL, failed=provenance.failed)
+        return made.where(same, Reason.INPUT_CHANGED)
 
     def _by_former_inputs(self, view: VersionView, fragment: FragmentFacts) -> Verdict:
         """Where the values' own past is gone: what was right before an input was rewritten."""
@@ -213,7 +221,7 @@ class LineageTracer:
         if not judged.certain:
             return Verdict(RowSet.empty(fragment.physical_rows), Reason.INPUT_CHANGED)
         same = self._unchanged_inputs(fragment, before, view)
-        return Verdict(judged.valid.intersect(same), Reason.INPUT_CHANGED)
+        return judged.where(same, Reason.INPUT_CHANGED)
 
     def _kept_rows(
         self, view: VersionView, fragment: FragmentFacts, path: str, made: RowSet
@@ -243,46 +251,55 @@ class LineageTracer:
         if self._column.signature(then) == self._column.signature(fragment):
             return verdict
         same = self._unchanged_inputs(fragment, born, view)
-        return Verdict(verdict.valid.intersect(same), Reason.INPUT_CHANGED)
+        return replace(verdict.where(same, Reason.INPUT_CHANGED), certain=True)
 
     def _rewritten(self, birth: Rewritten, fragment: FragmentFacts, path: str) -> Verdict | None:
         """Rows that a compaction copied: each is as right as it was."""
         masks: list[Mask] = []
+        failed: list[Mask] = []
         reason = Reason.UP_TO_DATE
         certain = True
         for parent in birth.parents:
             judged = self._parent_rows(birth.version - 1, parent)
             if judged is None:
                 return None
-            mask, verdict = judged
+            mask, failed_mask, verdict = judged
             masks.append(mask)
+            failed.append(failed_mask)
             certain = certain and verdict.certain
             if not mask.all():
                 reason = verdict.reason
         every = np.concatenate(masks) if masks else np.zeros(0, dtype=np.bool_)
+        every_failed = np.concatenate(failed) if failed else every
         start = 0
         for child in birth.children:
             if any(file.path == path for file in child.files):
-                own = every[start : start + fragment.physical_rows]
+                end = start + fragment.physical_rows
+                own, bad = every[start:end], every_failed[start:end]
                 if len(own) != fragment.physical_rows:
                     return None
-                return Verdict(RowSet.from_mask(own), reason, certain)
+                found = RowSet.from_mask(bad) if bad.any() else None
+                return Verdict(RowSet.from_mask(own), reason, certain, found)
             start += child.physical_rows
         return None
 
-    def _parent_rows(self, version: int, parent: FragmentFacts) -> tuple[Mask, Verdict] | None:
-        """Validity of a compacted fragment's live rows, in order."""
+    def _parent_rows(
+        self, version: int, parent: FragmentFacts
+    ) -> tuple[Mask, Mask, Verdict] | None:
+        """Which of a compacted fragment's live rows are right, and which failed, in order."""
         easy = self.by_name(parent) or self._notes.find(parent)
-        if easy is not None and (easy.valid.is_full or not easy.valid):
+        if easy is not None and (easy.valid.is_full or not (easy.valid or easy.failed)):
             # Which rows were deleted makes no difference, so that nothing old needs to be read.
-            return np.full(parent.live_rows, bool(easy.valid), dtype=np.bool_), easy
+            none = np.zeros(parent.live_rows, dtype=np.bool_)
+            return np.full(parent.live_rows, bool(easy.valid), dtype=np.bool_), none, easy
         view = self._history.at(version)
         before = view.fragment(parent.id) if view is not None else None
         if view is None or before is None:
             return None
         verdict = self.verdict(view, before)
-        live = read_live_rows(view.dataset, [before])[before.id]
-        return verdict.valid.mask()[live.mask()], verdict
+        live = read_live_rows(view.dataset, [before])[before.id].mask()
+        failed = verdict.failed or RowSet.empty(before.physical_rows)
+        return verdict.valid.mask()[live], failed.mask()[live], verdict
 
     def _updated(self, birth: Updated, fragment: FragmentFacts, path: str) -> Verdict | None:
         """Rows that an update moved: right where a row with the same inputs had the same value."""

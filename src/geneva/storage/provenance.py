@@ -36,6 +36,8 @@ class Provenance:
     """The data files and fields that the values were computed from (`input_signature`)."""
     valid: RowSet
     """Rows whose value is right, given the above. The others hold older values or NULL."""
+    failed: RowSet | None = None
+    """Rows on which the function failed, and which were skipped: NULL, and not computed."""
 
     def file_name(self, *, complete: bool) -> str:
         """A fresh data file name that tells this provenance to whoever reads the manifest."""
@@ -60,6 +62,7 @@ class Provenance:
                 "udf": self.udf_version,
                 "inputs": list(self.inputs),
                 "valid": self.valid.encode(),
+                **({"failed": self.failed.encode()} if self.failed else {}),
             }
         )
 
@@ -72,6 +75,7 @@ class Provenance:
             record["udf"],
             tuple(record["inputs"]),
             RowSet.decode(record["valid"]),
+            RowSet.decode(record["failed"]) if "failed" in record else None,
         )
 
 

@@ -170,3 +170,16 @@ def ids_minus(ids: RowIds, others: RowIds) -> RowIds:
 def common_ids(ids: RowIds, others: RowIds) -> RowIds:
     """The ids that are among the others too."""
     return ids if np.array_equal(ids, others) else ids[among(ids, others)]
+
+
+def row_ids_at(dataset: lance.LanceDataset, fragment_id: int) -> dict[int, int]:
+    """The stable ids of a fragment's live rows, by physical offset."""
+    fragment = dataset.get_fragment(fragment_id)
+    if fragment is None:
+        return {}
+    scanner = dataset.scanner(
+        columns=[], fragments=[fragment], with_row_id=True, with_row_address=True
+    )
+    table = scanner.to_table()
+    offsets = (table["_rowaddr"].to_numpy() & np.uint64(0xFFFFFFFF)).tolist()
+    return dict(zip(offsets, table["_rowid"].to_pylist(), strict=True))

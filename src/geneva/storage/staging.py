@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 
 import pyarrow as pa
+from lance.file import LanceFileReader, LanceFileSession
 
 from geneva.model import TableRef
 from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, LanceCheckpointStore
@@ -55,3 +58,17 @@ def read_staged(
     except (KeyError, IndexError, ValueError, TypeError):
         return None
     return staged if staged_file_is_whole(ref, staged) else None
+
+
+def read_staged_values(ref: TableRef, path: str, rows: int) -> Iterator[pa.Array]:
+    """The values of a staged column file, in order."""
+    reader = LanceFileReader(f"{ref.uri}/data/{path}", storage_options=ref.storage_options.plain())
+    for batch in reader.read_all(batch_size=rows).to_batches():
+        yield batch.column(0)
+
+
+def drop_staged(ref: TableRef, path: str) -> None:
+    """Delete a staged file that nothing will ever refer to."""
+    session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
+    with suppress(OSError):
+        session.delete_file(path)

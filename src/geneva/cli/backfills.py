@@ -1,0 +1,255 @@
+"""`geneva plan` and `geneva backfill`: what would be computed, and computing it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from geneva.cli import options
+from geneva.cli.options import (
+    AsJson,
+    CheckpointSize,
+    ColumnName,
+    CommitGranularity,
+    Concurrency,
+    Database,
+    StorageOption,
+    TableName,
+    TaskSize,
+    Threads,
+    Timeout,
+)
+from geneva.cli.terminal import emit, say
+from geneva.errors import UserInputError
+
+if TYPE_CHECKING:
+    from geneva.jobs import JobResult
+    from geneva.planning.backfill import BackfillPlan
+    from geneva.table import Table
+
+BackfillWhere = Annotated[
+    str | None,
+    typer.Option(
+        "--where",
+        metavar="SQL",
+        help="Compute exactly the rows that satisfy this condition, again if need be; by default "
+        "those that are new or stale.",
+    ),
+]
+Function = Annotated[
+    str | None,
+    typer.Option(
+        "--udf",
+        metavar="MODULE:FUNCTION",
+        help="Another function than the column's own, imported from the current folder or from "
+        "what is installed.",
+    ),
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option(
+        "--inputs",
+        metavar="a,b",
+        help="The columns that feed --udf; by default those named like its parameters.",
+    ),
+]
+ReadVersion = Annotated[
+    int | None,
+    typer.Option(
+        help="The version to read the inputs from; by default the latest.", min=1, metavar="N"
+    ),
+]
+RetryFailed = Annotated[
+    bool,
+    typer.Option(
+        "--retry-failed",
+        help="Compute just the rows that failed and were skipped before.",
+        metavar="",
+    ),
+]
+NumFrags = Annotated[
+    int | None, typer.Option(help="Compute at most so many fragments.", min=1, metavar="N")
+]
+
+
+def plan(
+    db: Database,
+    table: TableName,
+    column: ColumnName,
+    *,
+    where: BackfillWhere = None,
+    udf: Function = None,
+    inputs: Inputs = None,
+    read_version: ReadVersion = None,
+    num_frags: NumFrags = None,
+    retry_failed: RetryFailed = False,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Say what a backfill would compute, and why. Changes nothing, runs nothing."""
+    opened = options.connect(db, storage_option).open_table(table)
+    _check_column(opened, column)
+    planned = opened.plan_backfill(
+        column,
+        udf=_function(udf, inputs),
+        where=where,
+        read_version=read_version,
+        num_frags=num_frags,
+        retry_failed=retry_failed,
+    )
+    return emit(plan_record(planned)) if as_json else say(str(planned))
+
+
+def backfill(
+    db: Database,
+    table: TableName,
+    column: ColumnName,
+    *,
+    where: BackfillWhere = None,
+    udf: Function = None,
+    inputs: Inputs = None,
+    save: Annotated[
+        bool,
+        typer.Option(
+            "--save",
+            help="Make --udf the column's own function, and add the column if there is none. "
+            "Without it, --udf counts for this run.",
+            metavar="",
+        ),
+    ] = False,
+    concurrency: Concurrency = None,
+    intra_applier_concurrency: Threads = 1,
+    checkpoint_size: CheckpointSize = None,
+    min_checkpoint_size: Annotated[
+        int | None,
+        typer.Option(help="Least rows of a checkpoint made by time.", min=1, metavar="N"),
+    ] = None,
+    max_checkpoint_size: Annotated[
+        int | None, typer.Option(help="Most rows of a checkpoint made by time.", min=1, metavar="N")
+    ] = None,
+    task_size: TaskSize = None,
+    commit_granularity: CommitGranularity = 64,
+    num_frags: NumFrags = None,
+    read_version: ReadVersion = None,
+    timeout: Timeout = None,
+    retry_failed: RetryFailed = False,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Compute a column's values on Spark and put them into the table.
+
+    Only rows that are new or stale are computed.
+
+    Ctrl-C stops the job. What is finished is kept, and the same command goes on from there.
+    """
+    opened = options.connect(db, storage_option).open_table(table)
+    function = _function(udf, inputs)
+    if save:
+        _save(opened, column, function)
+        function = None
+    else:
+        _check_column(opened, column)
+    result = opened.backfill(
+        column,
+        udf=function,
+        where=where,
+        concurrency=concurrency,
+        intra_applier_concurrency=intra_applier_concurrency,
+        checkpoint_size=checkpoint_size,
+        min_checkpoint_size=min_checkpoint_size,
+        max_checkpoint_size=max_checkpoint_size,
+        task_size=task_size,
+        commit_granularity=commit_granularity,
+        num_frags=num_frags,
+        read_version=read_version,
+        timeout=timeout,
+        retry_failed=retry_failed,
+    )
+    return emit(result_record(result)) if as_json else tell(result)
+
+
+def _function(name: str | None, inputs: str | None) -> Any:
+    columns = options.names(inputs)
+    if name is None:
+        if columns is not None:
+            raise UserInputError("--inputs says what feeds --udf: give that too.")
+        return None
+    from geneva import UDF
+
+    function = options.load_function(name)
+    if not isinstance(function, UDF):
+        raise UserInputError(f"{name} is a chunker: it makes a view (geneva view create --add).")
+    return function if columns is None else (function, columns)
+
+
+def _check_column(table: Table, column: str) -> None:
+    hint = "To add it as a computed one: geneva backfill ... --udf module:function --save."
+    options.check_columns(table, [column], hint)
+
+
+def _save(table: Table, column: str, function: Any) -> None:
+    if function is None:
+        raise UserInputError("--save keeps the function of --udf: give that too.")
+    if column not in table.schema.names:
+        table.add_columns({column: function})
+        return
+    table.alter_columns({"path": column, "udf": function})
+
+
+# ---------------------------------------------------------------------------------- as records
+
+
+def plan_record(planned: BackfillPlan) -> dict[str, Any]:
+    """A plan for machines."""
+    return {
+        "table": planned.table,
+        "version": planned.version,
+        "column": planned.column,
+        "udf": planned.udf_name,
+        "udf_version": planned.udf_version,
+        "where": planned.where,
+        "nothing_to_do": planned.is_empty,
+        "total_rows": planned.total_rows,
+        "rows_to_compute": planned.rows_to_compute,
+        "rows_to_run": planned.rows_to_run,
+        "rows_reused": planned.rows_reused,
+        "reasons": {reason.value: rows for reason, rows in planned.reasons().items()},
+        "fragments": [
+            {
+                "id": fragment.fragment_id,
+                "action": fragment.action.value,
+                "reason": fragment.reason.value,
+                "rows_to_compute": fragment.compute.count,
+                "rows_to_run": fragment.rows_to_run,
+            }
+            for fragment in planned.fragments
+        ],
+        "skipped_fragments": planned.skipped_fragments,
+        "notes": list(planned.notes),
+    }
+
+
+def result_record(result: JobResult) -> dict[str, Any]:
+    """A job's outcome for machines."""
+    return {
+        "job_id": result.job_id,
+        "status": result.status.value,
+        "rows_computed": result.rows_computed,
+        "rows_reused": result.rows_reused,
+        "rows_failed": result.rows_failed,
+        "rows_committed": result.rows_committed,
+        "fragments_committed": result.fragments_committed,
+        "metrics": result.progress.metrics(),
+    }
+
+
+def tell(result: JobResult) -> None:
+    """Print a job's outcome in a line."""
+    reused = f", {result.rows_reused:,} reused" if result.rows_reused else ""
+    failed = f", {result.rows_failed:,} failed and skipped" if result.rows_failed else ""
+    say(
+        f"{result.status}: {result.rows_computed:,} rows computed{reused}{failed}, "
+        f"{result.rows_committed:,} committed in {result.progress.seconds:.1f} s"
+        f" (job {result.job_id})"
+    )

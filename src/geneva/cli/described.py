@@ -1,0 +1,112 @@
+"""What is known of a table or view, as plain records: the JSON of `tables` and `describe`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from geneva.model import ColumnDefinition
+    from geneva.planning.refresh import RefreshPlan
+    from geneva.table import Table
+    from geneva.view import MaterializedView
+
+
+def table_summary(table: Table) -> dict[str, Any]:
+    """A table in a line."""
+    from geneva.storage.dataset import open_dataset
+    from geneva.view import MaterializedView
+
+    dataset = open_dataset(table.ref)
+    return {
+        "name": table.name,
+        "is_view": isinstance(table, MaterializedView),
+        "rows": int(dataset.count_rows()),
+        "version": int(dataset.version),
+        "fragments": len(dataset.get_fragments()),
+        "stable_row_ids": bool(dataset.has_stable_row_ids),
+        "computed_columns": sorted(table.computed_columns()),
+    }
+
+
+def table_description(table: Table) -> dict[str, Any]:
+    """All that is known of a table. Runs no user code."""
+    from geneva.view import MaterializedView
+
+    refresh = table.plan_refresh() if isinstance(table, MaterializedView) else None
+    computed = table.computed_columns()
+    return {
+        **table_summary(table),
+        "columns": [
+            {
+                "name": field.name,
+                "type": str(field.type),
+                "nullable": field.nullable,
+                "computed": field.name in computed,
+            }
+            for field in table.schema
+        ],
+        "computed_columns": [_column(table, c, refresh) for c in computed.values()],
+        "view": view_description(table, refresh)
+        if isinstance(table, MaterializedView) and refresh is not None
+        else None,
+    }
+
+
+def _column(table: Table, column: ColumnDefinition, refresh: RefreshPlan | None) -> dict[str, Any]:
+    told = {
+        "name": column.name,
+        "udf": column.udf_name,
+        "udf_version": column.udf_version,
+        "inputs": list(column.inputs),
+    }
+    refreshed = {c.name: c.rows for c in refresh.columns} if refresh is not None else {}
+    if refresh is not None and (column.name in refreshed or _of_query(table, column.name)):
+        stale = refreshed.get(column.name, 0)
+        why = "not refreshed yet" if refresh.from_version is None else "source changed"
+        return {
+            **told,
+            "stale_rows": stale,
+            "failed_rows": 0,
+            "reasons": {why: stale} if stale else {},
+            "notes": ["computed by a refresh of the view"],
+        }
+    plan = table.plan_backfill(column.name)
+    return {
+        **told,
+        "stale_rows": plan.rows_to_compute,
+        "failed_rows": table.plan_backfill(column.name, retry_failed=True).rows_to_compute,
+        "reasons": {reason.value: rows for reason, rows in plan.reasons().items()},
+        "notes": list(plan.notes),
+    }
+
+
+def _of_query(table: Any, name: str) -> bool:
+    return name in {c.name for c in table.definition.columns}
+
+
+def view_description(view: MaterializedView, refresh: RefreshPlan) -> dict[str, Any]:
+    """What a view is the result of, and whether it still is."""
+    query = view.definition
+    return {
+        "source": query.base_table,
+        "source_version": view.source_version,
+        "latest_source_version": refresh.to_version,
+        "up_to_date": refresh.is_empty,
+        "rows_entering": refresh.rows_entering,
+        "rows_leaving": refresh.rows_leaving,
+        "where": query.where,
+        "columns": [
+            {
+                "name": column.name,
+                "kind": column.kind.value,
+                "expression": column.expression or None,
+                "inputs": list(column.inputs),
+                "udf": column.udf_name or None,
+                "udf_version": column.udf_version or None,
+            }
+            for column in query.columns
+        ],
+        "shuffle_seed": query.seed,
+        "limit": query.limit,
+        "offset": query.offset,
+    }

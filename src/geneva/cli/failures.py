@@ -1,0 +1,72 @@
+"""`geneva errors`: the rows that a function failed on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from geneva.cli import options
+from geneva.cli.options import AsJson, Database, StorageOption, TableName
+from geneva.cli.terminal import emit, grid, say
+
+
+def errors(
+    db: Database,
+    table: TableName,
+    *,
+    job: Annotated[
+        str | None,
+        typer.Option(
+            help="Only those of this job: its id, or its first characters.",
+            autocompletion=options.complete_job,
+        ),
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(help="Only those of this column.", autocompletion=options.complete_column),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", help="Show at most so many.", min=1, metavar="N")
+    ] = 50,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Show the rows that a computed column's function failed on, and with what.
+
+    The newest come first. With --json, each has its row address and its traceback too.
+    """
+    from geneva.cli.cells import cell
+    from geneva.cli.jobs import find_job
+
+    connection = options.connect(db, storage_option)
+    opened = connection.open_table(table)
+    job_id = find_job(connection, job).job_id if job is not None else None
+    found = opened.get_errors(job_id=job_id, column_name=column)
+    newest = found[::-1][:limit]
+    if as_json:
+        told = [asdict(error) for error in newest]
+        return emit({"table": table, "total": len(found), "errors": told})
+    if not found:
+        return say("No errors are on record.")
+    grid(
+        ("column", "fragment", "row", "error", "message", "attempt", "input", "job"),
+        [
+            (
+                error.column_name,
+                error.fragment_id,
+                error.row_address & 0xFFFFFFFF,
+                error.exception_type,
+                cell(error.message),
+                error.attempt,
+                cell(error.input_preview),
+                error.job_id[:8],
+            )
+            for error in newest
+        ],
+        numbers=("fragment", "row", "attempt"),
+    )
+    if len(found) > limit:
+        say(f"... and {len(found) - limit:,} older ones: --limit shows more", "dim")
+    return None

@@ -1,0 +1,275 @@
+"""`geneva jobs ...`: what runs, what ran, how far it is, and stopping it."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from geneva.cli import options
+from geneva.cli.options import AsJson, Database, JobId, StorageOption, epilog
+from geneva.cli.terminal import FAILED, emit, err, facts, grid, say
+from geneva.errors import JobNotFoundError, UserInputError
+
+if TYPE_CHECKING:
+    from geneva.connection import Connection
+    from geneva.storage.history import JobRecord
+
+app = typer.Typer(
+    help="Jobs: backfills and refreshes, running and past, of all processes.",
+    no_args_is_help=True,
+)
+
+SHORT_ID = 8
+_WATCH_SECONDS = 0.5
+_BARS = ("checkpointed", "ready_to_commit", "committed")
+
+
+@app.command(
+    name="list",
+    epilog=epilog(
+        "geneva jobs list my-database",
+        "geneva jobs list my-database --table articles --status failed",
+    ),
+)
+def list_jobs(
+    db: Database,
+    *,
+    table: Annotated[
+        str | None,
+        typer.Option(help="Only jobs of this table.", autocompletion=options.complete_table),
+    ] = None,
+    status: Annotated[
+        str | None,
+        typer.Option(help="Only jobs that are pending, running, done, failed or cancelled."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("-n", "--limit", help="At most so many.", min=1, metavar="N")
+    ] = 20,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """List jobs, newest first."""
+    found = _listed(options.connect(db, storage_option), table, status)
+    if as_json:
+        return emit({"jobs": [job_record(job) for job in found[:limit]]})
+    if not found:
+        return say("There are no such jobs.")
+    grid(
+        ("job", "type", "table", "column", "status", "started", "seconds", "rows"),
+        [
+            (
+                job.job_id[:SHORT_ID],
+                job.job_type.lower(),
+                job.table_name,
+                job.column_name,
+                job.status.value,
+                f"{job.created_at:%Y-%m-%d %H:%M:%S}",
+                f"{_seconds(job):.1f}",
+                f"{job.metrics.get('committed', 0):,}",
+            )
+            for job in found[:limit]
+        ],
+        numbers=("seconds", "rows"),
+    )
+    if len(found) > limit:
+        say(f"... and {len(found) - limit:,} older ones: --limit shows more", "dim")
+    return None
+
+
+@app.command(epilog=epilog("geneva jobs show my-database 3f2a91c0"))
+def show(
+    db: Database, job: JobId, *, as_json: AsJson = False, storage_option: StorageOption = None
+) -> None:
+    """Show a job: how it stands, its settings, its numbers and what happened when."""
+    found = find_job(options.connect(db, storage_option), job)
+    if as_json:
+        return emit(job_record(found, events=True))
+    facts(
+        (
+            ("job", found.job_id),
+            ("type", found.job_type.lower()),
+            ("table", found.table_name),
+            ("column", found.column_name),
+            ("status", found.status.value),
+            ("started", f"{found.created_at:%Y-%m-%d %H:%M:%S} UTC"),
+            ("seconds", f"{_seconds(found):.1f}"),
+            ("driver", " ".join(f"{k} {v}" for k, v in found.driver.items()) or None),
+            ("error", found.error),
+        )
+    )
+    for title, told in (("setting", found.config), ("number", found.metrics)):
+        if shown := [(name, _number(value)) for name, value in told.items() if value is not None]:
+            say()
+            grid((title, "value"), shown, numbers=("value",))
+    say()
+    return grid(
+        ("when", "event", "status"),
+        [(f"{e.at:%H:%M:%S.%f}"[:-3], e.kind, e.payload.get("status", "")) for e in found.events],
+    )
+
+
+@app.command(epilog=epilog("geneva jobs cancel my-database 3f2a91c0"))
+def cancel(
+    db: Database,
+    job: JobId,
+    *,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Come back when the job has ended.", metavar="")
+    ] = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Ask a job to stop, whichever process runs it. What is finished is committed first."""
+    connection = options.connect(db, storage_option)
+    found = find_job(connection, job)
+    if found.status.is_final:
+        raise UserInputError(f"Job {found.job_id} has ended already: it is {found.status}.")
+    connection.cancel_job(found.job_id)
+    if not wait:
+        return say(f"Job {found.job_id} is asked to stop.")
+    while not (found := connection.get_job(found.job_id)).status.is_final:
+        time.sleep(_WATCH_SECONDS)
+    return say(f"Job {found.job_id} has ended: it is {found.status}.")
+
+
+@app.command(
+    epilog=epilog("geneva jobs watch my-database", "geneva jobs watch my-database 3f2a91c0 --json")
+)
+def watch(
+    db: Database,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID]",
+            help="The job's id, or its first characters; by default the newest that runs.",
+            autocompletion=options.complete_job,
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Follow a job until it ends: bars in a terminal, then its outcome.
+
+    Ctrl-C stops the watching, not the job.
+
+    The exit code is 0 when the job is done, and 1 when it failed or was cancelled.
+    """
+    connection = options.connect(db, storage_option)
+    found = find_job(connection, job) if job is not None else _newest_running(connection)
+    found = _follow(connection, found.job_id)
+    if as_json:
+        emit(job_record(found, events=True))
+    else:
+        say(
+            f"{found.status}: {found.metrics.get('committed', 0):,} rows committed in "
+            f"{_seconds(found):.1f} s (job {found.job_id})"
+        )
+        if found.error:
+            say(found.error)
+    if found.status.value != "DONE":
+        raise typer.Exit(FAILED)
+
+
+def _follow(connection: Connection, job_id: str) -> JobRecord:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description:<30}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    job = connection.get_job(job_id)
+    with Progress(*columns, console=err, disable=not err.is_terminal) as display:
+        title = job.column_name or job.table_name
+        bars = {name: display.add_task(f"{title} {name.replace('_', ' ')}") for name in _BARS}
+        while True:
+            metrics = _latest(connection, job)
+            for name, bar in bars.items():
+                total = metrics.get("total") or None
+                display.update(bar, completed=metrics.get(name, 0), total=total)
+            if job.status.is_final:
+                return job
+            time.sleep(_WATCH_SECONDS)
+            job = connection.get_job(job_id)
+
+
+def _latest(connection: Connection, job: JobRecord) -> dict[str, Any]:
+    """The job's numbers: those of its last heartbeat while it runs, which are newer."""
+    if job.status.is_final:
+        return job.metrics
+    beat = connection._signals.last_beat(job.job_id)
+    told = beat.payload.get("metrics", {}) if beat is not None else {}
+    ahead = told.get("checkpointed", 0) >= job.metrics.get("checkpointed", 0)
+    return {**job.metrics, **told} if ahead else job.metrics
+
+
+# -------------------------------------------------------------------------------------- finding
+
+
+def find_job(connection: Connection, start: str) -> JobRecord:
+    """The job of an id, or of its first characters when no other begins so."""
+    try:
+        return connection.get_job(start)
+    except JobNotFoundError:
+        found = [job for job in connection.list_jobs() if job.job_id.startswith(start)]
+    if len(found) == 1:
+        return connection.get_job(found[0].job_id)
+    if not found:
+        raise UserInputError(f"There is no job {start!r} in this database.")
+    raise UserInputError(
+        f"{len(found)} jobs begin with {start!r}: give more of the id. "
+        f"They are {', '.join(job.job_id for job in found[:5])}."
+    )
+
+
+def _listed(connection: Connection, table: str | None, status: str | None) -> list[JobRecord]:
+    from geneva.model import JobStatus
+
+    known = [each.value for each in JobStatus]
+    if status is not None and status.upper() not in known:
+        raise UserInputError(f"{status!r} is no status. They are {', '.join(known)}.")
+    return connection.list_jobs(table, status)
+
+
+def _newest_running(connection: Connection) -> JobRecord:
+    for job in connection.list_jobs():
+        if not job.status.is_final:
+            return job
+    raise UserInputError("No job is running in this database: give the id of one.")
+
+
+def _seconds(job: JobRecord) -> float:
+    end = job.updated_at if job.status.is_final else datetime.now(UTC)
+    return (end - job.created_at).total_seconds()
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3f}"
+
+
+def job_record(job: JobRecord, *, events: bool = False) -> dict[str, Any]:
+    """A job for machines."""
+    told: dict[str, Any] = {
+        "job_id": job.job_id,
+        "type": job.job_type,
+        "table": job.table_name,
+        "column": job.column_name,
+        "status": job.status.value,
+        "created_at": job.created_at,
+        "updated_at": job.updated_at,
+        "seconds": round(_seconds(job), 3),
+        "error": job.error,
+        "config": job.config,
+        "metrics": job.metrics,
+        "driver": job.driver,
+    }
+    if events:
+        told["events"] = [{"at": e.at, "kind": e.kind, "payload": e.payload} for e in job.events]
+    return told

@@ -1,0 +1,47 @@
+"""`geneva console`: the web page of a database."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+
+from geneva.cli import options
+from geneva.cli.options import Database, StorageOption
+from geneva.errors import MissingDependencyError
+
+
+def console(
+    db: Database,
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0: any free one.", min=0, max=65_535)] = 8765,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            help="Allow what changes things (cancelling a job) to those who know this token. "
+            "Without it, pages can only be read.",
+            envvar="GENEVA_CONSOLE_TOKEN",
+            show_default=False,
+        ),
+    ] = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Show the database in a browser: tables, views, jobs as they run, errors. Ctrl-C ends it."""
+    serve = _serve()
+    uri = str(options.connect(db, storage_option).uri)  # what is wrong with it is said here
+    given = options.read_storage_options(storage_option)
+    serve(uri, host=host, port=port, token=token, storage_options=given)
+
+
+def _serve() -> Any:
+    for needed in ("starlette", "uvicorn"):
+        if find_spec(needed) is None:
+            raise MissingDependencyError(
+                f"The console needs {needed}, which is not installed. Run: "
+                'pip install "geneva-spark[console]"'
+            )
+    from geneva.console import serve
+
+    return serve

@@ -1,0 +1,190 @@
+"""`geneva tables`, `geneva describe` and `geneva sample`: looking, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from geneva.cli import options
+from geneva.cli.options import AsJson, Database, StorageOption, TableName, Where
+from geneva.cli.terminal import count, emit, facts, grid, say
+
+if TYPE_CHECKING:
+    from geneva.table import Table
+
+
+def tables(
+    db: Database,
+    *,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """List the tables and views of a database."""
+    from geneva.cli.described import table_summary
+
+    connection = options.connect(db, storage_option)
+    found = [table_summary(connection.open_table(name)) for name in connection.table_names()]
+    if as_json:
+        return emit({"tables": found})
+    if not found:
+        return say("There are no tables in this database.")
+    return grid(
+        ("name", "kind", "rows", "version", "fragments", "computed columns"),
+        [
+            (
+                told["name"],
+                "view" if told["is_view"] else "table",
+                f"{told['rows']:,}",
+                told["version"],
+                told["fragments"],
+                ", ".join(told["computed_columns"]),
+            )
+            for told in found
+        ],
+        numbers=("rows", "version", "fragments"),
+    )
+
+
+def describe(
+    db: Database,
+    table: TableName,
+    *,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Show a table's columns, how each is computed, and how many rows are stale and why.
+
+    Of a view also its query, and whether it is up to date with its source. Nothing is computed.
+    """
+    from geneva.cli.described import table_description
+
+    told = table_description(options.connect(db, storage_option).open_table(table))
+    if as_json:
+        return emit(told)
+    facts(
+        (
+            ("view" if told["is_view"] else "table", told["name"]),
+            ("rows", f"{told['rows']:,} in {count(told['fragments'], 'fragment')}"),
+            ("version", told["version"]),
+            ("row ids", "stable" if told["stable_row_ids"] else "not stable"),
+        )
+    )
+    say()
+    grid(
+        ("column", "type", "computed"),
+        [(c["name"], c["type"], "yes" if c["computed"] else "") for c in told["columns"]],
+    )
+    if told["computed_columns"]:
+        _show_computed(told["computed_columns"])
+    if told["view"] is not None:
+        _show_view(told["view"])
+    return None
+
+
+def _show_computed(columns: list[dict[str, Any]]) -> None:
+    say()
+    grid(
+        ("computed column", "function", "version", "stale rows", "because"),
+        [
+            (
+                c["name"],
+                f"{c['udf']}({', '.join(c['inputs'])})",
+                c["udf_version"][:12],
+                f"{c['stale_rows']:,}",
+                _because(c),
+            )
+            for c in columns
+        ],
+        numbers=("stale rows",),
+    )
+    for column in columns:
+        for note in column["notes"]:
+            say(f"{column['name']}: {note}", "dim")
+
+
+def _because(column: Mapping[str, Any]) -> str:
+    parts = [reasons(column["reasons"])] if column["reasons"] else []
+    if column["failed_rows"]:
+        parts.append(f"failed and skipped: {column['failed_rows']:,}")
+    return "; ".join(parts) or "up to date"
+
+
+def _show_view(view: Mapping[str, Any]) -> None:
+    say()
+    latest = view["latest_source_version"]
+    if view["up_to_date"]:
+        state = "up to date"
+    elif view["source_version"] == latest:
+        state = "not refreshed yet, or not to the end"
+    else:
+        state = f"behind: the source is at version {latest}"
+    facts(
+        (
+            ("source", f"{view['source']} at version {view['source_version']}"),
+            ("state", state),
+            ("where", view["where"]),
+            ("shuffle seed", view["shuffle_seed"]),
+            ("limit", view["limit"]),
+            ("offset", view["offset"]),
+        )
+    )
+    say()
+    grid(
+        ("view column", "kind", "from"),
+        [
+            (
+                c["name"],
+                c["kind"],
+                f"{c['udf']}({', '.join(c['inputs'])})" if c["udf"] else c["expression"],
+            )
+            for c in view["columns"]
+        ],
+    )
+
+
+def reasons(counts: Mapping[str, int]) -> str:
+    """Reasons with their rows, the commonest first."""
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{reason}: {rows:,}" for reason, rows in ordered)
+
+
+def sample(
+    db: Database,
+    table: TableName,
+    *,
+    rows: Annotated[
+        int, typer.Option("-n", "--rows", help="At most so many rows.", min=1, metavar="N")
+    ] = 10,
+    where: Where = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="a,b", help="Only these columns; by default all.")
+    ] = None,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Show a few rows of a table."""
+    from geneva.cli.cells import cell
+
+    opened = options.connect(db, storage_option).open_table(table)
+    chosen = options.names(columns)
+    options.check_columns(opened, chosen or ())
+    wanted = chosen or list(opened.schema.names)
+    search = opened.search()
+    if where is not None:
+        _check_condition(opened, where)
+        search = search.where(where)
+    found = search.select(wanted).limit(rows).to_arrow().select(wanted).to_pylist()
+    if as_json:
+        return emit({"table": table, "columns": wanted, "rows": found})
+    if not found:
+        return say("There are no such rows.")
+    return grid(wanted, [[cell(row[name]) for name in wanted] for row in found])
+
+
+def _check_condition(table: Table, where: str) -> None:
+    from geneva.storage.dataset import open_dataset
+    from geneva.storage.expressions import read_condition
+
+    read_condition(open_dataset(table.ref), where)

@@ -1,0 +1,260 @@
+"""`geneva view ...`: making, refreshing and dropping materialized views."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from geneva.cli import options
+from geneva.cli.backfills import result_record, tell
+from geneva.cli.options import (
+    AsJson,
+    CheckpointSize,
+    CommitGranularity,
+    Concurrency,
+    Database,
+    StorageOption,
+    TaskSize,
+    Threads,
+    Timeout,
+    ViewName,
+    Where,
+    epilog,
+)
+from geneva.cli.terminal import emit, grid, say, warn
+from geneva.errors import UserInputError
+
+if TYPE_CHECKING:
+    from geneva.planning.refresh import RefreshPlan
+    from geneva.query import Query
+    from geneva.view import MaterializedView
+
+app = typer.Typer(
+    help="Materialized views: queries whose results are kept as tables.", no_args_is_help=True
+)
+
+SourceVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--src-version",
+        help="The source's version to go to, also an older one; by default the latest.",
+        min=1,
+        metavar="N",
+    ),
+]
+
+
+@app.command(
+    epilog=epilog(
+        "geneva view create my-database english --source articles --where \"lang = 'en'\" "
+        "--select id,text --add words=functions:words"
+    )
+)
+def create(
+    db: Database,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The new view's name.", show_default=False)
+    ],
+    *,
+    source: Annotated[
+        str,
+        typer.Option(
+            metavar="TABLE",
+            help="The table or view to make it of.",
+            autocompletion=options.complete_table,
+            show_default=False,
+        ),
+    ],
+    where: Where = None,
+    select: Annotated[
+        str | None, typer.Option(metavar="a,b", help="Only these columns; by default all.")
+    ] = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=WHAT",
+            help="A column to add: module:function from the current folder, or SQL. Can be given "
+            "several times. A chunker gives several rows for one.",
+        ),
+    ] = None,
+    shuffle: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Shuffle the rows, as this seed says.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="At most so many rows.", min=0, metavar="N")
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option(help="Leave out the first so many rows.", min=0, metavar="N")
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Refuse a source without stable row ids, not just warn.", metavar=""
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Make a view. Its values come with `geneva view refresh`."""
+    connection = options.connect(db, storage_option)
+    query: Query = connection.open_table(source).query()
+    if where is not None:
+        query = query.where(where)
+    if (columns := options.names(select)) is not None:
+        query = query.select(columns)
+    for column, what in options.pairs(add, "--add").items():
+        made = options.load_function(what) if options.FUNCTION.fullmatch(what) else what
+        query = query.add_column({column: made})
+    if shuffle is not None:
+        query = query.shuffle(shuffle)
+    query = query.limit(limit).offset(offset)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        view = connection.create_materialized_view(name, query, strict=strict)
+    for warning in caught:
+        warn(warning.message)
+    if as_json:
+        return emit(view_line(view))
+    return say(f"View {name!r} is made. Fill it with: geneva view refresh {db} {name}")
+
+
+@app.command(
+    name="refresh",
+    epilog=epilog(
+        "geneva view refresh my-database english",
+        "geneva view refresh my-database english --src-version 5",
+    ),
+)
+def refresh(
+    db: Database,
+    view: ViewName,
+    *,
+    src_version: SourceVersion = None,
+    max_rows_per_fragment: Annotated[
+        int | None,
+        typer.Option(help="Rows of a fragment of new rows; by default 65,536.", min=1, metavar="N"),
+    ] = None,
+    concurrency: Concurrency = None,
+    intra_applier_concurrency: Threads = 1,
+    checkpoint_size: CheckpointSize = None,
+    task_size: TaskSize = None,
+    commit_granularity: CommitGranularity = 64,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Bring a view up to date with its source, at the cost of what changed."""
+    result = _open(db, view, storage_option).refresh(
+        src_version,
+        max_rows_per_fragment=max_rows_per_fragment,
+        concurrency=concurrency,
+        intra_applier_concurrency=intra_applier_concurrency,
+        checkpoint_size=checkpoint_size,
+        task_size=task_size,
+        commit_granularity=commit_granularity,
+        timeout=timeout,
+    )
+    return emit(result_record(result)) if as_json else tell(result)
+
+
+@app.command(name="plan", epilog=epilog("geneva view plan my-database english"))
+def plan(
+    db: Database,
+    view: ViewName,
+    *,
+    src_version: SourceVersion = None,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Say what a refresh would do. Changes nothing, runs nothing."""
+    planned = _open(db, view, storage_option).plan_refresh(src_version)
+    return emit(plan_record(planned)) if as_json else say(str(planned))
+
+
+@app.command(name="list", epilog=epilog("geneva view list my-database"))
+def list_views(
+    db: Database, *, as_json: AsJson = False, storage_option: StorageOption = None
+) -> None:
+    """List the views of a database, and which are up to date."""
+    connection = options.connect(db, storage_option)
+    found: list[Any] = [connection.open_table(n) for n in connection.list_materialized_views()]
+    told = [view_line(view) for view in found]
+    if as_json:
+        return emit({"views": told})
+    if not told:
+        return say("There are no views in this database.")
+    return grid(
+        ("name", "source", "source version", "rows", "state"),
+        [
+            (
+                line["name"],
+                line["source"],
+                line["source_version"],
+                f"{line['rows']:,}",
+                "up to date" if line["up_to_date"] else "to be refreshed",
+            )
+            for line in told
+        ],
+        numbers=("source version", "rows"),
+    )
+
+
+@app.command(epilog=epilog("geneva view drop my-database english --yes"))
+def drop(
+    db: Database,
+    view: ViewName,
+    *,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Don't ask before dropping.", metavar="")
+    ] = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Drop a view. Its source stays."""
+    connection = options.connect(db, storage_option)
+    _open(db, view, storage_option)
+    if not yes:
+        typer.confirm(f"Drop view {view!r} and its computed values?", abort=True, err=True)
+    connection.drop_materialized_view(view)
+    say(f"View {view!r} is dropped.")
+
+
+def _open(db: str, name: str, storage_option: list[str] | None) -> MaterializedView:
+    from geneva.view import MaterializedView
+
+    found = options.connect(db, storage_option).open_table(name)
+    if not isinstance(found, MaterializedView):
+        raise UserInputError(f"{name!r} is a table, not a view.")
+    return found
+
+
+# ---------------------------------------------------------------------------------- as records
+
+
+def view_line(view: MaterializedView) -> dict[str, Any]:
+    """A view in a line, for machines."""
+    return {
+        "name": view.name,
+        "source": view.definition.base_table,
+        "source_version": view.source_version,
+        "rows": len(view),
+        "up_to_date": view.plan_refresh().is_empty,
+    }
+
+
+def plan_record(planned: RefreshPlan) -> dict[str, Any]:
+    """A refresh's plan for machines."""
+    return {
+        "view": planned.view,
+        "source": planned.source,
+        "from_version": planned.from_version,
+        "to_version": planned.to_version,
+        "nothing_to_do": planned.is_empty,
+        "rows_entering": planned.rows_entering,
+        "rows_leaving": planned.rows_leaving,
+        "columns": [
+            {"name": c.name, "rows": c.rows, "runs_udf": c.runs_udf} for c in planned.columns
+        ],
+        "notes": list(planned.notes),
+    }

@@ -1,0 +1,83 @@
+"""The console: web pages of a database's tables, views, jobs and errors.
+
+It listens on this machine only, and reads only, unless it is started with a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from geneva.errors import MissingDependencyError, UserInputError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+__all__ = ["app", "serve"]
+
+_INSTALL = "The console needs starlette and uvicorn: pip install 'geneva-spark[console]'"
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def app(
+    db_uri: str,
+    storage_options: Mapping[str, str] | None = None,
+    token: str | None = None,
+    *,
+    hosts: Iterable[str] = _LOCAL,
+) -> Starlette:
+    """The console of a database as an ASGI application.
+
+    Args:
+        db_uri: The database.
+        storage_options: Keys and settings of its object store; none of them reaches a page.
+        token: What the console asks for; with it, jobs can be cancelled.
+        hosts: The names that it answers under (the Host header), so that no other site's page
+            can reach it through a name of its own.
+    """
+    try:
+        from geneva.console.routes import make_app
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"{_INSTALL} ({error}).") from error
+    return make_app(str(db_uri), storage_options, token, hosts)
+
+
+def serve(
+    db_uri: str,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    token: str | None = None,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    hosts: Iterable[str] = (),
+) -> None:
+    """Serve the console until it is interrupted.
+
+    Args:
+        db_uri: The database.
+        host: Where to listen. Anything but this machine itself takes a token.
+        port: The port.
+        token: What the console asks for; with it, jobs can be cancelled.
+        storage_options: Keys and settings of the object store.
+        hosts: More names that it answers under.
+    """
+    try:
+        import uvicorn
+
+        from geneva.console.guard import answered_hosts, is_loopback
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"{_INSTALL} ({error}).") from error
+    if not is_loopback(host) and token is None:
+        raise UserInputError(
+            f"The console would be open to everybody who can reach {host}: give it a token, or "
+            "leave it on 127.0.0.1."
+        )
+    made = app(db_uri, storage_options, token, hosts=answered_hosts(host, hosts))
+    uvicorn.run(
+        made,
+        host=host,
+        port=port,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )

@@ -1,0 +1,277 @@
+"""What the pages show, read from the database. Nothing is unpickled, nothing is run."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from geneva.connection import Connection, connect
+from geneva.errors import GenevaError, TableNotFoundError
+from geneva.model import ColumnDefinition, JobStatus, Secrets
+from geneva.planning.backfill import BackfillPlan
+from geneva.planning.refresh import RefreshPlan
+from geneva.storage.failures import ErrorRecord, FailureStore
+from geneva.storage.history import JobRecord
+from geneva.storage.signals import JobSignals
+from geneva.storage.views import reads_source
+from geneva.table import Table
+from geneva.view import MaterializedView
+from geneva.view_definition import ViewQuery
+
+_FRESH_SECONDS = 10.0
+_PLANS_AT_ONCE = 2
+_KEPT_JOBS = 64
+_KEPT_SAMPLES = 600
+_SECRET_WORDS = ("key", "secret", "token", "password", "credential", "sas")
+_SHORTEST_SECRET = 6
+_OFFSET_BITS = 2**32 - 1
+"""Of a row address: the row in its fragment."""
+
+_RAISED = re.compile(
+    r"(?P<where>fragment \d+, row \d+).*? failed on [^:]*: (?P<kind>[\w.]+): (?P<text>.*)",
+    re.DOTALL,
+)
+"""The row and the user's exception in the message of a failed job."""
+
+Metrics = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """A table or view as its schema tells it; `trouble` when it can't be opened."""
+
+    name: str
+    version: int = 0
+    rows: int = 0
+    columns: tuple[str, ...] = ()
+    computed: Mapping[str, ColumnDefinition] = field(default_factory=dict)
+    view: ViewQuery | None = None
+    source_version: int | None = None
+    source_is_here: bool = True
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFreshness:
+    """How many rows of a column have no right value, and why."""
+
+    column: str
+    total: int
+    stale: int
+    reasons: tuple[tuple[str, int], ...]
+    notes: tuple[str, ...] = ()
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """What a backfill of each column, and a refresh, would do."""
+
+    columns: tuple[ColumnFreshness, ...]
+    refresh: RefreshPlan | None = None
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """A row that failed, or a job that did."""
+
+    table: str
+    column: str
+    job_id: str
+    exception: str
+    message: str
+    row: str = ""
+    attempt: str = ""
+    inputs: str = ""
+    traceback: str = ""
+
+
+class Readings:
+    """The database behind a console. Keeps plans for seconds, and samples of running jobs."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None) -> None:
+        """Connect."""
+        self._db: Connection = connect(uri, storage_options=storage_options)
+        self._signals = JobSignals(self._db.uri, Secrets(storage_options))
+        self._failures = FailureStore(self._db.uri, Secrets(storage_options))
+        self._hidden = _secret_values(storage_options or {})
+        self._plans: dict[tuple[str, int], tuple[float, Freshness]] = {}
+        self._planning = threading.Semaphore(_PLANS_AT_ONCE)
+        self._samples: OrderedDict[str, deque[Metrics]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def uri(self) -> str:
+        """Where the database is."""
+        return self._db.uri
+
+    def told(self, text: str) -> str:
+        """A text from the database without the values of secret storage options."""
+        for value in self._hidden:
+            text = text.replace(value, "•••")
+        return text
+
+    # ------------------------------------------------------------------------------- tables
+
+    def tables(self) -> list[TableInfo]:
+        """Every table and view, by name."""
+        return [self.table(name) for name in self._db.table_names()]
+
+    def table(self, name: str) -> TableInfo:
+        """What is known of a table without planning anything."""
+        try:
+            return self._table_info(self._db.open_table(name))
+        except TableNotFoundError:
+            raise
+        except (GenevaError, OSError, ValueError, KeyError) as error:
+            return TableInfo(name, trouble=self.told(str(error).partition("\n")[0][:300]))
+
+    def open(self, name: str) -> Table:
+        """A table; a name that can't be one is not found either."""
+        try:
+            return self._db.open_table(name)
+        except (ValueError, OSError) as error:
+            raise TableNotFoundError(f"There is no table {name!r} that can be opened.") from error
+
+    def _table_info(self, table: Table) -> TableInfo:
+        info = TableInfo(
+            table.name,
+            table.version,
+            len(table),
+            tuple(table.schema.names),
+            table.computed_columns(),
+        )
+        if not isinstance(table, MaterializedView):
+            return info
+        query = table.definition
+        here = query.base_db_uri.rstrip("/") == self.uri.rstrip("/")
+        return replace(info, view=query, source_version=table.source_version, source_is_here=here)
+
+    def freshness(self, name: str) -> Freshness:
+        """Plan every computed column; the answer is kept for some seconds."""
+        table = self.open(name)
+        key = (name, table.version)
+        with self._planning:
+            known = self._plans.get(key)
+            if known is not None and time.monotonic() - known[0] < _FRESH_SECONDS:
+                return known[1]
+            found = self._plan(table)
+            self._plans = {k: v for k, v in self._plans.items() if k[0] != name}
+            self._plans[key] = (time.monotonic(), found)
+        return found
+
+    def known_freshness(self) -> dict[str, Freshness]:
+        """What was planned last, by table: for those who must not wait."""
+        return {name: found for (name, _), (_, found) in list(self._plans.items())}
+
+    def _plan(self, table: Table) -> Freshness:
+        columns = []
+        for name in table.computed_columns():
+            if not reads_source(table.schema.field(name)):
+                columns.append(self._plan_column(table, name))
+        if not isinstance(table, MaterializedView):
+            return Freshness(tuple(columns))
+        try:
+            return Freshness(tuple(columns), refresh=table.plan_refresh())
+        except (GenevaError, OSError, ValueError) as error:
+            return Freshness(tuple(columns), trouble=self.told(str(error)[:300]))
+
+    def _plan_column(self, table: Table, name: str) -> ColumnFreshness:
+        try:
+            plan: BackfillPlan = table.plan_backfill(name)
+        except (GenevaError, OSError, ValueError) as error:
+            return ColumnFreshness(name, len(table), 0, (), trouble=self.told(str(error)[:300]))
+        reasons = sorted(plan.reasons().items(), key=lambda item: -item[1])
+        told = tuple((reason.value, rows) for reason, rows in reasons)
+        return ColumnFreshness(name, plan.total_rows, plan.rows_to_compute, told, plan.notes)
+
+    # --------------------------------------------------------------------------------- jobs
+
+    def jobs(self, table: str | None = None, status: JobStatus | None = None) -> list[JobRecord]:
+        """The jobs, newest first, with the latest that is known of those that run."""
+        return [self._live(job) for job in self._db.list_jobs(table, status)]
+
+    def job(self, job_id: str) -> JobRecord:
+        """One job, with the latest that is known of it."""
+        return self._live(self._db.get_job(job_id))
+
+    def cancel(self, job_id: str) -> None:
+        """Ask a job to stop."""
+        self._db.cancel_job(job_id)
+
+    def cancel_requested(self, job_id: str) -> bool:
+        """Whether somebody asked the job to stop."""
+        return self._signals.cancel_requested(job_id)
+
+    def samples(self, job: JobRecord) -> list[Metrics]:
+        """The job's metrics over time, from its events and the beats that were seen here."""
+        told = [e.payload["metrics"] for e in job.events if "metrics" in e.payload]
+        seen = list(self._samples.get(job.job_id, ()))
+        by_time = {float(m.get("seconds", 0.0)): m for m in (*seen, *told)}
+        return [by_time[at] for at in sorted(by_time)]
+
+    def _live(self, job: JobRecord) -> JobRecord:
+        job = replace(job, error=None if job.error is None else self.told(job.error))
+        if job.status.is_final:
+            return job
+        beat = self._signals.last_beat(job.job_id)
+        metrics = beat.payload.get("metrics") if beat is not None else None
+        if not isinstance(metrics, dict):
+            return job
+        self._note(job.job_id, metrics)
+        newer = metrics.get("seconds", 0) >= job.metrics.get("seconds", 0)
+        return replace(job, metrics={**job.metrics, **metrics}) if newer else job
+
+    def _note(self, job_id: str, metrics: Metrics) -> None:
+        with self._lock:
+            own = self._samples.setdefault(job_id, deque(maxlen=_KEPT_SAMPLES))
+            if not own or own[-1].get("seconds") != metrics.get("seconds"):
+                own.append(metrics)
+            while len(self._samples) > _KEPT_JOBS:
+                self._samples.popitem(last=False)
+
+    # ------------------------------------------------------------------------------- errors
+
+    def errors(self, table: str | None = None) -> list[ErrorRow]:
+        """Rows that failed, newest first, and then jobs that failed without one."""
+        rows = [self._error_row(error) for error in reversed(self._failures.list(table))]
+        told = {row.job_id for row in rows}
+        failed = self._db.list_jobs(table, JobStatus.FAILED)
+        jobs = [self._job_error(job) for job in failed if job.error and job.job_id not in told]
+        return [*rows, *jobs]
+
+    def _error_row(self, error: ErrorRecord) -> ErrorRow:
+        offset = error.row_address & _OFFSET_BITS
+        return ErrorRow(
+            error.table_name,
+            error.column_name,
+            error.job_id,
+            error.exception_type,
+            self.told(error.message),
+            f"fragment {error.fragment_id}, row {offset}",
+            str(error.attempt),
+            self.told(error.input_preview),
+            self.told(error.traceback),
+        )
+
+    def _job_error(self, job: JobRecord) -> ErrorRow:
+        kind, _, message = self.told(job.error or "").partition(": ")
+        if (raised := _RAISED.search(message)) is not None:
+            where, kind, message = raised.group("where"), raised.group("kind"), raised.group("text")
+            return ErrorRow(job.table_name, job.column_name, job.job_id, kind, message, where)
+        return ErrorRow(job.table_name, job.column_name, job.job_id, kind, message)
+
+
+def _secret_values(options: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
+        str(value)
+        for name, value in options.items()
+        if any(word in name.lower() for word in _SECRET_WORDS)
+        and len(str(value)) >= _SHORTEST_SECRET
+    )

@@ -1,0 +1,48 @@
+"""OpenTelemetry spans, where opentelemetry-api is installed (geneva-spark[otel]); else nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Protocol
+
+
+class Span(Protocol):
+    """What is told of a span."""
+
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Tell one thing."""
+
+
+class _NoSpan:
+    def set_attribute(self, key: str, value: Any) -> None:
+        """Nobody listens."""
+
+
+@cache
+def _tracer() -> Any:
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return None
+    return trace.get_tracer("geneva")
+
+
+@contextmanager
+def span(name: str, attributes: Mapping[str, Any]) -> Iterator[Span]:
+    """A span around what is inside; errors that leave it are recorded on it."""
+    tracer = _tracer()
+    if tracer is None:
+        yield _NoSpan()
+        return
+    plain = {f"geneva.{key}": value for key, value in attributes.items() if value is not None}
+    with tracer.start_as_current_span(name, attributes=plain) as current:
+        yield current
+
+
+def tell(current: Span, numbers: Mapping[str, Any]) -> None:
+    """Put a job's numbers on its span."""
+    for key, value in numbers.items():
+        if isinstance(value, bool | int | float | str):
+            current.set_attribute(f"geneva.{key}", value)

@@ -1,0 +1,469 @@
+"""Every command, as a shell sees it: tables for people, JSON for programs, exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+import geneva
+from geneva.cli import app
+from geneva.config import Settings
+from geneva.errors import JavaNotFoundError, JobError
+from geneva.execution.runner import InProcessRunner
+
+STABLE = {"new_table_enable_stable_row_ids": "true"}
+FUNCTIONS = """
+import geneva
+import pyarrow as pa
+from geneva.on_error import skip_on_error
+
+@geneva.udf
+def words(text: str) -> int:
+    return len(text.split())
+
+def letters(text: str) -> int:
+    return len(text)
+
+@geneva.udf
+def fails(id: int) -> int:
+    raise ValueError("never works")
+
+@geneva.udf(on_error=skip_on_error())
+def halves(id: int) -> int:
+    if id % 2:
+        raise ValueError(f"{id} is odd")
+    return id // 2
+
+@geneva.chunker(output_schema=pa.schema([("word", pa.string())]))
+def each_word(text: str):
+    for word in text.split():
+        yield {"word": word}
+
+number = 3
+"""
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A current folder with a database, a module of functions, and no Spark."""
+    quiet = Settings(jvm_archive=False, progress=False)
+    in_process = functools.partial(geneva.connect, runner=InProcessRunner, settings=quiet)
+    monkeypatch.setattr(geneva, "connect", in_process)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_functions.py").write_text(FUNCTIONS)
+    (tmp_path / "own_broken.py").write_text("1 / 0\n")
+    (tmp_path / "own_needy.py").write_text("import not_installed_anywhere\n")
+    rows = [{"id": i, "lang": "en" if i % 2 else "de", "text": "word " * i} for i in range(6)]
+    geneva.connect("db").create_table("articles", rows, storage_options=STABLE)
+    yield tmp_path
+    for name in ("own_functions", "own_broken", "own_needy"):
+        sys.modules.pop(name, None)
+
+
+def run(*arguments: str, code: int = 0) -> Result:
+    """Run a command; it has to leave with `code`, and never with a traceback."""
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def read(*arguments: str, code: int = 0) -> Any:
+    """Run a command with --json: its whole standard output is one document."""
+    return json.loads(run(*arguments, "--json", code=code).stdout)
+
+
+def refused(*arguments: str, code: int = 2) -> str:
+    """Run a command that is wrong: nothing on standard output, a message on standard error."""
+    result = run(*arguments, code=code)
+    assert result.stdout == ""
+    return result.stderr
+
+
+def fill(column: str = "words") -> Any:
+    return read("backfill", "db", "articles", column, "--udf", f"own_functions:{column}", "--save")
+
+
+# ---------------------------------------------------------------------------------------- look
+
+
+def test_tables(folder: Path) -> None:
+    fill()
+    shown = run("tables", "db").stdout
+    assert shown.splitlines()[0].split() == [
+        *("name", "kind", "rows", "version", "fragments", "computed", "columns")
+    ]
+    assert shown.splitlines()[2].split() == ["articles", "table", "6", "3", "1", "words"]
+    assert read("tables", "db") == {
+        "tables": [
+            {
+                "name": "articles",
+                "is_view": False,
+                "rows": 6,
+                "version": 3,
+                "fragments": 1,
+                "stable_row_ids": True,
+                "computed_columns": ["words"],
+            }
+        ]
+    }
+
+
+def test_an_empty_database(folder: Path) -> None:
+    Path("empty").mkdir()
+    assert "no tables" in run("tables", "empty").stdout
+    assert read("tables", "empty") == {"tables": []}
+    assert "no views" in run("view", "list", "empty").stdout
+    assert "no such jobs" in run("jobs", "list", "empty").stdout
+
+
+def test_a_database_that_is_not_there_is_not_made(folder: Path) -> None:
+    assert "no folder 'nowhere'" in refused("tables", "nowhere")
+    assert not Path("nowhere").exists()
+
+
+def test_describe_tells_what_is_stale_and_why(folder: Path) -> None:
+    fill()
+    assert "up to date" in run("describe", "db", "articles").stdout
+    geneva.connect("db").open_table("articles").add([{"id": 9, "lang": "en", "text": "x"}])
+    told = read("describe", "db", "articles")
+    assert told["columns"][3] == {
+        "name": "words",
+        "type": "int64",
+        "nullable": True,
+        "computed": True,
+    }
+    (column,) = told["computed_columns"]
+    assert (column["udf"], column["inputs"]) == ("words", ["text"])
+    assert (column["stale_rows"], column["reasons"]) == (1, {"new": 1})
+    assert told["view"] is None
+    assert "new: 1" in run("describe", "db", "articles").stdout
+
+
+def test_describe_runs_no_user_code(folder: Path) -> None:
+    fill()
+    Path("own_functions.py").write_text("raise SystemExit('ran')")
+    sys.modules.pop("own_functions")
+    run("describe", "db", "articles")
+    run("plan", "db", "articles", "words")
+
+
+def test_sample(folder: Path) -> None:
+    told = read("sample", "db", "articles", "--where", "id > 3", "--columns", "id,lang", "-n", "1")
+    assert told == {
+        "table": "articles",
+        "columns": ["id", "lang"],
+        "rows": [{"id": 4, "lang": "de"}],
+    }
+    assert len(read("sample", "db", "articles")["rows"]) == 6
+    assert "no such rows" in run("sample", "db", "articles", "--where", "id > 99").stdout
+
+
+def test_values_of_every_kind_can_be_sampled(folder: Path) -> None:
+    data = pa.table(
+        {
+            "image": pa.array([b"\x00\xff" * 700, None]),
+            "vector": pa.array([[0.5] * 8, [0.25] * 8], pa.list_(pa.float32(), 8)),
+            "number": pa.array([float("nan"), 2.0]),
+            "text": ["[bold]not markup[/bold]", "long " * 99],
+            "person": [{"name": "a"}, None],
+        }
+    )
+    geneva.connect("db").create_table("kinds", data)
+    shown = run("sample", "db", "kinds").stdout
+    for text in ("<1,400 bytes>", "[0.5, 0.5, 0.5, 0.5, ... 8 in all]", "[bold]not", "{name: a}"):
+        assert text in shown
+    rows = read("sample", "db", "kinds")["rows"]
+    assert rows[0]["image"].startswith("AP8A/w")
+    assert rows[0]["number"] is None
+    assert rows[1]["vector"] == [0.25] * 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("describe", "db", "artcles"), "There is no table 'artcles'"),
+        (("sample", "db", "articles", "--columns", "txt"), "Did you mean 'text'?"),
+        (("sample", "db", "articles", "--where", "nope = 1"), "'nope'"),
+        (("sample", "db", "articles", "--where", "id >"), "id >"),
+        (("sample", "db", "articles", "-n", "0"), "greater than or equal"),
+        (("plan", "db", "articles", "wrds"), "no column 'wrds'"),
+        (("plan", "db", "articles", "lang"), "has no UDF"),
+        (("backfill", "db", "articles", "lang", "--save"), "--udf"),
+        (("backfill", "db", "articles", "lang", "--inputs", "id"), "--udf"),
+        (("backfill", "db", "articles", "x", "--udf", "own_functions"), "module:function"),
+        (("backfill", "db", "articles", "x", "--udf", "own_functions:no"), "has no 'no'"),
+        (("backfill", "db", "articles", "x", "--udf", "own_functions:number"), "not a function"),
+        (("backfill", "db", "articles", "x", "--udf", "own_functions:each_word"), "chunker"),
+        (("backfill", "db", "articles", "x", "--udf", "own_missing:f"), "no module 'own_missing'"),
+        (("backfill", "db", "articles", "x", "--udf", "own_needy:f"), "not_installed_anywhere"),
+        (("backfill", "db", "articles", "x", "--udf", "own_broken:f"), "line 1"),
+        (("view", "refresh", "db", "articles"), "is a table, not a view"),
+        (("view", "create", "db", "v", "--source", "articles", "--add", "words"), "NAME=WHAT"),
+        (("jobs", "show", "db", "zzz"), "There is no job 'zzz'"),
+        (("jobs", "list", "db", "--status", "asleep"), "PENDING"),
+        (("jobs", "watch", "db"), "No job is running"),
+        (("errors", "db", "nope"), "There is no table 'nope'"),
+    ],
+)
+def test_mistakes_get_a_sentence(folder: Path, arguments: tuple[str, ...], words: str) -> None:
+    assert words in refused(*arguments)
+
+
+# ------------------------------------------------------------------------------------- compute
+
+
+def test_plan_then_backfill(folder: Path) -> None:
+    first = fill()
+    assert (first["status"], first["rows_computed"], first["rows_committed"]) == ("DONE", 6, 6)
+    assert first["metrics"]["udf_rows"] == 6
+    assert read("plan", "db", "articles", "words")["nothing_to_do"] is True
+    planned = read("plan", "db", "articles", "words", "--where", "id > 3")
+    assert (planned["rows_to_run"], planned["reasons"]) == (2, {"asked for": 2})
+    assert [f["rows_to_run"] for f in planned["fragments"]] == [2]
+    assert (
+        "compute    2 of 6 rows"
+        in run(*("plan", "db", "articles", "words", "--where", "id > 3")).stdout
+    )
+    shown = run("backfill", "db", "articles", "words", "--where", "id > 3").stdout
+    assert shown.startswith("DONE: 2 rows computed, 2 committed")
+    values = geneva.connect("db").open_table("articles").to_arrow()["words"].to_pylist()
+    assert values == list(range(6))
+
+
+def test_every_option_of_a_backfill_arrives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill()
+    seen: dict[str, Any] = {}
+
+    def backfill(self: Any, column: str, **options: Any) -> Any:
+        seen.update(options)
+        raise JobError("seen")
+
+    monkeypatch.setattr(geneva.Table, "backfill", backfill)
+    numbers = {
+        "concurrency": 2,
+        "intra_applier_concurrency": 3,
+        "checkpoint_size": 4,
+        "min_checkpoint_size": 5,
+        "max_checkpoint_size": 6,
+        "task_size": 7,
+        "commit_granularity": 8,
+        "num_frags": 9,
+        "read_version": 10,
+        "timeout": 11.0,
+    }
+    given = [
+        text for name, n in numbers.items() for text in (f"--{name.replace('_', '-')}", str(n))
+    ]
+    refused(
+        "backfill", "db", "articles", "words", "--where", "id = 1", "--retry-failed", *given, code=1
+    )
+    assert seen == {**numbers, "where": "id = 1", "udf": None, "retry_failed": True}
+
+
+def test_a_plain_function_is_enough_and_inputs_can_be_named(folder: Path) -> None:
+    arguments = ("backfill", "db", "articles", "n", "--udf", "own_functions:letters")
+    assert "no column 'n'" in refused(*arguments)
+    run(*arguments, "--inputs", "lang", "--save")
+    assert read("sample", "db", "articles", "--columns", "n", "-n", "1")["rows"] == [{"n": 2}]
+    assert read(*arguments, "--save")["rows_computed"] == 6, "the column has another function"
+    assert read("sample", "db", "articles", "--columns", "n", "-n", "1")["rows"] == [{"n": 0}]
+
+
+def test_a_failing_function_is_exit_code_one(folder: Path) -> None:
+    message = refused(
+        *("backfill", "db", "articles", "bad", "--udf", "own_functions:fails", "--save"), code=1
+    )
+    assert "never works" in message
+    (job,) = read("jobs", "list", "db", "--status", "failed")["jobs"]
+    assert "never works" in job["error"]
+    assert read("jobs", "watch", "db", job["job_id"], code=1)["status"] == "FAILED"
+
+
+# --------------------------------------------------------------------------------------- views
+
+
+def test_the_life_of_a_view(folder: Path) -> None:
+    made = read(
+        *("view", "create", "db", "english", "--source", "articles", "--where", "lang = 'en'"),
+        *("--select", "id,text", "--add", "words=own_functions:words"),
+        *("--add", "loud=upper(lang)", "--shuffle", "7", "--limit", "2", "--offset", "0"),
+    )
+    assert (made["name"], made["source"], made["up_to_date"]) == ("english", "articles", False)
+    assert read("view", "plan", "db", "english")["nothing_to_do"] is False
+    told = read("describe", "db", "english")
+    assert told["view"]["shuffle_seed"] == 7
+    assert told["computed_columns"][0]["reasons"] == {"not refreshed yet": 2}
+    assert read("view", "refresh", "db", "english")["rows_computed"] == 2
+    assert read("view", "list", "db")["views"][0]["up_to_date"] is True
+    assert "up to date" in run("view", "list", "db").stdout
+    shown = run("describe", "db", "english").stdout
+    assert "words(text)" in shown
+    assert "lang = 'en'" in shown
+    row = read("sample", "db", "english", "-n", "1")["rows"][0]
+    assert list(row) == ["id", "text", "words", "loud"]
+    assert row["words"] == row["id"]
+    assert read("tables", "db")["tables"][1]["is_view"] is True
+    assert "is dropped" in run("view", "drop", "db", "english", "--yes").stdout
+    assert read("view", "list", "db") == {"views": []}
+
+
+def test_a_view_of_a_chunker(folder: Path) -> None:
+    run(
+        *("view", "create", "db", "each", "--source", "articles", "--select", "id"),
+        *("--add", "word=own_functions:each_word"),
+    )
+    run("view", "refresh", "db", "each")
+    assert len(read("sample", "db", "each", "-n", "99")["rows"]) == 15
+
+
+def test_a_view_without_stable_ids_is_made_with_a_warning(folder: Path) -> None:
+    geneva.connect("db").create_table("plain", [{"id": 1}])
+    result = run("view", "create", "db", "v", "--source", "plain")
+    assert result.stderr.startswith("warning: Source table 'plain' has no stable row IDs")
+    assert "stable row IDs" in refused("view", "create", "db", "w", "--source", "plain", "--strict")
+
+
+def test_dropping_asks_first(folder: Path) -> None:
+    run("view", "create", "db", "v", "--source", "articles")
+    answered = CliRunner().invoke(app, ["view", "drop", "db", "v"], input="n\n")
+    assert answered.exit_code == 1
+    assert len(read("view", "list", "db")["views"]) == 1
+    assert CliRunner().invoke(app, ["view", "drop", "db", "v"], input="y\n").exit_code == 0
+
+
+# ---------------------------------------------------------------------------------------- jobs
+
+
+def test_jobs_are_listed_shown_and_watched(folder: Path) -> None:
+    job_id = fill()["job_id"]
+    run("backfill", "db", "articles", "words")
+    listed = read("jobs", "list", "db")["jobs"]
+    assert [job["metrics"]["udf_rows"] for job in listed] == [0, 6]
+    assert read("jobs", "list", "db", "-n", "1")["jobs"] == listed[:1]
+    assert "1 older" in run("jobs", "list", "db", "-n", "1").stdout
+    assert read("jobs", "list", "db", "--table", "other") == {"jobs": []}
+    assert job_id[:8] in run("jobs", "list", "db").stdout
+    told = read("jobs", "show", "db", job_id[:8])
+    assert told["job_id"] == job_id
+    assert told["events"][0]["kind"] == "created"
+    assert "udf_rows" in run("jobs", "show", "db", job_id).stdout
+    assert run("jobs", "watch", "db", job_id).stdout.startswith("DONE: 6 rows committed")
+    assert "has ended already" in refused("jobs", "cancel", "db", job_id)
+
+
+def test_a_start_of_an_id_that_many_have_is_refused(folder: Path) -> None:
+    for _ in range(17):  # two ids begin with the same of sixteen characters
+        geneva.connect("db").open_table("articles")
+        fill()
+    starts = [job["job_id"][0] for job in read("jobs", "list", "db", "-n", "99")["jobs"]]
+    twice = next(start for start in starts if starts.count(start) > 1)
+    assert "give more of the id" in refused("jobs", "show", "db", twice)
+
+
+def test_errors_of_rows(folder: Path) -> None:
+    assert "No errors" in run("errors", "db", "articles").stdout
+    first = fill("halves")
+    assert first["rows_failed"] == 3
+    job_id = first["job_id"]
+    told = read("errors", "db", "articles", "--column", "halves", "--job", job_id[:8])
+    assert told["total"] == 3
+    assert {error["message"] for error in told["errors"]} == {f"{i} is odd" for i in (1, 3, 5)}
+    assert "is odd" in told["errors"][0]["traceback"]
+    shown = run("errors", "db", "articles", "-n", "2").stdout
+    assert "ValueError" in shown
+    assert "1 older" in shown
+    assert read("describe", "db", "articles")["computed_columns"][0]["failed_rows"] == 3
+    assert "failed and skipped: 3" in run("describe", "db", "articles").stdout
+    again = read("plan", "db", "articles", "halves", "--retry-failed")
+    assert again["rows_to_run"] == 3
+
+
+def test_the_console_is_served_from_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = pytest.importorskip("geneva.console")
+    seen: list[Any] = []
+    monkeypatch.setattr(console, "serve", lambda *args, **options: seen.append((args, options)))
+    run("console", "db", "--port", "0", "--storage-option", "key=value1")
+    ((uri,), options) = seen.pop()
+    assert uri == str(folder / "db")
+    assert options == {
+        "host": "127.0.0.1",
+        "port": 0,
+        "token": None,
+        "storage_options": {"key": "value1"},
+    }
+    assert "no folder" in refused("console", "nowhere")
+
+
+# --------------------------------------------------------------------------------- this machine
+
+
+def test_the_doctor_without_spark(folder: Path) -> None:
+    told = read("doctor", "db", "--no-spark")
+    states = {check["name"]: check["state"] for check in told["checks"]}
+    assert told["ok"] is True
+    assert states["storage"] == "ok"
+    assert states["test job"] == "skipped"
+    assert list(Path("db/_geneva/signals").glob("*doctor*")) == [], "it leaves nothing behind"
+
+
+def test_the_doctor_runs_a_job(folder: Path) -> None:
+    checks = {check["name"]: check for check in read("doctor")["checks"]}
+    assert "a second job in" in checks["test job"]["detail"]
+
+
+def test_what_the_doctor_misses_is_exit_code_three(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_java() -> None:
+        raise JavaNotFoundError("no Java\nInstall one")
+
+    monkeypatch.setattr("geneva.execution.java.find_java", no_java)
+    shown = run("doctor", code=3).stdout
+    assert "FAIL  java" in shown
+    assert "Install one" in shown
+
+
+def test_a_store_that_cant_be_written_is_exit_code_one(folder: Path) -> None:
+    told = read("doctor", "nowhere", "--no-spark", code=1)
+    assert [c["name"] for c in told["checks"] if c["state"] == "failed"] == ["storage"]
+
+
+# ------------------------------------------------------------------------------------- secrets
+
+
+def test_storage_options_arrive_and_are_never_shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def connect(uri: str, storage_options: Any) -> Any:
+        seen.append(dict(storage_options))
+        raise OSError(f"403 from the store for key {storage_options['secret']}")
+
+    monkeypatch.setattr(geneva, "connect", connect)
+    message = refused(
+        *("tables", "s3://b/p", "--storage-option", "secret=hunter22"),
+        *("--storage-option", "region=x=y"),
+        code=1,
+    )
+    assert seen == [{"secret": "hunter22", "region": "x=y"}]
+    assert "hunter22" not in message
+    assert "for key ***" in message
+    wrong = refused("tables", "s3://b/p", "--storage-option", "hunter22")
+    assert "hunter22" not in wrong
+    monkeypatch.setenv("GENEVA_STORAGE_OPTIONS", "secret=hunter22 region=z")
+    refused("tables", "s3://b/p", code=1)
+    assert seen[-1] == {"secret": "hunter22", "region": "z"}
+    assert "hunter22" not in run("tables", "--help").output

@@ -1,0 +1,147 @@
+"""A call that takes too long is stopped, in any kind of UDF; its worker goes on or is replaced."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from geneva import Retry, Skip, skip_on_error, udf
+from geneva.errors import UDFTimeoutError
+from support import Calls, by_id, counted, make_table
+
+if TYPE_CHECKING:
+    from geneva import Connection
+
+BAD = 5
+
+
+def sleeps(id: int) -> int:
+    if id == BAD:
+        time.sleep(60)
+    return id
+
+
+def spins(id: int) -> int:
+    while id == BAD:
+        pass
+    return id
+
+
+def swallows(id: int) -> int:
+    while id == BAD:
+        try:
+            time.sleep(60)
+        except Exception:  # noqa: BLE001
+            continue
+    return id
+
+
+def stuck_in_c(id: int) -> int:
+    """Native code that lets go of the interpreter, and heeds no signal."""
+    if id == BAD:
+        import threading
+
+        while True:
+            try:
+                threading.Lock().acquire() and threading.Event().wait(60)
+            except BaseException:  # noqa: BLE001
+                continue
+    return id
+
+
+def holds_the_gil(id: int) -> int:
+    """Native code that keeps the interpreter to itself: no Python runs in the process any more."""
+    if id == BAD:
+        import ctypes
+        import signal
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        ctypes.PyDLL(None).sleep(60)
+    return id
+
+
+@pytest.mark.parametrize("function", [sleeps, spins, swallows])
+def test_a_hung_row_is_skipped(db: Connection, calls: Calls, function: Any) -> None:
+    table = make_table(db, [20])
+    table.add_columns({"c": udf(function, timeout=0.5, on_error=skip_on_error())})
+    started = time.monotonic()
+    table.backfill("c")
+    assert time.monotonic() - started < 30
+    assert by_id(table, "c") == {i: None if i == BAD else i for i in range(20)}
+    (error,) = table.get_errors()
+    assert (error.exception_type, error.row_address) == ("TimeoutError", BAD)
+    assert "timeout=0.5" in error.message
+
+
+def test_a_hung_row_fails_the_job(db: Connection) -> None:
+    table = make_table(db, [20])
+    table.add_columns({"c": udf(sleeps, timeout=0.3)})
+    with pytest.raises(UDFTimeoutError, match=rf"row {BAD} .*longer than timeout=0.3 s"):
+        table.backfill("c")
+
+
+def test_a_hung_row_is_tried_again(local_db: Connection, calls: Calls) -> None:
+    def slow_once(id: int) -> int:
+        calls.note([id])
+        if id == BAD and calls.rows.count(id) < 2:
+            time.sleep(60)
+        return id
+
+    table = make_table(local_db, [10])
+    rules = [Retry(TimeoutError, max_attempts=2, backoff=0.0)]
+    table.add_columns({"c": udf(slow_once, timeout=0.3, on_error=rules)})
+    result = table.backfill("c")
+    assert by_id(table, "c") == {i: i for i in range(10)}
+    assert result.progress.retries == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_hung_batch_is_halved(db: Connection, calls: Calls, threads: int) -> None:
+    def batches(id: pa.Array) -> pa.Array:
+        if pc.any(pc.equal(id, BAD)).as_py():
+            for _ in range(600):
+                time.sleep(0.1)
+        return id
+
+    table = make_table(db, [16])
+    column = counted(
+        calls, batches, data_type=pa.int64(), timeout=0.4, on_error=[Skip(TimeoutError)]
+    )
+    table.add_columns({"c": column})
+    table.backfill("c", intra_applier_concurrency=threads)
+    assert by_id(table, "c") == {i: None if i == BAD else i for i in range(16)}
+
+
+def test_a_slow_function_within_its_time_is_left_alone(local_db: Connection, calls: Calls) -> None:
+    def slow(id: int) -> int:
+        time.sleep(0.02)
+        return id
+
+    table = make_table(local_db, [50])
+    table.add_columns({"c": counted(calls, slow, timeout=0.5)})
+    table.backfill("c")
+    assert calls.taken() == list(range(50))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [stuck_in_c, holds_the_gil])
+def test_a_worker_that_can_not_be_stopped_is_replaced(
+    tmp_path: Any, calls: Calls, function: Any
+) -> None:
+    from support import connect
+
+    table = make_table(connect(tmp_path / "db", None), [20])
+    table.add_columns({"c": udf(function, timeout=0.5, on_error=skip_on_error())})
+    started = time.monotonic()
+    result = table.backfill("c")
+    assert time.monotonic() - started < 120
+    assert by_id(table, "c") == {i: None if i == BAD else i for i in range(20)}
+    assert result.rows_failed == 1
+    (error,) = table.get_errors()
+    assert error.row_address == BAD
+    assert error.exception_type == ("TimeoutError" if function is stuck_in_c else "WorkerDied")
