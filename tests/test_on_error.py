@@ -138,7 +138,7 @@ def test_the_policy_is_no_part_of_the_meaning(local_db: Connection, calls: Calls
 
 
 def test_fail_fast_is_the_default(db: Connection) -> None:
-    table = make_table(db, [20])
+    table = make_table(db, [10])
     table.add_columns({"c": udf(odd_fails)})
     with pytest.raises(UDFExecutionError, match="row 3 "):
         table.backfill("c")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 import geneva
 from geneva.cli import app
+from geneva.cli.terminal import LogSentences
 from geneva.config import Settings
 from geneva.errors import JavaNotFoundError, JobError
 from geneva.execution.runner import InProcessRunner
@@ -467,3 +469,10 @@ def test_storage_options_arrive_and_are_never_shown(
     refused("tables", "s3://b/p", code=1)
     assert seen[-1] == {"secret": "hunter22", "region": "z"}
     assert "hunter22" not in run("tables", "--help").output
+
+
+def test_logs_are_sentences_and_py4js_own_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = LogSentences(logging.WARNING)
+    for path in ("/site-packages/py4j/java_gateway.py", "/geneva/jobs.py"):
+        handler.emit(logging.LogRecord("root", logging.ERROR, path, 1, f"from {path}", (), None))
+    assert capsys.readouterr().err == "warning: from /geneva/jobs.py\n"

@@ -15,18 +15,12 @@ from starlette.testclient import TestClient
 import console_showcase as showcase
 import geneva.console
 from console_showcase import HOSTILE
-from geneva.console.cells import cell, vector
-from geneva.console.error_pages import group_errors
 from geneva.console.guard import answered_hosts, host_name
-from geneva.console.live import changes
-from geneva.console.markup import Html, tag
-from geneva.console.plots import throughput
-from geneva.console.readings import ErrorRow, Readings
+from geneva.console.readings import Readings
 from geneva.console.words import place
 from geneva.errors import UserInputError
 from geneva.model import JobStatus, Secrets
 from geneva.storage.history import JobEvent, JobHistory
-from geneva.storage.preview import Binary, picture_type
 from geneva.storage.signals import JobSignals
 
 TOKEN = "a-token-of-this-test-alone"
@@ -358,7 +352,8 @@ def test_with_a_token_everything_asks_for_it(uri: str) -> None:
     asked = browser(uri, TOKEN)
     assert asked.get("/").headers["location"] == "/login"
     assert asked.get("/metrics", headers={"accept": "*/*"}).status_code == 401
-    assert asked.get("/login").status_code == 200
+    for way in ("/login", "/static/nope"):
+        assert uri not in asked.get(way).text
     assert asked.post("/login", data={"token": "wrong"}).status_code == 403
     other = {"origin": "http://evil.example"}
     assert asked.post("/login", data={"token": TOKEN}, headers=other).status_code == 403
@@ -445,55 +440,6 @@ def test_other_addresses_take_a_token() -> None:
     assert "example.org" in answered_hosts("0.0.0.0", ["example.org"])
     assert "0.0.0.0" not in answered_hosts("0.0.0.0")
     assert host_name("[::1]:80") == "::1"
-
-
-# --------------------------------------------------------------------------------------- parts
-
-
-def test_markup_escapes_what_is_not_markup() -> None:
-    assert tag("p", "<b>", Html("<i>"), title='"x"') == '<p title="&quot;x&quot;">&lt;b&gt;<i></p>'
-    assert tag("br", class_=None, hidden=False) == "<br>"
-    assert tag("p", "\x00\x1b") == "<p>\u2400\u241b</p>"
-
-
-@pytest.mark.parametrize(
-    "value", [None, True, 3, 0.1, float("nan"), "<b>", {"a": ["<b>"]}, Binary(3, None)]
-)
-def test_any_value_can_be_shown(value: Any) -> None:
-    assert "<b>" not in cell(value, pa.null(), "/x")
-
-
-@pytest.mark.parametrize(
-    "values", [[0.0] * 5, [None, float("nan"), float("inf"), 1.0], list(range(2000))]
-)
-def test_any_vector_can_be_drawn(values: list[Any]) -> None:
-    drawn = vector(values)
-    assert "nan" not in drawn.lower().replace("null", "")
-    assert 0 < drawn.count("<rect") <= 64
-
-
-def test_pictures_are_told_by_their_bytes() -> None:
-    assert picture_type(b"\xff\xd8\xff\xe0") == "image/jpeg"
-    assert picture_type(b"<svg onload=alert(1)>") is None
-    assert picture_type(b"") is None
-
-
-def test_a_burst_of_reports_is_no_peak() -> None:
-    samples = [{"seconds": s, "udf_rows": r} for s, r in ((1.0, 100), (2.0, 200), (2.0001, 200))]
-    assert "100 rows/s" in throughput(samples)
-    assert "nothing to plot" in throughput([{"seconds": 0.0}])
-
-
-def test_only_changes_are_sent() -> None:
-    before = {"html": {"a": "1", "b": "2"}, "say": "x", "final": False}
-    assert changes(before, {**before, "html": {"a": "1", "b": "3"}}) == {"html": {"b": "3"}}
-    assert changes({}, {"final": False}) == {}
-
-
-def test_errors_that_differ_in_numbers_are_one_group() -> None:
-    rows = [ErrorRow("t", "c", "j", "ValueError", f"row {n}: can't do '{n}'") for n in range(3)]
-    groups = group_errors([*rows, ErrorRow("t", "c", "j", "ValueError", "other")])
-    assert [len(own) for _, own in groups] == [3, 1]
 
 
 def test_a_blob_column_is_shown_as_a_picture(tmp_path: Path) -> None:

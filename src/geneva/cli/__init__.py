@@ -5,6 +5,7 @@ Nothing here imports Lance or Spark: a command does that when it runs, so that `
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,14 @@ from typer.core import TyperGroup
 
 from geneva.cli import backfills, demo, doctor, failures, jobs, pages, tables, version, views
 from geneva.cli.options import epilog
-from geneva.cli.terminal import EXIT_CODES, INTERRUPTED, exit_code, readable, show_error
+from geneva.cli.terminal import (
+    EXIT_CODES,
+    INTERRUPTED,
+    LogSentences,
+    exit_code,
+    readable,
+    show_error,
+)
 from geneva.errors import GenevaError
 
 
@@ -97,6 +105,7 @@ def options(
 
 def main() -> None:
     """Run the command line."""
+    logging.getLogger().addHandler(LogSentences(logging.WARNING))
     try:
         app()
     except SystemExit as leaving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from io import StringIO
@@ -64,6 +65,18 @@ def show_error(message: object) -> None:
 def warn(message: object) -> None:
     """Print a warning beside the output."""
     err.print(Text.assemble(("warning: ", "bold yellow"), str(message)), soft_wrap=True)
+
+
+class LogSentences(logging.Handler):
+    """Log records as sentences, without tracebacks: at a prompt nobody asked for those.
+
+    When Ctrl-C meets a call to Spark, py4j logs the interruption as an error of its own.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record, unless it is py4j's."""
+        if "py4j" not in record.pathname:
+            warn(record.getMessage())
 
 
 def say(text: str = "", style: str = "") -> None:

@@ -5,7 +5,10 @@ It listens on this machine only, and reads only, unless it is started with a tok
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from geneva.errors import MissingDependencyError, UserInputError
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["app", "serve"]
 
 _INSTALL = "The console needs starlette and uvicorn: pip install 'geneva-spark[console]'"
+_PATIENCE_SECONDS = 2
+"""How long open live pages are waited for at the end."""
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
@@ -56,7 +61,7 @@ def serve(
     Args:
         db_uri: The database.
         host: Where to listen. Anything but this machine itself takes a token.
-        port: The port.
+        port: The port; 0: any free one. The address is written to standard error.
         token: What the console asks for; with it, jobs can be cancelled.
         storage_options: Keys and settings of the object store.
         hosts: More names that it answers under.
@@ -73,11 +78,21 @@ def serve(
             "leave it on 127.0.0.1."
         )
     made = app(db_uri, storage_options, token, hosts=answered_hosts(host, hosts))
-    uvicorn.run(
-        made,
-        host=host,
-        port=port,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=2,
+    config = uvicorn.Config(
+        made, log_level="warning", server_header=False, timeout_graceful_shutdown=_PATIENCE_SECONDS
     )
+    with _listen(host, port) as listener, suppress(KeyboardInterrupt):
+        shown = f"[{host}]" if ":" in host else host
+        sys.stderr.write(f"Console: http://{shown}:{listener.getsockname()[1]} (Ctrl-C ends it)\n")
+        sys.stderr.flush()
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise UserInputError(
+            f"The console can't listen at {host}, port {port} ({error.strerror}): take another."
+        ) from error

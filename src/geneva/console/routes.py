@@ -53,6 +53,7 @@ class Console:
         """Answer from `readings`, and change only what `access` allows."""
         self._readings, self._access = readings, access
         self._frame = Frame(readings.uri, access.needs_token)
+        self._strangers_frame = Frame("", access.needs_token)  # which database it is, is a secret
         self._streams = Streams()
 
     def routes(self) -> list[Route | Mount]:
@@ -237,7 +238,8 @@ class Console:
                 answer.set_cookie(COOKIE, self._access.session, httponly=True, samesite="strict")
                 return answer
             wrong = True
-        return self._frame.page("Token", *_login_page(wrong=wrong), status=403 if wrong else 200)
+        status = 403 if wrong else 200
+        return self._strangers_frame.page("Token", *_login_page(wrong=wrong), status=status)
 
     async def not_found(self, request: Request, error: Exception) -> Response:
         """A page for what is not there, or is refused."""
@@ -246,9 +248,8 @@ class Console:
         title = {403: "Not allowed", 404: "Not found", 409: "Too late"}.get(status, "Not possible")
         back = tag("p", tag("a", "All tables", href="/"))
         headers = dict(getattr(error, "headers", None) or {})
-        page = self._frame.page(
-            title, heading(title, self._readings.told(told)), back, status=status
-        )
+        frame = self._frame if self._access.knows(request.headers) else self._strangers_frame
+        page = frame.page(title, heading(title, self._readings.told(told)), back, status=status)
         page.headers.update(headers)
         return page
 
