@@ -131,6 +131,24 @@ def test_a_worker_that_dies_once_costs_nothing(spark_db: Connection, tmp_path: P
     assert table.get_errors() == []
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_setup_that_kills_is_no_rows_fault(spark_db: Connection) -> None:
+    @udf(data_type=pa.int64(), on_error=skip_on_error())
+    class Model:
+        def setup(self) -> None:
+            os._exit(3)
+
+        def __call__(self, id: int) -> int:
+            return id
+
+    table = make_table(spark_db, [300])
+    table.add_columns({"c": Model()})
+    with pytest.raises(WorkerLostError):
+        table.backfill("c", concurrency=1)
+    assert table.get_errors() == []
+
+
 # -- the search itself, without processes
 
 

@@ -60,6 +60,10 @@ class Applier:
         """Return the column's values for a batch whose columns are the inputs, in order."""
         return self.run(batch).values
 
+    def warm(self, batch: pa.RecordBatch) -> None:
+        """Set up a stateful function, if that was not done yet."""
+        self._live_function(batch)
+
     def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
         """Return the values and what failed; `guard` is told when a call can't be stopped."""
         if batch.num_rows == 0:

@@ -57,6 +57,10 @@ _JOBS_IN_FLIGHT = 16
 """Spark jobs at once; on a large cluster each of them carries several tasks."""
 
 
+_MOST_LOST = 50
+"""Submissions whose workers died, each of them four times, before a job is given up."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobControl:
     """What the driver needs to know of the world around it."""
@@ -243,7 +247,8 @@ class _BackfillRun:
         self._note(lost_workers=self.progress.lost_workers + 1)
         for task, notes in told:
             first = (task.parts[0].fragment_id, task.parts[0].rows.start)
-            if any(notes) and self._lost.get(first) != notes:
+            few = self.progress.lost_workers <= _MOST_LOST
+            if few and any(notes) and self._lost.get(first) != notes:
                 self._lost[first] = notes
                 break
         else:

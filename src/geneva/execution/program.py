@@ -21,6 +21,9 @@ from geneva.view_definition import IS_SET
 class Program(Protocol):
     """Turns a batch of inputs into as many values."""
 
+    def warm(self, batch: pa.RecordBatch) -> None:
+        """Set up what is needed for batches like this one, if that was not done yet."""
+
     def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
         """Compute the values of one batch, and tell which rows failed."""
 
@@ -37,6 +40,9 @@ class Carrier:
     def __init__(self, kind: pa.DataType) -> None:
         """Carry the fields of a struct type; the mark that a row is set is added."""
         self._fields = [kind.field(i) for i in range(kind.num_fields)]
+
+    def warm(self, batch: pa.RecordBatch) -> None:
+        """Need nothing."""
 
     def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
         """Put the batch's columns side by side."""

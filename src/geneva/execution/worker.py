@@ -387,11 +387,14 @@ class _PartRun:
         known = self._trail.verdict(offsets)
         started = time.perf_counter()
         try:
+            program = self._task.program
             if known is not None:
-                applied = self._task.program.settle(known[0], batch, known[1])
+                applied = program.settle(known[0], batch, known[1])
             else:
+                # A set-up that kills its worker is no row's fault: nothing is noted before it.
+                program.warm(batch)
                 self._trail.starting(offsets)
-                applied = self._task.program.run(batch, BatchGuard(self._trail, offsets))
+                applied = program.run(batch, BatchGuard(self._trail, offsets))
         finally:
             seconds = time.perf_counter() - started
             self._task.clock.udf += seconds
