@@ -20,8 +20,8 @@ def console(
     token: Annotated[
         str | None,
         typer.Option(
-            help="Allow what changes things (cancelling a job) to those who know this token. "
-            "Without it, pages can only be read.",
+            help="Ask for this token (16 characters or more) on every page; who has it may also "
+            "cancel jobs. Without one the pages are read-only, and on this machine only.",
             envvar="GENEVA_CONSOLE_TOKEN",
             show_default=False,
         ),
