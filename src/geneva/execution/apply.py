@@ -189,6 +189,8 @@ class _BatchCall:
                     try:
                         values[row] = function(*rows[row])
                     except _FAILURES as error:
+                        if self.udf.on_error.decide(error, 1)[0] is Action.FAIL:
+                            raise  # at once: describing it takes long, and the others run on
                         values[row] = self._settled(error, row, function, columns)
                 except BaseException as error:  # noqa: BLE001  raised below, in order
                     failures[row] = error
@@ -201,7 +203,10 @@ class _BatchCall:
             failures[len(rows)] = interrupt  # stops the other threads
             raise
         if failures:
-            raise failures[min(failures)]
+            row = min(failures)
+            if isinstance(failures[row], _FAILURES):
+                raise_failed(self.udf, self.output, failures[row], row, self.batch)
+            raise failures[row]
         return values
 
     def _settled(
