@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,10 @@ from support import Calls, RunnerFactory, connect
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
+
+# A shell's background jobs ignore Ctrl-C, and so would everything that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Both: no deadline, because a first call may import Lance or start a session.
 settings.register_profile(
