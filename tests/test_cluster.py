@@ -24,6 +24,7 @@ from support import Calls, column, make_table
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.slow,
     pytest.mark.spark,
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
 ]

@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 
 import geneva
 from geneva.config import Settings
-from geneva.execution import driver, worker
+from geneva.execution import driver, task_run, worker
 from geneva.execution.runner import InProcessRunner
 from geneva.storage.checkpoints import CheckpointKey, LanceCheckpointStore
 from history_model import CALLS, Model, make_udf
@@ -87,7 +87,7 @@ class Failpoint:
         places = {
             "checkpoint": (LanceCheckpointStore, "__setitem__"),
             "stage": (worker, "stage_column"),
-            "record": (worker, "record_staged"),
+            "record": (task_run, "record_staged"),
             "commit": (driver, "commit_columns"),
         }
         with ExitStack() as stack:

@@ -155,6 +155,7 @@ class TestDriver:
         assert again <= SLOTS * (pause + 0.25) / 0.02 * 1.2
         machine.check()
 
+    @pytest.mark.slow
     @of_size([20, 20, 160], 10)
     def test_ctrl_c_keeps_what_is_finished(self, machine: Machine) -> None:
         calls = machine.calls

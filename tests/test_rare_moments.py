@@ -205,3 +205,18 @@ class TestViews:
         source.add(pa.table({"x": [2]}))
         view.refresh()
         assert sorted(values(view, "x")) == [0, 1, 2]
+
+
+def test_two_jobs_that_are_asked_for_the_same_rows_compute_each_once(
+    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("t", pa.table({"x": [1, 2, 3]}))
+    table.add_columns({"c": times(10)})
+    others: list[int] = []
+    before_first_commit(
+        monkeypatch,
+        lambda: others.append(db.open_table("t").backfill("c", where="1=1").rows_computed),
+    )
+    assert table.backfill("c", where="1=1").rows_computed == 3
+    assert others == [3]
+    assert values(table) == [10, 20, 30]

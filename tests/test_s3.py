@@ -315,6 +315,7 @@ def double_and_look(calls: Calls) -> UDF:
     return double
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_killed_and_finished_by_another_process(
     bucket: Bucket, table: Table, calls: Calls, tmp_path: Path

@@ -53,6 +53,8 @@ from geneva.storage.housekeeping import delete_keys, new_job_tag, release_dead_t
 from geneva.storage.staging import open_checkpoints, record_staged
 
 _POLL_SECONDS = 0.5
+_LOOK_SECONDS = 2.0
+"""How often to look into running tasks, through the checkpoint store, when nobody watches."""
 _JOBS_IN_FLIGHT = 16
 """Spark jobs at once; on a large cluster each of them carries several tasks."""
 
@@ -140,7 +142,7 @@ class _BackfillRun:
         self.progress = JobProgress(
             total=prepared.plan.rows_to_compute, fragments=len(prepared.plan.fragments)
         )
-        self._started = time.monotonic()
+        self._started = self._looked = time.monotonic()
         self._runner: Runner | None = None
         self._speed: float | None = None
         self._committed_files: set[str] = set()
@@ -201,7 +203,7 @@ class _BackfillRun:
                     continue
                 for text in future.result():
                     self._take(TaskReport.from_json(text))
-            if not done and self._control.watch_checkpoints:
+            if not done and self._is_time_to_look():
                 self._look_inside()
             self._commit(least=self.prepared.request.commit_granularity)
 
@@ -423,6 +425,15 @@ class _BackfillRun:
             commit_seconds=progress.commit_seconds + seconds,
         )
 
+    def _is_time_to_look(self) -> bool:
+        """Whether to look into running tasks: often for somebody who watches, else now and then."""
+        pause = 0.0 if self._control.watch_checkpoints else _LOOK_SECONDS
+        now = time.monotonic()
+        if now - self._looked < pause:
+            return False
+        self._looked = now
+        return True
+
     def _look_inside(self) -> None:
         """Count the rows that running tasks have checkpointed so far."""
         keys = index_keys(open_checkpoints(self.prepared.ref).list_keys("udf-"))
@@ -437,8 +448,13 @@ class _BackfillRun:
             if key.rows is not None and key.rows.end <= self._plans[fragment_id].physical_rows
         )
         seen = min(self.progress.total, self.progress.ready_to_commit + running)
+        looked = replace(
+            self.progress,
+            checkpointed=max(self.progress.checkpointed, seen),
+            seconds=time.monotonic() - self._started,
+        )
         for listener in self._control.listeners:
-            listener(replace(self.progress, checkpointed=max(self.progress.checkpointed, seen)))
+            listener(looked)
 
     def _stop(self) -> None:
         """Stop what still runs, and wait: tasks left behind would steal the next job's slots."""

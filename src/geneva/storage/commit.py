@@ -23,7 +23,7 @@ from geneva.storage.dataset import (
     read_snapshot,
 )
 from geneva.storage.fragments import StagedFile, data_file
-from geneva.storage.provenance import parse_file_name, read_provenance
+from geneva.storage.provenance import input_signature, parse_file_name, read_provenance
 from geneva.storage.transactions import JOB_PROPERTY, PLANNED_PROPERTY, read_transaction
 
 _RETRY_SECONDS = 0.05
@@ -173,6 +173,22 @@ def _covers_live_rows(
     return provenance is not None and not live.minus(provenance.valid)
 
 
+def _is_right_anyway(
+    staged: StagedFile,
+    snapshot: TableSnapshot,
+    fragment: FragmentFacts,
+    definition: ColumnDefinition,
+) -> bool:
+    """Whether a file may take the place of another job's: it has all rows, by what is there now."""
+    named = parse_file_name(staged.path)
+    if named is None or not named.complete or definition.outputs:
+        return False
+    if any(path not in snapshot.field_ids for path in definition.inputs):
+        return False
+    inputs = [snapshot.field_ids[path] for path in definition.inputs]
+    return input_signature(fragment, inputs) == staged.inputs
+
+
 def _misfit(
     staged: StagedFile,
     snapshot: TableSnapshot,
@@ -192,6 +208,6 @@ def _misfit(
     # Inputs that changed are no reason: the file says what it was computed from, so that the rows
     # for which it matters are found and computed again, and only those.
     present = "\n".join(file.path for file in fragment.files_of(staged.field_ids)) or None
-    if present != staged.base:
+    if present != staged.base and not _is_right_anyway(staged, snapshot, fragment, definition):
         return "another job wrote the same column"
     return None
