@@ -5,7 +5,7 @@ BIN := .venv/bin
 SETUP_INPUTS := scripts/setup pyproject.toml requirements-dev.txt
 export PYTHON
 
-.PHONY: demo test check test-quick test-slow test-slow-short bench format lock clean
+.PHONY: demo test check test-quick test-slow test-slow-short test-long bench format lock clean
 .DEFAULT_GOAL := test
 
 demo: .venv/.ready-runtime        ## make a table, add UDF columns, watch them fill
@@ -22,11 +22,14 @@ check: .venv/.ready-dev
 test-quick: .venv/.ready-dev
 	$(BIN)/pytest $(PYTEST_ARGS)
 
-test-slow: .venv/.ready-dev       ## crashes, clusters, long random histories
-	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+test-slow: .venv/.ready-dev       ## crashes, clusters, browsers, every format
+	$(BIN)/pytest -m "slow and not long" $(PYTEST_ARGS)
 
 test-slow-short: .venv/.ready-dev ## the same tests, one round each
-	GENEVA_SLOW_ROUNDS=1 $(BIN)/pytest -m slow $(PYTEST_ARGS)
+	GENEVA_SLOW_ROUNDS=1 $(BIN)/pytest -m "slow and not long" $(PYTEST_ARGS)
+
+test-long: .venv/.ready-dev       ## storms, long random histories, big tables: minutes to hours
+	$(BIN)/pytest -m long $(PYTEST_ARGS)
 
 bench: .venv/.ready-runtime       ## this engine against a plain pylance loop
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -540,6 +540,7 @@ def test_any_short_history_keeps_every_value_right_and_computes_none_twice() -> 
     run_state_machine_as_test(Histories, settings=settings(max_examples=20, stateful_step_count=15))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_any_long_history_keeps_every_value_right_and_computes_none_twice() -> None:

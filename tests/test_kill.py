@@ -258,6 +258,7 @@ def storm(machine: Machine, kills: int, rng: random.Random, runner: str, start: 
     return killed
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(

@@ -249,6 +249,7 @@ def test_a_backfill_ends_while_somebody_appends_and_compacts(tmp_path: Path) -> 
     check_churned(stage, churn, "y1", 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_storm_of_backfills_appends_and_compactions(tmp_path: Path, slow_rounds: int) -> None:

@@ -182,6 +182,7 @@ def test_task_stays_small(tmp_path: Path, source: Source, rows: int, function: U
 # --------------------------------------------------------------------------------------- on Spark
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)

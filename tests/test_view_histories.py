@@ -409,6 +409,7 @@ def test_every_operation(shape: str) -> None:
     run(shape, operations_of(shape))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -419,6 +420,7 @@ def test_every_two_operations(shape: str, slow_rounds: int) -> None:
             run(shape, operations)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -444,6 +446,7 @@ def test_some_histories(history: tuple[str, list[str]]) -> None:
     run(*history)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_many_long_histories(slow_rounds: int) -> None:

@@ -112,6 +112,7 @@ class TestArchive:
         left = {path.name for path in archive.parent.glob("*.jsa")}
         assert left == {archive.name, "old1.jsa", "old2.jsa"}
 
+    @pytest.mark.long
     @pytest.mark.slow
     @pytest.mark.spark
     def test_is_made_used_and_ignored_when_broken(self, tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def test_the_arguments_are_left_as_they_were() -> None:
     rows_that_enter_and_leave(rows, rows[::2])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ten_million_rows_take_seconds() -> None:
     rows = np.arange(10_000_000, dtype=np.uint64)

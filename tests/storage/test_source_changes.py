@@ -342,6 +342,7 @@ def test_random_histories(history: list[tuple[str, int]], pairs: list[tuple[int,
     check_history(history, pairs)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(history=HISTORIES, pairs=PAIRS)
