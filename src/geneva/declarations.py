@@ -34,9 +34,9 @@ from geneva.storage.columns import (
 from geneva.storage.dataset import Dataset, check_column_name, has_path, open_dataset
 from geneva.storage.fragments import is_blob
 from geneva.storage.housekeeping import (
-    JOB_TAG,
     CleanupReport,
     forget_attempts,
+    job_tags,
     release_dead_tags,
     remove_leftovers,
 )
@@ -333,7 +333,7 @@ def cleanup(
     """Remove what no plan can use again. While a job runs on the table, checkpoints all stay."""
     dataset = open_dataset(ref)
     release_dead_tags(dataset, is_running)
-    busy = any(tag.startswith(JOB_TAG) for tag in dataset.tags.list())
+    busy = bool(job_tags(dataset))
     definitions = read_definitions(dataset.schema)
     useful: set[str] = set()
     own = [d for d in definitions.values() if not reads_source(d.arrow_field)]

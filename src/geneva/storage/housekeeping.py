@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -18,6 +19,8 @@ from geneva.storage.provenance import parse_file_name
 from geneva.storage.staging import open_checkpoints
 
 JOB_TAG = "geneva-job-"
+_LIST_ATTEMPTS = 50
+_LIST_PAUSE_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,20 @@ def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
 
     Nothing while another job works on the table: its version is tagged.
     """
-    if any(name.startswith(JOB_TAG) for name in open_dataset(ref).tags.list()):
+    if job_tags(open_dataset(ref)):
         return 0
     store = open_checkpoints(ref)
     keys = keys_of_column(store, column)
     return delete_keys(store, (key.path() for key in keys if key.prefix not in keep))
+
+
+def job_tags(dataset: lance.LanceDataset) -> list[str]:
+    """The tags of jobs on a table. A tag that goes while they are listed makes Lance fail."""
+    for _ in range(_LIST_ATTEMPTS):
+        with suppress(OSError, ValueError):
+            return [name for name in dataset.tags.list() if name.startswith(JOB_TAG)]
+        time.sleep(_LIST_PAUSE_SECONDS)
+    return [name for name in dataset.tags.list() if name.startswith(JOB_TAG)]
 
 
 def new_job_tag(job_id: str) -> str:
@@ -65,9 +77,9 @@ def new_job_tag(job_id: str) -> str:
 
 def release_dead_tags(dataset: lance.LanceDataset, is_running: Callable[[str], bool]) -> None:
     """Unpin the versions of jobs that no longer run, so that they can be cleaned up."""
-    for name in list(dataset.tags.list()):
+    for name in job_tags(dataset):
         job_id = name.removeprefix(JOB_TAG).rpartition(".")[0]
-        if name.startswith(JOB_TAG) and not is_running(job_id):
+        if not is_running(job_id):
             with suppress(OSError, ValueError):
                 dataset.tags.delete(name)
 
