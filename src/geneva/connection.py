@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from geneva.chunker import Chunker
 from geneva.config import Settings
-from geneva.errors import JobNotFoundError, TableNotFoundError, UserInputError
+from geneva.errors import TableNotFoundError, UserInputError
 from geneva.execution.pulse import is_lost
 from geneva.execution.runner import Runner
 from geneva.execution.view_creation import create_view
@@ -212,12 +212,6 @@ class Connection:
     def cancel_job(self, job_id: str) -> None:
         """Ask a job to stop, whichever process runs it. It commits what is finished, then ends."""
         self.get_job(job_id).cancel()
-
-    def _is_running(self, job_id: str) -> bool:
-        try:
-            return not self._history.get(job_id).status.is_final
-        except JobNotFoundError:
-            return False
 
     def _table_ref(self, lancedb_table: Any) -> TableRef:
         options = {**self._storage_options, **(lancedb_table.initial_storage_options() or {})}

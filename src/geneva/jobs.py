@@ -15,7 +15,7 @@ from typing import Any
 
 from geneva import html
 from geneva.config import Settings
-from geneva.errors import JobCancelledError, JobError, JobNotFoundError, JobTimeoutError
+from geneva.errors import JobCancelledError, JobError, JobTimeoutError
 from geneva.execution.driver import JobControl
 from geneva.execution.notebook import NotebookBars
 from geneva.execution.progress import JobProgress, ProgressBars, in_notebook, wants_bars
@@ -186,7 +186,7 @@ class Job:
                 cancelled=self.cancelled,
                 max_conflict_retries=self._settings.version_conflict_max_retries,
                 watch_checkpoints=show,
-                is_running=self._is_running,
+                is_running=self._history.is_running,
                 record_errors=self._record_errors,
             )
             stack.enter_context(Pulse(self._signals, self.job_id, self._pulse, self.cancelled))
@@ -204,12 +204,6 @@ class Job:
 
     def _pulse(self) -> dict[str, Any]:
         return {"status": self.status.value, "metrics": self.progress.metrics()}
-
-    def _is_running(self, job_id: str) -> bool:
-        try:
-            return not self._history.get(job_id).status.is_final
-        except JobNotFoundError:
-            return False
 
     def _follow(self, progress: JobProgress) -> None:
         committed = progress.commits > self.progress.commits

@@ -122,6 +122,13 @@ class JobHistory:
             raise JobNotFoundError(f"There is no job {str(job_id)!r} in this database.")
         return self._seen(records[0])
 
+    def is_running(self, job_id: str) -> bool:
+        """Whether there is a job of that id that has not ended."""
+        try:
+            return not self.get(job_id).status.is_final
+        except JobNotFoundError:
+            return False
+
     def _seen(self, record: JobRecord) -> JobRecord:
         """The record; a job whose driver died is put down as failed first."""
         if record.status.is_final or not self._is_lost(record):
