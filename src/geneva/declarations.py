@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from geneva.computation import RECEIPT_PREFIX, receipt_name
 from geneva.errors import (
     ColumnExistsError,
     ColumnNotFoundError,
@@ -18,10 +20,11 @@ from geneva.errors import (
     UserInputError,
 )
 from geneva.execution.prepare import BackfillRequest, useful_prefixes
-from geneva.model import ColumnDefinition, Sizes, TableRef
+from geneva.model import ColumnDefinition, Sizes, TableRef, Unproven, Upstream
 from geneva.storage.checkpoints import without_where
 from geneva.storage.columns import (
     commit_new_columns,
+    commit_receipt_columns,
     commit_redefinitions,
     define_column,
     read_definition,
@@ -62,6 +65,8 @@ class BackfillOptions:
     task_shuffle_diversity: int | None = None
     timeout: float | timedelta | None = None
     retry_failed: bool = False
+    unproven: str | None = None
+    upstream: str = "compute"
 
     def request(self) -> BackfillRequest:
         """Check the numbers."""
@@ -100,7 +105,22 @@ class BackfillOptions:
             shuffle_diversity=self.task_shuffle_diversity,
             timeout_seconds=_seconds("timeout", self.timeout),
             retry_failed=bool(self.retry_failed),
+            unproven=_choice(Unproven, "unproven", self.unproven),
+            upstream=_choice(Upstream, "upstream", self.upstream) or Upstream.COMPUTE,
         )
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def _choice(kind: type[_Choice], name: str, value: Any) -> _Choice | None:
+    if value is None:
+        return None
+    try:
+        return kind(value)
+    except ValueError:
+        known = " or ".join(repr(choice.value) for choice in kind)
+        raise UserInputError(f"{name} must be {known}, not {value!r}.") from None
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> None:
@@ -277,6 +297,17 @@ def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
             )
 
 
+def receipts_of(ref: TableRef, names: Sequence[str]) -> list[str]:
+    """The columns of receipts that go with columns that are dropped, and those left over."""
+    schema = open_dataset(ref).schema
+    kept = {
+        receipt_name(definition.uuid)
+        for definition in read_definitions(schema).values()
+        if definition.name not in names
+    }
+    return [n for n in schema.names if n.startswith(RECEIPT_PREFIX) and n not in kept]
+
+
 def _reads(definition: ColumnDefinition, name: str) -> bool:
     return any(path == name or path.startswith(f"{name}.") for path in definition.inputs)
 
@@ -303,12 +334,16 @@ def definition_for(
     if udf is None:
         definition = with_present_inputs(required_definition(schema, ref.name, column), dataset)
         _check_inputs_present(definition, schema)
+        if store:
+            commit_receipt_columns(open_dataset(ref), [definition])
         return definition
     function, own = _as_udf(column, udf)
     current = _existing(schema, ref, column, function)
     inputs = inputs_of(function, own, schema, column)
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     if current is not None:
+        if store:
+            commit_receipt_columns(open_dataset(ref), [current])
         return replace(redefine_column(dataset, current, function, inputs, digest), overrides=True)
     definition = define_column(dataset, column, function, inputs, digest)
     if store:

@@ -115,12 +115,12 @@ class ColumnDefinition:
     """Each input's own field id and its type, which outlive a renaming."""
     nullable: bool = True
     """Whether the function may return NULL."""
-    outputs: tuple[str, ...] = ()
-    """The columns that are written together, for a group of them; empty: the column itself."""
     overrides: bool = False
     """Whether the UDF is one for a single run, and not the column's own."""
-    since: int = 0
-    """Values committed up to this version are another UDF's work; 0: it is the column's first."""
+    former_versions: tuple[str, ...] = ()
+    """Versions of the UDFs that the column had before, the latest last."""
+    has_receipts: bool = False
+    """Whether the column had receipts from the day it was declared."""
     sizes: Sizes = field(default_factory=Sizes)
     num_cpus: float | None = None
     num_gpus: float | None = None
@@ -141,7 +141,26 @@ class Reason(StrEnum):
     NULL = "value is NULL"
     ASKED = "asked for"
     FAILED = "failed before"
+    UNPROVEN = "unproven"
+    UPSTREAM = "its input is to be computed first"
     UP_TO_DATE = "up to date"
+
+
+class Unproven(StrEnum):
+    """What to do with values from before their column had receipts."""
+
+    COMPUTE = "compute"
+    KEEP = "keep"
+
+
+class Upstream(StrEnum):
+    """What to do about computed inputs that are not right themselves."""
+
+    COMPUTE = "compute"
+    """Bring them up to date first, in the same job."""
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+    """Compute from what is there."""
 
 
 class JobStatus(StrEnum):

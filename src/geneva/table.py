@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from geneva import declarations, html
 from geneva.declarations import BackfillOptions
-from geneva.execution.prepare import PreparedBackfill, prepare_backfill
+from geneva.execution.prepare import ColumnSubject, PreparedBackfill, prepare
 from geneva.execution.work import BackfillWork
 from geneva.jobs import Job, JobFuture, JobResult
 from geneva.model import ColumnDefinition, TableRef
@@ -20,6 +20,7 @@ from geneva.storage.columns import read_definitions
 from geneva.storage.dataset import compact, open_dataset
 from geneva.storage.failures import ErrorRecord
 from geneva.storage.housekeeping import CleanupReport
+from geneva.storage.views import visible_schema
 from geneva.udf import UDF
 
 if TYPE_CHECKING:
@@ -81,8 +82,25 @@ class Table:
 
     @property
     def schema(self) -> pa.Schema:
-        """The table's schema."""
-        return self._table.schema
+        """The table's schema, without the columns that are Geneva's own."""
+        return visible_schema(self._table.schema)
+
+    def _visible(self) -> list[str]:
+        """The names of the columns that people see."""
+        return list(self.schema.names)
+
+    def to_arrow(self, *, include_system: bool = False) -> pa.Table:
+        """The rows of the table; columns that are Geneva's own only on request."""
+        table = self._table.to_arrow()
+        return table if include_system else table.select(self._visible())
+
+    def to_pandas(self, *, include_system: bool = False, **options: Any) -> Any:
+        """The rows of the table as a pandas data frame."""
+        return self.to_arrow(include_system=include_system).to_pandas(**options)
+
+    def head(self, n: int = 5) -> pa.Table:
+        """The first rows of the table."""
+        return self._table.head(n).select(self._visible())
 
     @property
     def version(self) -> int:
@@ -102,9 +120,10 @@ class Table:
         """Search, as LanceDB does; `search(None)` builds a query like `query()`."""
         if query is None and not args and not kwargs:
             return self.query()
-        if query is _NOT_GIVEN:
-            return self._table.search(*args, **kwargs)
-        return self._table.search(query, *args, **kwargs)
+        given = () if query is _NOT_GIVEN else (query,)
+        found = self._table.search(*given, *args, **kwargs)
+        visible = self._visible()
+        return found if len(visible) == len(self._table.schema) else found.select(visible)
 
     def compact_files(self, **options: Any) -> Any:
         """Merge small fragments. Computed values move along; nothing is computed again."""
@@ -122,7 +141,7 @@ class Table:
 
     def computed_columns(self) -> dict[str, ColumnDefinition]:
         """The computed columns and what is known of their UDFs. Runs no user code."""
-        return read_definitions(self.schema)
+        return read_definitions(self._table.schema)
 
     def add_columns(self, transforms: Mapping[str, ColumnSource] | Any, **kwargs: Any) -> None:
         """Add columns: by UDF, `(udf, [input columns])`, or an SQL expression.
@@ -154,7 +173,7 @@ class Table:
         """Drop columns. Only metadata changes."""
         names = [columns] if isinstance(columns, str) else list(columns)
         declarations.check_droppable(self.ref, names)
-        return self._table.drop_columns(names)
+        return self._table.drop_columns([*names, *declarations.receipts_of(self.ref, names)])
 
     def plan_backfill(
         self,
@@ -188,6 +207,8 @@ class Table:
         task_shuffle_diversity: int | None = None,
         timeout: float | timedelta | None = None,
         retry_failed: bool = False,
+        unproven: str | None = None,
+        upstream: str = "compute",
     ) -> JobResult:
         """Compute the column's values and wait until they are in the table.
 
@@ -211,6 +232,11 @@ class Table:
             timeout: Seconds after which the job is stopped; what is finished stays.
             retry_failed: Compute just the rows that failed and were skipped before. Without it
                 they stay NULL until the UDF or their inputs change.
+            unproven: "compute" or "keep": what to do with values that were computed before there
+                were receipts. None: keep them, unless the column shows signs of stale values.
+            upstream: "compute": computed inputs that are not right are brought up to date first,
+                in the same job; "refuse": raise StaleInputError; "ignore": compute from what is
+                there.
 
         Returns:
             The job's outcome, which is also its id.
@@ -255,7 +281,9 @@ class Table:
         ref = self.ref
         dataset = open_dataset(ref, options.read_version)
         definition = declarations.definition_for(ref, dataset, column, udf, store=not planning_only)
-        return prepare_backfill(ref, dataset, definition, request)
+        if options.read_version is None:
+            dataset = open_dataset(ref)
+        return prepare(ColumnSubject(ref, definition), request, dataset=dataset)
 
 
 def _options(arguments: Mapping[str, Any]) -> BackfillOptions:

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
-import pyarrow as pa
-
 from geneva import declarations
 from geneva.declarations import BackfillOptions
 from geneva.errors import UserInputError
@@ -16,7 +14,6 @@ from geneva.execution.refresh import PreparedRefresh, RefreshRequest, prepare_re
 from geneva.jobs import JobFuture, JobResult
 from geneva.model import TableRef
 from geneva.planning.refresh import RefreshPlan
-from geneva.query import Query
 from geneva.storage.chunks import CHUNKS, inner_ref
 from geneva.storage.dataset import open_dataset
 from geneva.storage.views import ViewInfo, read_view
@@ -56,30 +53,6 @@ class MaterializedView(Table):
     def source_version(self) -> int:
         """The version of the source that the view was last refreshed to, or created at."""
         return self._info().base_version
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema, without the view's own system columns."""
-        full = self._table.schema
-        return pa.schema([f for f in full if not f.name.startswith(_SYSTEM)], full.metadata)
-
-    def to_arrow(self, *, include_system: bool = False) -> pa.Table:
-        """The rows of the view; system columns only on request."""
-        table = self._table.to_arrow()
-        return table if include_system else table.select(self._visible())
-
-    def to_pandas(self, *, include_system: bool = False) -> Any:
-        """The rows of the view as a pandas data frame."""
-        return self.to_arrow(include_system=include_system).to_pandas()
-
-    def head(self, n: int = 5) -> pa.Table:
-        """The first rows of the view."""
-        return self._table.head(n).select(self._visible())
-
-    def search(self, *args: Any, **kwargs: Any) -> Any:
-        """Search the view as LanceDB does; `search(None)` builds a query like `query()`."""
-        found = super().search(*args, **kwargs)
-        return found if isinstance(found, Query) else found.select(self._visible())
 
     def plan_refresh(
         self,
@@ -214,9 +187,6 @@ class MaterializedView(Table):
             return columns
         lists = open_dataset(inner_ref(self.ref)).schema.field(CHUNKS).type
         return columns | {field.name for field in lists.value_type}
-
-    def _visible(self) -> list[str]:
-        return [name for name in self._table.schema.names if not name.startswith(_SYSTEM)]
 
     def _info(self) -> ViewInfo:
         info = read_view(open_dataset(self.ref).schema)

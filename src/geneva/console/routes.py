@@ -39,7 +39,6 @@ from geneva.console.words import path
 from geneva.errors import JobError, JobNotFoundError, TableNotFoundError
 from geneva.model import JobStatus
 from geneva.storage.preview import read_picture, read_preview
-from geneva.view_definition import SYSTEM_COLUMNS
 
 _STATIC = Path(__file__).parent / "static"
 _MOST_FORM_BYTES = 4_096
@@ -88,7 +87,7 @@ class Console:
         if info.trouble is not None:
             raise HTTPException(404, info.trouble)
         table = self._readings.open(name)
-        columns = [c for c in table.schema.names if c not in SYSTEM_COLUMNS]
+        columns = list(table.schema.names)
         start = _whole_number(request.query_params.get("row", "0"))
         try:
             preview: Any = read_preview(table.ref, columns, start, PREVIEW_ROWS)

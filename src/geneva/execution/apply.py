@@ -43,7 +43,8 @@ _FAILURES = (Exception, SystemExit)
 class Applied:
     """The values of a batch, the rows among them that failed, and calls that were made again."""
 
-    values: pa.Array
+    values: tuple[pa.Array, ...]
+    """One array for each output column."""
     failures: tuple[CellFailure, ...] = ()
     retries: int = 0
 
@@ -58,7 +59,7 @@ class Applier:
 
     def apply(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the column's values for a batch whose columns are the inputs, in order."""
-        return self.run(batch).values
+        return self.run(batch).values[0]
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Set up a stateful function, if that was not done yet."""
@@ -67,14 +68,14 @@ class Applier:
     def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
         """Return the values and what failed; `guard` is told when a call can't be stopped."""
         if batch.num_rows == 0:
-            return Applied(pa.array([], self.output.type))
+            return Applied((pa.array([], self.output.type),))
         call = _BatchCall(self.udf, self.output, batch, self._pool, self.threads)
         function = self._live_function(batch)
         if self.udf.timeout is not None:
             function = guarded(function, self.udf.timeout, guard, call.current_row)
         values = call.values_of(function)
         failures = tuple(call.failures[row] for row in sorted(call.failures))
-        return Applied(values, failures, call.retries)
+        return Applied((values,), failures, call.retries)
 
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
         """What the policy makes of a row (a batch of one) whose worker died or hung."""
@@ -83,7 +84,7 @@ class Applier:
             raise_failed(self.udf, self.output, error, 0, batch)
         shown = batch if self.udf.on_error.store_inputs else None
         failure = described(error, 0, attempt, shown)
-        return Applied(pa.nulls(1, self.output.type), (failure,))
+        return Applied((pa.nulls(1, self.output.type),), (failure,))
 
     def close(self) -> None:
         """Stop the threads and close a stateful UDF."""

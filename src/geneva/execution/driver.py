@@ -28,7 +28,7 @@ from geneva.errors import (
 )
 from geneva.execution.prepare import PreparedBackfill
 from geneva.execution.progress import JobProgress, ProgressListener
-from geneva.execution.runner import Resources, Runner
+from geneva.execution.runner import Runner
 from geneva.execution.task import (
     PartFailure,
     PartResult,
@@ -237,8 +237,7 @@ class _BackfillRun:
         return sum(map(len, self._in_flight.values()))
 
     def _submit(self, tasks: list[Task]) -> None:
-        definition = self.prepared.definition
-        resources = Resources(definition.num_cpus, definition.num_gpus, definition.memory)
+        resources = self.prepared.computation.resources
         self._in_flight[self._get_runner().submit(run_task, tasks, resources)] = tasks
         self._note(tasks=self.progress.tasks + len(tasks))
 
@@ -305,7 +304,7 @@ class _BackfillRun:
         return result.fragment_id in self._splits and result.staged_path is not None
 
     def _record_errors(self, told: Iterable[tuple[int, RowFailure]]) -> None:
-        limits = Limits.from_json(self.prepared.definition.on_error)
+        limits = Limits.from_json(self.prepared.computation.error_policy)
         now, plan = datetime.now(UTC), self.prepared.plan
         records = [
             ErrorRecord(
@@ -328,7 +327,7 @@ class _BackfillRun:
             self._control.record_errors(records)
 
     def _check_failed(self) -> None:
-        most, failed = self._work.most_failed, self.progress.failed_rows
+        most, failed = self._work.max_failed, self.progress.failed_rows
         if most is not None and failed > most:
             raise TooManyFailedRowsError(
                 f"{failed:,} of {self.progress.total:,} rows failed in column "
@@ -355,7 +354,8 @@ class _BackfillRun:
         split = self._splits.get(result.fragment_id)
         assembled = split is not None and result.staged_path is not None
         progress = self.progress
-        udf_rows = progress.udf_rows + (result.rows_run if self._work.udf_digest else 0)
+        calls = result.rows_run if self._work.computation.runs_user_code else 0
+        udf_rows = progress.udf_rows + calls
         if assembled:
             # Its rows were booked when their ranges were; only damaged checkpoints ran again.
             self._note(udf_rows=udf_rows)
@@ -366,7 +366,7 @@ class _BackfillRun:
                 reused_rows=progress.reused_rows + result.rows_reused,
             )
         if result.staged_path is not None:
-            self._ready.append(self._staged(plan, result.staged_path))
+            self._ready.append(self.prepared.staged_file(plan, result.staged_path))
             self._note(ready_to_commit=self.progress.ready_to_commit + plan.compute.count)
         elif split is not None:
             split.rows_done += result.end - result.start
@@ -374,30 +374,21 @@ class _BackfillRun:
             if split.rows_done == plan.physical_rows:
                 self._assemblies.append(self.prepared.assembly_work(plan, split.checkpoints))
 
-    def _staged(self, plan: FragmentPlan, path: str) -> StagedFile:
-        committed = self.prepared.committed[plan.fragment_id]
-        return StagedFile(
-            plan.fragment_id,
-            path,
-            plan.physical_rows,
-            self.prepared.definition.uuid,
-            self._work.field_ids,
-            committed.inputs,
-            committed.output_file,
-        )
-
     def _commit(self, *, least: int) -> None:
         """Publish what is ready, in groups."""
         size = self.prepared.request.commit_granularity
         while len(self._ready) >= max(least, 1):
-            group, self._ready = self._ready[:size], self._ready[size:]
+            # Lance publishes files of the same fields together.
+            fields = self._ready[0].field_ids
+            group = [file for file in self._ready if file.field_ids == fields][:size]
+            self._ready = [file for file in self._ready if file not in group]
             started = time.monotonic()
             about = {"job_id": self._control.job_id, "fragments": len(group)}
             with span("geneva.commit", about):
                 outcome = commit_columns(
                     self.prepared.ref,
                     self.prepared.dataset,
-                    self.prepared.definition,
+                    self.prepared.computation,
                     group,
                     self._control.job_id,
                     self._control.max_conflict_retries,

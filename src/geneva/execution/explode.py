@@ -33,7 +33,7 @@ from geneva.storage.row_ids import RowIds, read_row_ids
 from geneva.storage.source_changes import read_changes
 from geneva.storage.source_rows import SourceRows
 from geneva.storage.view_state import commit_refreshed, commit_refreshing, read_view_state
-from geneva.storage.views import read_view
+from geneva.storage.views import is_hidden, read_view
 from geneva.view_definition import IS_SET, SOURCE_ROW_ID
 
 _ROWS_PER_ITEM = 20_000
@@ -155,7 +155,7 @@ def _lay_out_changes(prepared: PreparedChunkRefresh, version: int, control: JobC
     before = read_view_state(open_dataset(outer).schema).computed_at
     commit_refreshing(outer, version, control.job_id, control.is_running)
     lists = open_dataset(inner, version)
-    columns = tuple(n for n in lists.schema.names if n not in (CHUNKS, SOURCE_ROW_ID, IS_SET))
+    columns = tuple(n for n in lists.schema.names if n != CHUNKS and not is_hidden(n))
     rows = SourceRows(
         inner,
         version,

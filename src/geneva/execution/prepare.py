@@ -1,16 +1,23 @@
-"""Gathering the facts for a backfill and joining them with the planner's decisions."""
+"""Gathering the facts for a computation and joining them with the planner's decisions.
+
+One way for all: a column of a table, a UDF's column of a view, and what a view carries over. What
+differs between them is a `Subject`.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import Protocol
 
+from geneva.computation import Computation
+from geneva.errors import ColumnChangedError
 from geneva.execution.task import ColumnWork, PartWork
-from geneva.model import ColumnDefinition, Reason, Sizes, TableRef
+from geneva.model import ColumnDefinition, Reason, Sizes, TableRef, Unproven, Upstream
 from geneva.on_error import Limits
 from geneva.planning.backfill import (
+    Action,
     BackfillPlan,
     FragmentPlan,
     FragmentState,
@@ -20,32 +27,35 @@ from geneva.planning.backfill import (
 from geneva.planning.ranges import disjoint
 from geneva.planning.sizing import Part
 from geneva.rows import RowRange, RowSet
-from geneva.storage.checkpoints import CheckpointKey, WorkIdentity, index_keys, without_where
-from geneva.storage.column_state import ColumnFacts, Committed, read_committed
-from geneva.storage.columns import with_present_inputs
-from geneva.storage.commit import verified_definition
+from geneva.storage.checkpoints import (
+    CheckpointKey,
+    WorkIdentity,
+    head_of,
+    index_keys,
+    without_where,
+)
+from geneva.storage.columns import computation_of, with_present_inputs
+from geneva.storage.commit import verify_column
 from geneva.storage.dataset import (
     Dataset,
     FragmentFacts,
     TableSnapshot,
     open_dataset,
-    output_field_ids,
     read_live_rows,
     read_matching_rows,
     read_snapshot,
 )
-from geneva.storage.donors import (
-    Donor,
-    DonorSearch,
-    donated_rows,
-    donors_within,
-    work_identity,
-)
 from geneva.storage.fragments import StagedFile, size_of_inputs, window_rows
-from geneva.storage.lineage import Verdict
 from geneva.storage.provenance import read_provenance
-from geneva.storage.source_rows import SourceRows
+from geneva.storage.reuse import Reuse, read_results, reuse_within, reused_rows
 from geneva.storage.staging import open_checkpoints, read_staged
+from geneva.storage.validity import (
+    Validity,
+    ValidityReader,
+    adoption_signature,
+    output_file,
+    signature_of,
+)
 from geneva.view_definition import SOURCE_ROW_ID
 
 
@@ -54,6 +64,8 @@ class BackfillRequest:
     """What was asked for, after checking."""
 
     where: str | None = None
+    only_stale: bool = False
+    """Of the rows that `where` selects, only those that are not right."""
     concurrency: int | None = None
     threads: int = 1
     sizes: Sizes = field(default_factory=Sizes)
@@ -64,6 +76,9 @@ class BackfillRequest:
     shuffle_diversity: int | None = None
     timeout_seconds: float | None = None
     retry_failed: bool = False
+    unproven: Unproven | None = None
+    """What to do with values from before receipts; None: see `_computes_unproven`."""
+    upstream: Upstream = Upstream.COMPUTE
 
     @property
     def follows_table(self) -> bool:
@@ -75,52 +90,95 @@ class BackfillRequest:
         """The clause as it identifies the work: to try failed rows again is another work."""
         return f"{self.where or ''}\n(failed rows)" if self.retry_failed else self.where
 
+    @property
+    def selects_rows(self) -> bool:
+        """Whether rows are computed because they were asked for, right or not."""
+        return self.where is not None and not self.only_stale
+
+
+SourceJudge = Callable[[FragmentFacts, Validity], Validity | None]
+"""Takes back what changes of a source made stale; None where only receipts can tell."""
+
+
+class Subject(Protocol):
+    """What is computed in which table, at whatever version."""
+
+    @property
+    def ref(self) -> TableRef:
+        """The table that is filled."""
+
+    def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
+        """The computation at one version; ColumnChangedError when it is another one by now."""
+
+    def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
+        """What tells whether inputs in another table changed; None: inputs are in this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSubject:
+    """A column that is computed from columns of its own table."""
+
+    ref: TableRef
+    definition: ColumnDefinition
+
+    def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
+        """The column, with its inputs as they are called now."""
+        present = with_present_inputs(self.definition, dataset)
+        missing = [path for path in present.inputs if path not in snapshot.field_ids]
+        if missing:
+            raise ColumnChangedError(
+                f"Column {missing[0]!r} of table {self.ref.name!r}, which "
+                f"{self.definition.name!r} is computed from, was dropped meanwhile. What was "
+                "computed is kept. Point the UDF at another column with alter_columns."
+            )
+        computation = computation_of(snapshot, present)
+        verify_column(snapshot.schema, self.ref, computation)
+        return computation
+
+    def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
+        """There is no source."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedBackfill:
     """A plan with everything that is needed to carry it out."""
 
-    ref: TableRef
+    subject: Subject
     dataset: Dataset
     snapshot: TableSnapshot
-    definition: ColumnDefinition
+    computation: Computation
     request: BackfillRequest
     plan: BackfillPlan
     facts: dict[int, FragmentFacts]
-    committed: dict[int, Committed]
     prefixes: dict[int, str]
     staged: dict[int, StagedFile]
     """Staged files of earlier runs, for the fragments whose plan is to reuse them."""
-    donors: dict[int, tuple[Donor, ...]]
-    """Results of rows that moved, per fragment that they moved to."""
-    again: Callable[[frozenset[str]], PreparedBackfill]
-    """Plans what is left on the latest version, given the files that this job has committed."""
-    source: SourceRows | None = None
-    """Where the inputs are, when they are in another table."""
+    reuse: dict[int, tuple[Reuse, ...]]
+    """Unpublished results of other runs, per fragment that has rows for them."""
+
+    @property
+    def ref(self) -> TableRef:
+        """The table that is filled."""
+        return self.subject.ref
+
+    def again(self, committed_by_job: frozenset[str]) -> PreparedBackfill:
+        """Plan what is left on the latest version, given the files that this job has committed."""
+        return prepare(self.subject, self.request, committed_by_job=committed_by_job)
 
     def column_work(self, job_id: str) -> ColumnWork:
         """What every task of the job shares."""
-        definition, request = self.definition, self.request
+        computation, request = self.computation, self.request
+        limits = Limits.from_json(computation.error_policy)
         return ColumnWork(
             job_id=job_id,
             ref=self.ref,
             version=self.snapshot.version,
-            column=definition.name,
-            column_uuid=definition.uuid,
-            field_ids=output_field_ids(self.snapshot, definition),
-            udf_name=definition.udf_name,
-            udf_version=definition.udf_version,
-            udf_digest=definition.udf_digest,
-            inputs=definition.inputs,
-            nullable=definition.nullable,
-            sizes=definition.sizes.overridden_by(request.sizes),
+            computation=computation,
+            sizes=computation.sizes.overridden_by(request.sizes),
             flush_seconds=request.flush_seconds,
             threads=request.threads,
-            outputs=definition.outputs or (definition.name,),
-            source=self.source,
-            most_failed=Limits.from_json(definition.on_error).most_failed(
-                self.plan.rows_to_compute
-            ),
+            max_failed=limits.most_failed(self.plan.rows_to_compute),
         )
 
     def part_work(self, part: Part) -> PartWork:
@@ -135,195 +193,404 @@ class PreparedBackfill:
         rows = RowRange(0, plan.physical_rows)
         return self._ship(plan, rows, disjoint(covered, plan.physical_rows), whole=True)
 
+    def staged_file(self, plan: FragmentPlan, path: str) -> StagedFile:
+        """A file that a task has written for a fragment."""
+        fragment = self.facts[plan.fragment_id]
+        return StagedFile(
+            fragment_id=plan.fragment_id,
+            path=path,
+            physical_rows=plan.physical_rows,
+            column_uuid=self.computation.id,
+            field_ids=written_fields(self.computation, plan),
+            inputs=_signature(self.computation, fragment, plan),
+            base=output_file(self.computation, fragment),
+        )
+
     def _ship(
         self, plan: FragmentPlan, rows: RowRange, covered: tuple[RowRange, ...], *, whole: bool
     ) -> PartWork:
-        committed = self.committed[plan.fragment_id]
-        outputs = self.definition.outputs or (self.definition.name,)
-        inputs = self.definition.inputs if self.source is None else (SOURCE_ROW_ID,)
-        paths = (*inputs, *(outputs if plan.keeps_old else ()))
+        computation, fragment = self.computation, self.facts[plan.fragment_id]
+        inputs = computation.input_paths if computation.source is None else (SOURCE_ROW_ID,)
+        outputs = tuple(output.name for output in computation.outputs)
+        reads_old = plan.keeps_old or bool(plan.adopt)
+        paths = (*inputs, *(outputs if reads_old else ()))
         field_ids = [i for path in paths for i in self.snapshot.field_ids[path]]
-        sizes = size_of_inputs(self.facts[plan.fragment_id], field_ids)
+        sizes = size_of_inputs(fragment, field_ids)
         return PartWork(
             fragment_id=plan.fragment_id,
             physical_rows=plan.physical_rows,
             rows=rows,
             whole=whole,
             compute=plan.compute.slice(rows),
+            adopt=plan.adopt if whole else RowSet.empty(plan.physical_rows),
             valid_after=plan.valid_after if whole else None,
             complete=plan.complete,
             keeps_old=plan.keeps_old,
+            receipts_only=plan.action is Action.ADOPT,
             covered=covered,
             prefix=self.prefixes[plan.fragment_id],
-            inputs=committed.inputs,
-            base=committed.output_file,
-            donors=donors_within(self.donors.get(plan.fragment_id, ()), rows),
+            inputs=_signature(computation, fragment, plan),
+            base=output_file(computation, fragment),
+            reuse=reuse_within(self.reuse.get(plan.fragment_id, ()), rows),
             window=window_rows(self.snapshot.schema, paths, sizes, plan.physical_rows),
             failed_after=plan.failed_after if whole else None,
         )
 
 
-def prepare_backfill(
-    ref: TableRef,
-    dataset: Dataset,
-    definition: ColumnDefinition,
+def written_fields(computation: Computation, plan: FragmentPlan) -> tuple[int, ...]:
+    """The fields of a fragment's new data file: of receipts alone, where no value is new."""
+    if plan.action is Action.ADOPT:
+        assert computation.receipt is not None
+        return computation.receipt.field_ids
+    return computation.written_ids
+
+
+def _signature(
+    computation: Computation, fragment: FragmentFacts, plan: FragmentPlan
+) -> tuple[str, ...]:
+    alone = plan.action is Action.ADOPT
+    return (adoption_signature if alone else signature_of)(computation, fragment)
+
+
+def prepare(
+    subject: Subject,
     request: BackfillRequest,
     *,
+    dataset: Dataset | None = None,
     committed_by_job: frozenset[str] = frozenset(),
+    upstream: Callable[[FragmentFacts], RowSet | None] | None = None,
 ) -> PreparedBackfill:
     """Look at the table and decide what to do. Reads only; runs no user code.
 
     `committed_by_job` are data files that this very job committed in an earlier round: the rows
-    that an explicit where clause asked for are done there.
+    that an explicit where clause asked for are done there. `upstream` says which rows of a
+    fragment get another input before this is run.
     """
-    snapshot = read_snapshot(dataset, ref)
-    facts = read_committed(dataset, snapshot, definition)
-    committed = facts.committed
-    done_here = {i for i, c in committed.items() if c.output_file in committed_by_job}
-    overtaken = _overtaken(ref, snapshot, definition, request)
-    candidates = _candidates(snapshot, committed, request, done_here | overtaken)
-    live = read_live_rows(dataset, candidates)
-    selected = None
-    if request.where is not None and (candidates or not done_here):
-        # Also where there is no row to select: a wrong clause is refused on any table.
-        selected = read_matching_rows(dataset, candidates, request.where)
-    prefixes = {f.id: _identity(facts, ref, request, f.id).prefix() for f in candidates}
-    states = [
-        replace(
-            _state(
-                f, live[f.id], committed[f.id], selected[f.id] if selected is not None else None
-            ),
-            retry_failed=request.retry_failed,
+    dataset = open_dataset(subject.ref) if dataset is None else dataset
+    snapshot = read_snapshot(dataset, subject.ref)
+    computation = subject.bind(dataset, snapshot)
+    gathering = _Gathering(subject, request, dataset, snapshot, computation, committed_by_job)
+    return gathering.prepared(upstream)
+
+
+class _Gathering:
+    """The facts of one version of a table, on their way into a plan."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        request: BackfillRequest,
+        dataset: Dataset,
+        snapshot: TableSnapshot,
+        computation: Computation,
+        committed_by_job: frozenset[str],
+    ) -> None:
+        self._subject, self._request, self._dataset = subject, request, dataset
+        self._snapshot, self._computation = snapshot, computation
+        self._committed_by_job = committed_by_job
+        self._reader = ValidityReader(dataset, snapshot, computation)
+
+    def prepared(
+        self, upstream: Callable[[FragmentFacts], RowSet | None] | None
+    ) -> PreparedBackfill:
+        request, snapshot = self._request, self._snapshot
+        overtaken = self._overtaken()
+        left_out = self._done_here() | overtaken
+        fragments = [f for f in snapshot.fragments if f.live_rows and f.id not in left_out]
+        validity = self._judged(fragments)
+        computes_unproven = self._computes_unproven(validity)
+        candidates = [
+            f
+            for f in fragments
+            if request.selects_rows
+            or not validity[f.id].right.is_full
+            or validity[f.id].unsealed
+            or upstream is not None
+        ]
+        states = self._states(candidates, validity, upstream, computes_unproven=computes_unproven)
+        plans = [plan_fragment(state) for state in states]
+        needed = choose_fragments(plans, request.num_frags)
+        prefixes = {f.id: self._prefix(f) for f in candidates}
+        staged: dict[int, StagedFile] = {}
+        reuse: dict[int, tuple[Reuse, ...]] = {}
+        if needed and upstream is None:
+            chosen = {plan.fragment_id for plan in needed}
+            kept = [state for state in states if state.fragment_id in chosen]
+            kept, staged, reuse = self._with_unpublished(kept, prefixes)
+            needed = choose_fragments(map(plan_fragment, kept), None)
+        notes = _notes(states, validity.values(), computes_unproven=computes_unproven)
+        if overtaken:
+            notes += (
+                f"{len(overtaken)} fragments of version {snapshot.version} were rewritten or "
+                "computed since, and are left out",
+            )
+        plan = BackfillPlan(
+            table=snapshot.ref.name,
+            version=snapshot.version,
+            column=self._computation.name,
+            udf_name=self._computation.program_name,
+            udf_version=self._computation.version,
+            where=request.where,
+            fragments=_ordered(needed, request.shuffle_diversity),
+            skipped_fragments=len(snapshot.fragments) - len(needed),
+            total_rows=sum(f.live_rows for f in snapshot.fragments),
+            checked_rows=sum(v.checked_rows for v in validity.values()),
+            notes=notes,
         )
-        for f in candidates
-    ]
-    plans = [plan_fragment(state) for state in states]
-    needed, _ = choose_fragments(plans, request.num_frags)
-    notes = _notes(states, committed)
-    if overtaken:
-        notes += (
-            f"{len(overtaken)} fragments of version {snapshot.version} were rewritten or computed "
-            "since, and are left out",
+        return PreparedBackfill(
+            subject=self._subject,
+            dataset=self._dataset,
+            snapshot=snapshot,
+            computation=self._computation,
+            request=request,
+            plan=plan,
+            facts={f.id: f for f in candidates},
+            prefixes=prefixes,
+            staged=staged,
+            reuse=reuse,
         )
-    staged: dict[int, StagedFile] = {}
-    donors: dict[int, tuple[Donor, ...]] = {}
-    if needed:
-        chosen = {plan.fragment_id for plan in needed}
-        states = [state for state in states if state.fragment_id in chosen]
-        search = unpublished_search(ref, facts, request.work_where, committed_by_job)
-        fragments = {f.id: f for f in candidates}
-        states, staged, donors = with_unpublished(search, facts, fragments, states, prefixes)
-        needed, _ = choose_fragments(map(plan_fragment, states), None)
-    plan = BackfillPlan(
-        table=ref.name,
-        version=snapshot.version,
-        column=definition.name,
-        udf_name=definition.udf_name,
-        udf_version=definition.udf_version,
-        where=request.where,
-        fragments=_ordered(needed, request.shuffle_diversity),
-        skipped_fragments=len(snapshot.fragments) - len(needed),
-        total_rows=sum(f.live_rows for f in snapshot.fragments),
-        notes=notes,
+
+    def _judged(self, fragments: Sequence[FragmentFacts]) -> dict[int, Validity]:
+        """What is right in each fragment, by the cheapest proof there is."""
+        judge = self._subject.judge_source(self._dataset, self._computation)
+        found: dict[int, Validity] = {}
+        for fragment in fragments:
+            validity = self._reader.by_files(fragment)
+            if judge is not None:
+                rows = fragment.physical_rows
+                validity = judge(fragment, validity) or Validity.unknown(rows)
+            if validity.undecided:
+                looked = self._reader.by_receipt(fragment, validity.undecided)
+                if judge is not None and self._computation.receipt is None:
+                    looked = judge(fragment, looked) or looked.without(looked.right)
+                validity = validity.joined(looked)
+            found[fragment.id] = validity
+        return found
+
+    def _states(
+        self,
+        candidates: Sequence[FragmentFacts],
+        validity: dict[int, Validity],
+        upstream: Callable[[FragmentFacts], RowSet | None] | None,
+        *,
+        computes_unproven: bool,
+    ) -> list[FragmentState]:
+        request = self._request
+        live = read_live_rows(self._dataset, candidates)
+        selected: dict[int, RowSet] | None = None
+        if request.where is not None and (candidates or not self._done_here()):
+            # Also where there is no row to select: a wrong clause is refused on any table.
+            selected = read_matching_rows(self._dataset, candidates, request.where)
+        states = []
+        for fragment in candidates:
+            found = validity[fragment.id]
+            state = FragmentState(
+                fragment_id=fragment.id,
+                physical_rows=fragment.physical_rows,
+                live=live[fragment.id],
+                valid=found.right,
+                reason=found.reason,
+                has_output=output_file(self._computation, fragment) is not None,
+                adopt=_to_adopt(found, computes_unproven=computes_unproven),
+                selected=selected[fragment.id] if selected is not None else None,
+                only_stale=request.only_stale,
+                failed=found.failed,
+                retry_failed=request.retry_failed,
+            )
+            if computes_unproven and found.unproven and not found.right:
+                state = replace(state, reason=Reason.UNPROVEN)
+            changing = upstream(fragment) if upstream is not None else None
+            states.append(_with_upstream(state, changing) if changing else state)
+        return states
+
+    def _computes_unproven(self, validity: dict[int, Validity]) -> bool:
+        """Whether values from before receipts are computed again, where nobody said.
+
+        They are kept, unless something shows that values of the column may be stale: it had another
+        function before, or an input of one of its values has changed.
+        """
+        if self._request.unproven is not None:
+            return self._request.unproven is Unproven.COMPUTE
+        stale = (Reason.INPUT_CHANGED, Reason.UDF_CHANGED)
+        return bool(self._computation.former_versions) or any(
+            v.reason in stale for v in validity.values()
+        )
+
+    def _done_here(self) -> set[int]:
+        """Fragments in which this job has computed what was asked for."""
+        if not self._request.selects_rows:
+            return set()
+        return {
+            f.id
+            for f in self._snapshot.fragments
+            if output_file(self._computation, f) in self._committed_by_job
+        }
+
+    def _overtaken(self) -> set[int]:
+        """Fragments of an older version that can't be filled: rewritten, or computed since."""
+        if self._request.read_version is None:
+            return set()
+        ref = self._snapshot.ref
+        now = {f.id: f for f in read_snapshot(open_dataset(ref), ref).fragments}
+        fields = self._computation.output_ids
+        return {
+            f.id
+            for f in self._snapshot.fragments
+            if f.id not in now
+            or now[f.id].physical_rows != f.physical_rows
+            or now[f.id].files_of(fields) != f.files_of(fields)
+        }
+
+    def _prefix(self, fragment: FragmentFacts) -> str:
+        return work_identity(
+            self._computation, self._request, self._snapshot.ref, fragment
+        ).prefix()
+
+    # -------------------------------------------------------------------------- unpublished work
+
+    def _with_unpublished(
+        self, states: list[FragmentState], prefixes: dict[int, str]
+    ) -> tuple[list[FragmentState], dict[int, StagedFile], dict[int, tuple[Reuse, ...]]]:
+        """Add what earlier runs left behind: staged files, checkpoints, and results by receipt."""
+        ref = self._snapshot.ref
+        store = open_checkpoints(ref)
+        index = index_keys(store.list_keys("udf-"))
+        facts = {f.id: f for f in self._snapshot.fragments}
+        staged: dict[int, StagedFile] = {}
+        found: list[FragmentState] = []
+        used: set[CheckpointKey] = set()
+        for state in states:
+            prefix, fragment_id = prefixes[state.fragment_id], state.fragment_id
+            keys = index.get((prefix, fragment_id), [])
+            used.update(keys)
+            if CheckpointKey(prefix, fragment_id) in keys:
+                file = read_staged(store, ref, prefix, fragment_id)
+                if file is not None and self._still_fits(file, state, facts[fragment_id]):
+                    staged[fragment_id] = file
+            found.append(
+                replace(
+                    state,
+                    checkpointed=tuple(key.rows for key in keys if key.rows is not None),
+                    staged=fragment_id in staged,
+                )
+            )
+        heads = {head_of(prefix) for prefix in prefixes.values()}
+        others = (k for keys in index.values() for k in keys if head_of(k.prefix) in heads)
+        results = read_results(
+            ref, store, self._computation, (k for k in others if k not in used), self._own_rows()
+        )
+        reuse: dict[int, tuple[Reuse, ...]] = {}
+        for i, state in enumerate(found):
+            if not len(results):
+                break
+            plan = plan_fragment(state)
+            covered = RowSet.from_ranges(state.physical_rows, plan.covered)
+            rows = plan.compute.minus(covered).offsets()
+            if plan.action is not Action.COMPUTE or not len(rows):
+                continue
+            digests = self._reader.input_digests(facts[state.fragment_id], rows)
+            taken = tuple(results.take(rows, digests))
+            if taken:
+                reuse[state.fragment_id] = taken
+                found[i] = replace(state, reused=reused_rows(taken, state.physical_rows))
+        return found, staged, reuse
+
+    def _own_rows(self) -> dict[str, RowSet | None]:
+        """Rows in files that this job committed which are elsewhere by now.
+
+        Rows that moved out of a fragment while it was computed: their values are in its file, but
+        not where the rows are. A compaction takes values along; they are asked for again only
+        where a clause selects them.
+        """
+        present = {output_file(self._computation, f): f for f in self._snapshot.fragments}
+        thinned = [
+            present[p] for p in self._committed_by_job if p in present and present[p].deleted_rows
+        ]
+        live = read_live_rows(self._dataset, thinned)
+        own: dict[str, RowSet | None] = {}
+        for path in self._committed_by_job:
+            fragment = present.get(path)
+            if fragment is None:
+                if self._request.selects_rows:
+                    own[path] = None
+            elif fragment.deleted_rows:
+                own[path] = RowSet.full(fragment.physical_rows).minus(live[fragment.id])
+        return own
+
+    def _still_fits(self, file: StagedFile, state: FragmentState, fragment: FragmentFacts) -> bool:
+        """Whether a staged file is of this column, and of these rows; the rest is in its key.
+
+        Rows come back when an old version is restored, and a clause may select others by now.
+        """
+        plan = plan_fragment(state)
+        if (
+            file.column_uuid != self._computation.id
+            or file.physical_rows != state.physical_rows
+            or file.base != output_file(self._computation, fragment)
+            or file.field_ids != written_fields(self._computation, plan)
+        ):
+            return False
+        provenance = read_provenance(self._snapshot.ref, file.path)
+        if provenance is None or (state.retry_failed and provenance.failed):
+            return False
+        known = provenance.valid.union(provenance.failed) if provenance.failed else provenance.valid
+        wanted = plan.valid_after
+        if plan.failed_after is not None:
+            wanted = wanted.union(plan.failed_after)
+        return known.intersect(state.live) == wanted
+
+
+def _to_adopt(found: Validity, *, computes_unproven: bool) -> RowSet:
+    """Rows that get a receipt without a call."""
+    adopted = found.supplied.union(found.unsealed)
+    return adopted if computes_unproven else adopted.union(found.unproven)
+
+
+def _with_upstream(state: FragmentState, changing: RowSet) -> FragmentState:
+    """The state after inputs of some rows were computed anew: they may all be other ones."""
+    changing = changing.intersect(state.live)
+    reason = state.reason if state.live.minus(state.valid) else Reason.UPSTREAM
+    return replace(
+        state, valid=state.valid.minus(changing), adopt=state.adopt.minus(changing), reason=reason
     )
-    return PreparedBackfill(
-        ref=ref,
-        dataset=dataset,
-        snapshot=snapshot,
-        definition=definition,
-        request=request,
-        plan=plan,
-        facts={f.id: f for f in candidates},
-        committed=committed,
-        prefixes=prefixes,
-        staged=staged,
-        donors=donors,
-        again=partial(_prepare_again, ref, definition, request),
-    )
 
 
-def _prepare_again(
-    ref: TableRef,
-    definition: ColumnDefinition,
-    request: BackfillRequest,
-    committed_by_job: frozenset[str],
-) -> PreparedBackfill:
-    dataset = open_dataset(ref)
-    verified = verified_definition(dataset.schema, ref, definition)
-    present = with_present_inputs(verified, dataset)
-    return prepare_backfill(ref, dataset, present, request, committed_by_job=committed_by_job)
-
-
-def _candidates(
-    snapshot: TableSnapshot,
-    committed: dict[int, Committed],
-    request: BackfillRequest,
-    left_out: set[int],
-) -> list[FragmentFacts]:
-    """The fragments that may need something; the rest is up to date by the manifest alone."""
-    if request.where is not None:
-        return [f for f in snapshot.fragments if f.id not in left_out and f.live_rows]
-    return [
-        f
-        for f in snapshot.fragments
-        if f.id not in left_out and not committed[f.id].valid.is_full and f.live_rows
-    ]
-
-
-def _overtaken(
-    ref: TableRef,
-    snapshot: TableSnapshot,
-    definition: ColumnDefinition,
-    request: BackfillRequest,
-) -> set[int]:
-    """Fragments of an older version that results can't go to: rewritten, or computed since."""
-    if request.read_version is None:
-        return set()
-    now = {f.id: f for f in read_snapshot(open_dataset(ref), ref).fragments}
-    fields = output_field_ids(snapshot, definition)
-    return {
-        f.id
-        for f in snapshot.fragments
-        if f.id not in now
-        or now[f.id].physical_rows != f.physical_rows
-        or now[f.id].files_of(fields) != f.files_of(fields)
-    }
-
-
-def _state(
-    fragment: FragmentFacts, live: RowSet, committed: Committed, selected: RowSet | None
-) -> FragmentState:
-    return FragmentState(
-        fragment_id=fragment.id,
-        physical_rows=fragment.physical_rows,
-        live=live,
-        valid=committed.valid,
-        reason=committed.reason,
-        has_output=committed.output_file is not None,
-        selected=selected,
-        failed=committed.failed,
-    )
-
-
-def _identity(
-    facts: ColumnFacts, ref: TableRef, request: BackfillRequest, fragment_id: int
+def work_identity(
+    computation: Computation, request: BackfillRequest, ref: TableRef, fragment: FragmentFacts
 ) -> WorkIdentity:
-    committed = facts.committed[fragment_id]
-    return work_identity(
-        ref,
-        facts.column.definition,
-        request.work_where,
-        Verdict(committed.valid, committed.reason),
-        committed.inputs,
-        committed.output_file,
+    """What the work on a fragment is.
+
+    The file of its present values is a source too: so that a clause that is run again after its
+    result was committed is new work, and one that is run again after a crash isn't. The column's
+    UUID is one as well: a column that was dropped and added again is another one.
+    """
+    base = output_file(computation, fragment)
+    return WorkIdentity(
+        udf_name=computation.program_name,
+        udf_version=computation.version,
+        column=computation.name,
+        where=request.work_where or "",
+        uri=ref.uri,
+        source_files=(
+            *signature_of(computation, fragment),
+            *((base,) if base else ()),
+            f"column:{computation.id}",
+        ),
     )
 
 
-def _notes(states: list[FragmentState], committed: dict[int, Committed]) -> tuple[str, ...]:
-    """What somebody who reads the plan should know."""
+def _notes(
+    states: Iterable[FragmentState], validity: Iterable[Validity], *, computes_unproven: bool
+) -> tuple[str, ...]:
+    """Remarks shown with the plan."""
     notes: list[str] = []
+    states = list(states)
     stale = sum(
-        state.live.minus(state.valid).minus(state.selected).count
+        state.live.minus(state.valid)
+        .minus(state.selected)
+        .minus(state.adopt)
+        .minus(state.failed)
+        .count
         for state in states
         if state.selected is not None and state.reason in (Reason.UDF_CHANGED, Reason.INPUT_CHANGED)
     )
@@ -335,89 +602,24 @@ def _notes(states: list[FragmentState], committed: dict[int, Committed]) -> tupl
     waiting = sum(
         state.live.intersect(state.failed).count
         for state in states
-        if state.failed is not None and not state.retry_failed and state.selected is None
+        if not state.retry_failed and state.selected is None
     )
     if waiting:
         notes.append(
             f"{waiting:,} rows failed before with this UDF and these inputs, and stay NULL; use "
             "retry_failed=True to try them again"
         )
-    guessed = sum(not c.certain for c in committed.values())
-    if guessed:
+    unproven = sum(found.unproven.count for found in validity)
+    if unproven:
+        decided = (
+            'are computed again; use unproven="keep" to take them for right'
+            if computes_unproven
+            else 'are taken for right; use unproven="compute" to compute them again'
+        )
         notes.append(
-            f"the history of {guessed} fragments is gone: rows with a value count as computed there"
+            f"unproven: {unproven:,} rows were computed before there were receipts, and {decided}"
         )
     return tuple(notes)
-
-
-def unpublished_search(
-    ref: TableRef, facts: ColumnFacts, where: str | None, committed_by_job: frozenset[str]
-) -> DonorSearch:
-    """A search through what the checkpoint store holds of a column."""
-    store = open_checkpoints(ref)
-    return DonorSearch(
-        ref=ref,
-        column=facts.column,
-        tracer=facts.tracer,
-        latest=facts.view,
-        store=store,
-        index=index_keys(store.list_keys("udf-")),
-        where=where,
-        own_files=committed_by_job,
-    )
-
-
-def with_unpublished(
-    search: DonorSearch,
-    facts: ColumnFacts,
-    fragments: dict[int, FragmentFacts],
-    states: list[FragmentState],
-    prefixes: dict[int, str],
-) -> tuple[list[FragmentState], dict[int, StagedFile], dict[int, tuple[Donor, ...]]]:
-    """Add what earlier runs left behind: staged files, checkpoints, results of rows that moved."""
-    staged: dict[int, StagedFile] = {}
-    donors: dict[int, tuple[Donor, ...]] = {}
-    found: list[FragmentState] = []
-    for state in states:
-        fragment_id = state.fragment_id
-        prefix = prefixes[fragment_id]
-        keys = search.index.get((prefix, fragment_id), [])
-        if CheckpointKey(prefix, fragment_id) in keys:
-            file = read_staged(search.store, search.ref, prefix, fragment_id)
-            if file is not None and _still_fits(file, search.ref, state, facts):
-                staged[fragment_id] = file
-        if fragment_id not in staged and (search.index or search.own_files):
-            donors[fragment_id] = tuple(search.find(facts.view, fragments[fragment_id]))
-        found.append(
-            replace(
-                state,
-                checkpointed=tuple(key.rows for key in keys if key.rows is not None),
-                staged=fragment_id in staged,
-                donated=donated_rows(donors.get(fragment_id, ()), state.physical_rows),
-            )
-        )
-    return found, staged, donors
-
-
-def _still_fits(file: StagedFile, ref: TableRef, state: FragmentState, facts: ColumnFacts) -> bool:
-    """Whether a staged file is of this column, and of these rows; the rest is in its key.
-
-    Rows come back when an old version is restored, and a clause may select others by now.
-    """
-    if (
-        file.column_uuid != facts.column.definition.uuid
-        or file.physical_rows != state.physical_rows
-        or file.base != facts.committed[state.fragment_id].output_file
-    ):
-        return False
-    provenance = read_provenance(ref, file.path)
-    wanted = plan_fragment(state).valid_after
-    if provenance is None or (state.retry_failed and provenance.failed):
-        return False
-    known = provenance.valid.union(provenance.failed) if provenance.failed else provenance.valid
-    failed_before = plan_fragment(state).failed_after
-    wanted = wanted.union(failed_before) if failed_before is not None else wanted
-    return known.intersect(state.live) == wanted
 
 
 def _ordered(plans: tuple[FragmentPlan, ...], diversity: int | None) -> tuple[FragmentPlan, ...]:
@@ -438,11 +640,9 @@ def _ordered(plans: tuple[FragmentPlan, ...], diversity: int | None) -> tuple[Fr
 def useful_prefixes(ref: TableRef, dataset: Dataset, definition: ColumnDefinition) -> set[str]:
     """The checkpoint prefixes, without their where part, that a backfill may look for now."""
     snapshot = read_snapshot(dataset, ref)
-    facts = read_committed(dataset, snapshot, definition)
-    requests = (BackfillRequest(), BackfillRequest(where="any"))
+    computation = computation_of(snapshot, with_present_inputs(definition, dataset))
+    request = BackfillRequest()
     return {
-        without_where(_identity(facts, ref, request, fragment.id).prefix())
+        without_where(work_identity(computation, request, ref, fragment).prefix())
         for fragment in snapshot.fragments
-        for request in requests
-        if request.where is not None or not facts.committed[fragment.id].valid.is_full
     }

@@ -5,16 +5,17 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
+from geneva.computation import Carry, Udf
 from geneva.errors import UDFError
 from geneva.execution.apply import Applied, Applier
 from geneva.execution.task import ColumnWork
 from geneva.execution.watchdog import Guard
 from geneva.storage.columns import load_udf
-from geneva.storage.dataset import Dataset
 from geneva.view_definition import IS_SET
 
 
@@ -35,11 +36,11 @@ class Program(Protocol):
 
 
 class Carrier:
-    """Carries columns over as they are: each value is a struct of the row's columns."""
+    """Carries columns over as they are."""
 
-    def __init__(self, kind: pa.DataType) -> None:
-        """Carry the fields of a struct type; the mark that a row is set is added."""
-        self._fields = [kind.field(i) for i in range(kind.num_fields)]
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        """Carry these columns; the mark that a row is set is added."""
+        self._fields = fields
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Need nothing."""
@@ -52,7 +53,7 @@ class Carrier:
             marks if field.name == IS_SET else columns[field.name].cast(field.type)
             for field in self._fields
         ]
-        return Applied(pa.StructArray.from_arrays(arrays, fields=self._fields))
+        return Applied(tuple(arrays))
 
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
         """There is no policy: carrying over has to work."""
@@ -60,13 +61,6 @@ class Carrier:
 
     def close(self) -> None:
         """Hold nothing."""
-
-
-def value_field(dataset: Dataset, work: ColumnWork) -> pa.Field:
-    """The field of the values: the column's own, or a struct of several columns."""
-    if work.outputs == (work.column,):
-        return dataset.schema.field(work.column)
-    return pa.field(work.column, pa.struct([dataset.schema.field(name) for name in work.outputs]))
 
 
 _LIVE: OrderedDict[tuple[object, ...], Program] = OrderedDict()
@@ -82,22 +76,33 @@ def close_programs() -> None:
             _LIVE.popitem()[1].close()
 
 
-def live_program(work: ColumnWork, field: pa.Field) -> Program:
+def live_program(work: ColumnWork) -> Program:
     """The program, made once a worker process: a model is loaded once, however many tasks run."""
-    output = pa.field(field.name, field.type, nullable=work.nullable)
-    key = (work.ref, work.udf_digest, output, work.inputs, work.threads)
+    computation = work.computation
+    key = (
+        work.ref,
+        computation.program,
+        computation.outputs,
+        computation.input_paths,
+        work.threads,
+    )
     with _LOCK:
         program = _LIVE.get(key)
         if program is None:
-            program = _LIVE[key] = _make(work, output)
+            program = _LIVE[key] = _make(work)
         _LIVE.move_to_end(key)
         if len(_LIVE) > _KEPT:
             _LIVE.popitem(last=False)[1].close()
     return program
 
 
-def _make(work: ColumnWork, output: pa.Field) -> Program:
-    if not work.udf_digest:
-        return Carrier(output.type)
-    udf = load_udf(work.ref, work.udf_digest).with_inputs(list(work.inputs))
-    return Applier(udf, output, threads=work.threads)
+def _make(work: ColumnWork) -> Program:
+    computation = work.computation
+    match computation.program:
+        case Carry():
+            return Carrier([pa.field(output.name, output.type) for output in computation.outputs])
+        case Udf(digest=digest, nullable=nullable):
+            (output,) = computation.outputs
+            udf = load_udf(work.ref, digest).with_inputs(list(computation.input_paths))
+            arrow_field = pa.field(output.name, output.type, nullable=nullable)
+            return Applier(udf, arrow_field, threads=work.threads)

@@ -13,23 +13,24 @@ from typing import Any
 
 from geneva.errors import TableChangedError, TableNotFoundError, UserInputError
 from geneva.execution.driver import JobControl
-from geneva.execution.prepare import BackfillRequest
+from geneva.execution.prepare import BackfillRequest, prepare
 from geneva.execution.progress import JobProgress
 from geneva.execution.side_by_side import run_side_by_side
 from geneva.execution.view_groups import (
     NO_ROWS,
+    ChangedRows,
     Group,
+    GroupSubject,
     RefreshTarget,
-    prepare_group,
     view_groups,
 )
 from geneva.execution.view_rows import Membership, drop_rows, read_membership
 from geneva.model import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.rows import RowSet
+from geneva.storage.columns import commit_receipt_columns
 from geneva.storage.dataset import Dataset, has_path, open_dataset
 from geneva.storage.housekeeping import drop_column_leftovers, new_job_tag, release_dead_tags
-from geneva.storage.row_ids import RowIds, read_row_ids
 from geneva.storage.source_changes import SourceChanges, read_changes
 from geneva.storage.transactions import fragments_of_commit
 from geneva.storage.view_state import (
@@ -68,7 +69,8 @@ class PreparedRefresh:
     request: RefreshRequest
     groups: tuple[Group, ...]
     membership: Membership
-    changed: dict[int, dict[str, RowIds]]
+    changed: dict[int, ChangedRows | None]
+    """What happened to the source since each version that the view's values may be of."""
     plan: RefreshPlan
     job_type: str = "REFRESH"
 
@@ -78,6 +80,10 @@ class PreparedRefresh:
         return RefreshTarget(
             self.ref, self.source, self.target, self.changed, self.request.backfill
         )
+
+    def subject(self, group: Group) -> GroupSubject:
+        """A group of columns, as it is filled for this refresh."""
+        return GroupSubject(self.goal, group)
 
     @property
     def table(self) -> str:
@@ -121,7 +127,7 @@ class PreparedRefresh:
     def tidy(self) -> None:
         """Drop the checkpoints of all groups."""
         for group in self.groups:
-            drop_column_leftovers(self.ref, group.definition.name, set())
+            drop_column_leftovers(self.ref, group.name, set())
 
 
 def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) -> PreparedRefresh:
@@ -177,14 +183,10 @@ def _with_work(
     changes, notes = _changes(prepared, state, source, watched)
     since = changes.get(info.base_version) if state.refreshed else None
     membership = read_membership(view, source, info.query, since)
-    everything = (
-        dict.fromkeys(watched, read_row_ids(source, None)) if None in changes.values() else {}
-    )
-    changed = {v: c.changed if c is not None else everything for v, c in changes.items()}
+    changed = {v: c.changed if c is not None else None for v, c in changes.items()}
     filled = replace(prepared, membership=membership, changed=changed)
     columns = tuple(
-        ColumnRefresh(g.definition.name, _rows_to_fill(filled, view, g), g.runs_udf)
-        for g in prepared.groups
+        ColumnRefresh(g.name, _rows_to_fill(filled, view, g), g.runs_udf) for g in prepared.groups
     )
     plan = replace(
         prepared.plan,
@@ -228,7 +230,7 @@ def _check_source(source: TableRef, info: ViewInfo, state: ViewState) -> None:
 
 
 def _versions(groups: Iterable[Group]) -> dict[str, str]:
-    return {group.definition.name: group.definition.udf_version for group in groups}
+    return {group.name: group.version for group in groups}
 
 
 def _watched(info: ViewInfo, groups: Iterable[Group]) -> list[str]:
@@ -264,14 +266,15 @@ def _changes(
             found[version] = None
             notes.append(
                 f"version {version} of {prepared.source.name!r}, which values of the view were "
-                "computed from, was cleaned up: they are computed anew"
+                "computed from, was cleaned up: UDF columns are checked by their receipts, and "
+                "carried columns are read again"
             )
     return found, tuple(notes)
 
 
 def _rows_to_fill(prepared: PreparedRefresh, view: Dataset, group: Group) -> int:
     """How many rows of a group will get a value: those that come, and those that are stale."""
-    stale = prepare_group(prepared.goal, group, frozenset(), view=view).plan
+    stale = prepare(prepared.subject(group), prepared.request.backfill, dataset=view).plan
     places = prepared.membership.places
     staying = sum(
         f.compute.minus(places[f.fragment_id]).count if f.fragment_id in places else f.compute.count
@@ -293,6 +296,8 @@ def run_refresh(prepared: PreparedRefresh, control: JobControl) -> tuple[JobProg
         prepared = prepare_refresh(
             ref, prepared.source, replace(prepared.request, src_version=target)
         )
+    definitions = [g.definition for g in prepared.groups if g.definition is not None]
+    commit_receipt_columns(open_dataset(ref), definitions)
     drop_rows(ref, prepared.membership.leaving, control.max_conflict_retries)
     before = open_dataset(ref)
     after = append_placeholders(
@@ -304,7 +309,8 @@ def run_refresh(prepared: PreparedRefresh, control: JobControl) -> tuple[JobProg
     if after.version != before.version:
         _check_still_ours(ref, after, control.job_id)
     with _source_pinned(prepared, control):
-        works = [prepare_group(prepared.goal, group, frozenset()) for group in prepared.groups]
+        request = prepared.request.backfill
+        works = [prepare(prepared.subject(group), request) for group in prepared.groups]
         needed = [work for work in works if not work.plan.is_empty]
         progress = run_side_by_side(needed, control, prepared.total_rows)
     ended = commit_refreshed(

@@ -60,7 +60,13 @@ def _staged_before(
     file = read_staged(store, work.ref, part.prefix, part.fragment_id)
     if file is None or (
         (file.column_uuid, file.physical_rows, file.field_ids, file.inputs, file.base)
-        != (work.column_uuid, part.physical_rows, work.field_ids, part.inputs, part.base)
+        != (
+            work.computation.id,
+            part.physical_rows,
+            written_fields(work, part),
+            part.inputs,
+            part.base,
+        )
     ):
         return None
     provenance = read_provenance(work.ref, file.path)
@@ -69,3 +75,11 @@ def _staged_before(
         return None
     rows = part.rows
     return PartResult(part.fragment_id, rows.start, rows.end, 0, part.compute.count, (), file.path)
+
+
+def written_fields(work: ColumnWork, part: PartWork) -> tuple[int, ...]:
+    """The fields of a part's data file: of receipts alone, where no value is new."""
+    receipt = work.computation.receipt
+    if part.receipts_only and receipt is not None:
+        return receipt.field_ids
+    return work.computation.written_ids

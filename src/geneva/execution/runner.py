@@ -13,12 +13,12 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import cloudpickle
 import pyarrow as pa
 
+from geneva.computation import Resources
 from geneva.errors import JobCancelledError
 
 T = TypeVar("T")
@@ -27,18 +27,6 @@ REPORT_SCHEMA = pa.schema([("index", pa.int64()), ("report", pa.string())])
 """What a task sends back: the item's place in the list, and the function's answer."""
 REPORT_DDL = "index long, report string"
 """The same in Spark's words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one task needs. A runner leaves out what its cluster can't promise.
-
-    ``num_cpus`` and ``num_gpus`` are counts a task; ``memory`` is in bytes.
-    """
-
-    num_cpus: float | None = None
-    num_gpus: float | None = None
-    memory: int | None = None
 
 
 ANY = Resources()

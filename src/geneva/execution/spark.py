@@ -22,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from geneva.computation import Resources
 from geneva.errors import JobCancelledError, MissingDependencyError, SparkUnavailableError
 from geneva.execution.java import (
     STARTED_MARK,
@@ -42,7 +43,7 @@ from geneva.execution.local_spark import (
     tail,
     unchanged_interrupt_handler,
 )
-from geneva.execution.runner import ANY, REPORT_DDL, Resources, task_body
+from geneva.execution.runner import ANY, REPORT_DDL, task_body
 from geneva.execution.spark_errors import explained, reason, spark_text
 
 if TYPE_CHECKING:

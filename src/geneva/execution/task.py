@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from geneva.computation import Computation
 from geneva.model import Sizes, TableRef
 from geneva.rows import RowRange, RowSet
-from geneva.storage.donors import Donor
-from geneva.storage.source_rows import SourceRows
+from geneva.storage.reuse import Reuse
 
 MOST_REPORTED = 10_000
 """Failed rows of a part whose story travels; of all others only the number."""
@@ -24,22 +24,11 @@ class ColumnWork:
     job_id: str
     ref: TableRef
     version: int
-    column: str
-    column_uuid: str
-    field_ids: tuple[int, ...]
-    udf_name: str
-    udf_version: str
-    udf_digest: str
-    inputs: tuple[str, ...]
-    nullable: bool
+    computation: Computation
     sizes: Sizes
     flush_seconds: float | None = None
     threads: int = 1
-    outputs: tuple[str, ...] = ()
-    """The table's columns that are written: the column itself, or several carried over."""
-    source: SourceRows | None = None
-    """Where the inputs are, when they are in another table."""
-    most_failed: int | None = None
+    max_failed: int | None = None
     """How many rows may fail before the job is given up; None: all of them."""
 
 
@@ -57,10 +46,14 @@ class PartWork:
     whole: bool
     compute: RowSet
     """Rows of the range that get a new value (offsets count from the range's start)."""
+    adopt: RowSet
+    """Rows of the fragment that keep their value and get a receipt for it."""
     valid_after: RowSet | None
     """Rows of the fragment whose value is right afterwards; only for a whole one."""
     complete: bool
     keeps_old: bool
+    receipts_only: bool
+    """Whether nothing but receipts is written: no value is new."""
     covered: tuple[RowRange, ...]
     prefix: str
     """Prefix of the checkpoints' keys."""
@@ -70,8 +63,8 @@ class PartWork:
     """The column's present file in the fragment."""
     window: int
     """Rows to read at once."""
-    donors: tuple[Donor, ...] = ()
-    """Results of rows that moved here: taken over, not computed."""
+    reuse: tuple[Reuse, ...] = ()
+    """Unpublished results that are taken over, and not computed."""
     failed_after: RowSet | None = None
     """Rows of the fragment that failed before and stay so."""
 

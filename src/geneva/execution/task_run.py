@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from geneva.execution.program import Program, live_program, value_field
+from geneva.execution.program import Program, live_program
 from geneva.execution.task import ColumnWork, Timings
 from geneva.storage.checkpoints import CheckpointStore
 from geneva.storage.dataset import open_pinned
-from geneva.storage.fragments import FIRST_SOURCE_ROWS, Piece, StagedFile
+from geneva.storage.fragments import Piece, StagedFile, written_schema
+from geneva.storage.inputs import InputReader
 from geneva.storage.staging import open_checkpoints, record_staged
 
 
@@ -38,9 +39,10 @@ class TaskRun:
         self.dataset = open_pinned(work.ref, work.version, work.job_id)
         self.store: CheckpointStore = open_checkpoints(work.ref)
         self.clock = Clock()
-        self.arrow_field = value_field(self.dataset, work)
+        written = [output.name for output in work.computation.written]
+        self.schema: pa.Schema = written_schema(self.dataset.schema, written)
+        self.inputs = InputReader(self.dataset, work.computation, work.job_id)
         self.batch_rows: int | None = None
-        self.source_rows = FIRST_SOURCE_ROWS
         self.checkpoint_cost = 0.0
         self.recorded: list[int] = []
         self.retries = 0
@@ -51,14 +53,7 @@ class TaskRun:
     @property
     def program(self) -> Program:
         """What computes."""
-        return live_program(self.work, self.arrow_field)
-
-    def as_values(self, batch: pa.RecordBatch) -> pa.Array:
-        """Columns of the table as values of the program."""
-        if self.work.outputs == (self.work.column,):
-            return batch.column(0)
-        fields = [self.arrow_field.type.field(i) for i in range(batch.num_columns)]
-        return pa.StructArray.from_arrays(batch.columns, fields=fields)
+        return live_program(self.work)
 
     def staged(self, prefix: str, staged: StagedFile) -> None:
         """Note a staged file; it is recorded once enough work hangs on it."""

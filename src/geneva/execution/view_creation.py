@@ -75,4 +75,4 @@ def _create_chunked(
     )
     # Last, so that a view that is there has its hidden one.
     version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
-    create_view_table(ref, schema, query, source.version, version)
+    create_view_table(ref, schema, query, source.version, version, with_receipts=False)

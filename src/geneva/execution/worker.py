@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.errors import GenevaError, InvalidUDFError, UDFError, UDFIntegrityError
+from geneva.execution.apply import Applied
 from geneva.execution.complaints import CellFailure
 from geneva.execution.failed_rows import FailedRows, row_failure, with_row_ids
-from geneva.execution.retry import attempt_number, resume_task
+from geneva.execution.retry import attempt_number, resume_task, written_fields
 from geneva.execution.task import (
     PartFailure,
     PartResult,
@@ -31,28 +32,23 @@ from geneva.planning.sizing import BatchRule
 from geneva.rows import Offsets, RowRange, RowSet
 from geneva.storage.checkpoints import ERROR_COLUMN, CheckpointKey
 from geneva.storage.dataset import row_addresses
-from geneva.storage.donors import DonatedValues, merged
 from geneva.storage.fragments import (
     Piece,
-    RowTaker,
     StagedFile,
-    concat,
+    concat_batches,
     fitting_window,
+    merged,
     read_windows,
-    rows_for,
     scatter,
-    stage_column,
+    stage_columns,
+    storable,
+    written_schema,
 )
 from geneva.storage.provenance import Provenance
-from geneva.storage.source_rows import SourceRows
-from geneva.storage.staging import (
-    drop_staged,
-    read_staged_values,
-)
-from geneva.view_definition import SOURCE_ROW_ID
+from geneva.storage.receipts import make_receipts
+from geneva.storage.reuse import ReusedValues
+from geneva.storage.staging import drop_staged, read_staged_batches
 
-_SPARSE = 0.2
-"""Below this share of wanted rows they are read by address instead of scanning past the others."""
 _BUFFER_BYTES = 64 * 1024 * 1024
 """Results held for the next checkpoint; more are made durable early, to bound memory."""
 _LEAST_RECORDED_SECONDS = 0.1
@@ -102,18 +98,18 @@ class _PartRun:
         self._rows_run = self._rows_reused = 0
         self._at: tuple[int, int] = (part.rows.start, part.rows.end)
         self._failed = FailedRows()
-        self._donated: DonatedValues | None = None
+        self._reused: ReusedValues | None = None
         self._to_run = part.compute
-        if part.donors:
-            self._open_donors()
+        if part.reuse:
+            self._open_reused()
 
-    def _open_donors(self) -> None:
+    def _open_reused(self) -> None:
         part, task = self._part, self._task
-        donated = DonatedValues(task.work.ref, task.store, task.work.column, task.arrow_field.type)
+        reused = ReusedValues(task.work.ref, task.store, task.schema)
         wanted = RowSet.from_offsets(part.physical_rows, self._wanted(part.rows))
-        taken = donated.open(part.donors, wanted)
+        taken = reused.open(part.reuse, wanted)
         if taken:
-            self._donated = donated
+            self._reused = reused
             self._to_run = part.compute.minus(taken.slice(part.rows))
 
     def execute(self) -> PartResult:
@@ -151,7 +147,7 @@ class _PartRun:
             start,
             end,
             type(error).__name__,
-            f"Table {self._work.ref.name!r}, column {self._work.column!r}, fragment "
+            f"Table {self._work.ref.name!r}, column {self._work.computation.name!r}, fragment "
             f"{self._part.fragment_id}, {where} (of rows [{start}, {end})): {error}",
             failure.traceback if failure is not None else "",
             self._rows_run,
@@ -165,59 +161,102 @@ class _PartRun:
         part, work, task = self._part, self._work, self._task
         assert part.valid_after is not None
         provenance = Provenance(
-            work.column_uuid, work.udf_version, part.inputs, part.valid_after, part.failed_after
+            work.computation.id,
+            work.computation.version,
+            part.inputs,
+            part.valid_after,
+            part.failed_after,
+            computed=part.compute if part.compute != part.valid_after else None,
         )
-        arrays = scatter(
-            self._pieces(), task.arrow_field.type, part.rows, part.window, self._old_values()
-        )
+        schema = self._staged_schema()
         before = task.clock.work + task.clock.checkpoint
         started = time.perf_counter()
-        path, rows = stage_column(
-            work.ref, task.dataset, work.outputs, arrays, provenance, complete=part.complete
+        path, rows = stage_columns(
+            work.ref, task.dataset, schema, self._laid_out(), provenance, complete=part.complete
         )
         spent = time.perf_counter() - started
         task.clock.write += spent - (task.clock.work + task.clock.checkpoint - before)
         if self._failed:
-            path, rows = self._without_failed(path, provenance)
+            path, rows = self._without_failed(path, schema, provenance)
         if rows != part.physical_rows:
             raise AssertionError(
                 f"staged {rows} rows for fragment {part.fragment_id} of {part.physical_rows} rows"
             )
         staged = StagedFile(
-            part.fragment_id,
-            path,
-            part.physical_rows,
-            work.column_uuid,
-            work.field_ids,
-            part.inputs,
-            part.base,
+            fragment_id=part.fragment_id,
+            path=path,
+            physical_rows=part.physical_rows,
+            column_uuid=work.computation.id,
+            field_ids=written_fields(work, part),
+            inputs=part.inputs,
+            base=part.base,
         )
         task.staged(part.prefix, staged)
         return path
 
-    def _without_failed(self, path: str, planned: Provenance) -> tuple[str, int]:
+    def _staged_schema(self) -> pa.Schema:
+        receipt = self._work.computation.receipt
+        if self._part.receipts_only and receipt is not None:
+            return written_schema(self._task.schema, [receipt.name])
+        return self._task.schema
+
+    def _laid_out(self) -> Iterator[pa.RecordBatch]:
+        """The fragment's rows as they are to be: new values, and old ones where they stay."""
+        part, schema = self._part, self._task.schema
+        batches = scatter(self._pieces(), schema, part.rows, part.window, self._old_values())
+        if not part.receipts_only:
+            return batches
+        last = schema.names[-1]
+        return (batch.select([last]) for batch in batches)
+
+    def _without_failed(self, path: str, schema: pa.Schema, planned: Provenance) -> tuple[str, int]:
         """Stage the file again under a name and provenance that tell which rows failed.
 
         That is known only now, and a file's name can't be changed; the usual case never pays.
         """
         work, task = self._work, self._task
         failed = self._failed.rows(self._part.physical_rows)
-        told = replace(
+        known = replace(
             planned,
             valid=planned.valid.minus(failed),
             failed=failed.union(planned.failed) if planned.failed is not None else failed,
         )
-        arrays = read_staged_values(work.ref, path, self._part.window)
-        staged = stage_column(work.ref, task.dataset, work.outputs, arrays, told, complete=False)
+        batches = read_staged_batches(work.ref, path, self._part.window)
+        staged = stage_columns(work.ref, task.dataset, schema, batches, known, complete=False)
         drop_staged(work.ref, path)
         return staged
 
-    def _old_values(self) -> Iterator[pa.Array] | None:
-        if not self._part.keeps_old:
+    def _old_values(self) -> Iterator[pa.RecordBatch] | None:
+        """What is there now, with receipts for the rows that are adopted."""
+        part, task = self._part, self._task
+        if not part.keeps_old:
             return None
-        where = (self._task.dataset, self._part.fragment_id, self._work.outputs, self._part.rows)
-        windows = read_windows(*where, fitting_window(*where, self._part.window))
-        return (self._task.as_values(batch) for _, batch in windows)
+        names = task.schema.names
+        where = (task.dataset, part.fragment_id, names, part.rows)
+        windows = read_windows(*where, fitting_window(*where, part.window))
+        if not part.adopt:
+            return (batch for _, batch in windows)
+        return (self._adopted(start, batch) for start, batch in windows)
+
+    def _adopted(self, start: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Give receipts to the values that are adopted, for the inputs that they have now."""
+        part, computation = self._part, self._work.computation
+        rows = RowRange(start, start + batch.num_rows)
+        wanted = part.adopt.slice(rows).offsets() + start
+        if not len(wanted) or computation.receipt is None:
+            return batch
+        receipts = batch.column(batch.num_columns - 1)
+        bits, valid = np.array(receipts.fill_null(0)), np.array(receipts.is_valid())
+        outputs = batch.select(range(batch.num_columns - 1))
+        started = time.perf_counter()
+        for offsets, inputs in self._task.inputs.read(part.fragment_id, wanted, rows, part.window):
+            places = offsets - start
+            own = outputs.take(pa.array(places)).columns
+            made = make_receipts(inputs.columns, own, computation.receipt_seed(), len(offsets))
+            bits[places], valid[places] = np.asarray(made), True
+        self._task.clock.read += time.perf_counter() - started
+        new = pa.array(bits, receipts.type, mask=~valid)
+        return pa.RecordBatch.from_arrays([*outputs.columns, new], names=batch.schema.names)
 
     def _pieces(self) -> Iterator[Piece]:
         """New values in ascending order: out of checkpoints where there are some, else computed."""
@@ -248,14 +287,14 @@ class _PartRun:
         started = time.perf_counter()
         try:
             batch = self._task.store[key]
-            values = batch.column(self._work.column)
+            values = batch.select(self._task.schema.names)
             addresses = batch.column("_rowaddr").to_numpy()
         except KeyError:
             return None
         finally:
             self._task.clock.checkpoint += time.perf_counter() - started
         offsets = (addresses & np.uint64(0xFFFFFFFF)).astype(np.int64)
-        if values.type != self._task.arrow_field.type:
+        if values.schema.types != self._task.schema.types:
             return None
         if not np.array_equal(offsets, wanted):
             places = np.searchsorted(offsets, wanted)
@@ -277,15 +316,15 @@ class _PartRun:
         return chosen.slice(inside).offsets() + rows.start
 
     def _computed(self, rows: RowRange) -> Iterator[Piece]:
-        """New values of the wanted rows of a range: taken over where a donor has them, else run."""
+        """New values of the wanted rows of a range: taken over where there are some, else run."""
         self._flush_if_elsewhere(rows.start)
-        for piece in self._with_donated(rows, self._run(rows)):
+        for piece in self._with_reused(rows, self._run(rows)):
             yield piece
             self._save(piece)
         self._at = (rows.end, rows.end)
 
-    def _with_donated(self, rows: RowRange, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        if self._donated is None:
+    def _with_reused(self, rows: RowRange, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        if self._reused is None:
             yield from pieces
             return
         at = rows.start
@@ -299,8 +338,8 @@ class _PartRun:
                 yield taken
 
     def _take_over(self, start: int, end: int) -> Piece | None:
-        assert self._donated is not None
-        piece = self._donated.between(start, end)
+        assert self._reused is not None
+        piece = self._reused.between(start, end)
         self._rows_reused += len(piece.offsets) if piece is not None else 0
         return piece
 
@@ -321,46 +360,7 @@ class _PartRun:
 
     def _inputs(self, rows: RowRange) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         wanted = self._members(self._to_run, rows)
-        if not len(wanted):
-            return
-        if self._work.source is not None:
-            yield from self._from_source(self._work.source, wanted, rows)
-            return
-        dataset, part, paths = self._task.dataset, self._part, self._work.inputs
-        window = fitting_window(dataset, part.fragment_id, paths, rows, part.window)
-        if len(wanted) < _SPARSE * len(rows):
-            taker = RowTaker(dataset, part.fragment_id, paths)
-            for i in range(0, len(wanted), window):
-                chunk = wanted[i : i + window]
-                yield chunk, taker.take(chunk)
-            return
-        at = 0
-        for start, batch in read_windows(dataset, part.fragment_id, paths, rows, window):
-            stop = int(np.searchsorted(wanted, start + batch.num_rows, side="left"))
-            chunk = wanted[at:stop]
-            at = stop
-            if len(chunk) == batch.num_rows:
-                yield chunk, batch
-            elif len(chunk):
-                yield chunk, batch.take(pa.array(chunk - start))
-
-    def _from_source(
-        self, source: SourceRows, wanted: Offsets, rows: RowRange
-    ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
-        """Inputs out of another table, at the rows that the fragment's own rows stand for."""
-        dataset, part = self._task.dataset, self._part
-        windows = read_windows(dataset, part.fragment_id, [SOURCE_ROW_ID], rows, part.window)
-        for start, batch in windows:
-            low, high = np.searchsorted(wanted, (start, start + batch.num_rows))
-            ids = batch.column(0).to_numpy()
-            at = int(low)
-            while at < high:
-                # How wide the source's rows are, only reading some tells.
-                chunk = wanted[at : min(at + self._task.source_rows, int(high))]
-                rows_read = source.take(ids[chunk - start])
-                self._task.source_rows = rows_for(rows_read.nbytes, len(chunk), part.window)
-                yield chunk, rows_read
-                at += len(chunk)
+        return self._task.inputs.read(self._part.fragment_id, wanted, rows, self._part.window)
 
     def _timed(
         self, inputs: Iterator[tuple[Offsets, pa.RecordBatch]]
@@ -398,17 +398,27 @@ class _PartRun:
         finally:
             seconds = time.perf_counter() - started
             self._task.clock.udf += seconds
-        values = applied.values
         self._task.retries += applied.retries
         if applied.failures:
             self._failed.add(offsets, applied.failures)
-            self._failed.check(self._work.most_failed, self._task.rows_failed)
+            self._failed.check(self._work.max_failed, self._task.rows_failed)
+        values = self._with_receipts(batch, applied)
         full = self._task.batch_rows or self._rule.first
         if len(offsets) >= full:
             wish = self._rule.next_size(full, seconds)
             most = _BUFFER_BYTES * len(offsets) // max(values.nbytes, 1)
             self._task.batch_rows = max(self._rule.first, min(wish, most))
         return Piece(offsets, values)
+
+    def _with_receipts(self, inputs: pa.RecordBatch, applied: Applied) -> pa.RecordBatch:
+        """The computed values, each with its receipt."""
+        task, computation = self._task, self._work.computation
+        columns = [storable(task.dataset, values) for values in applied.values]
+        if computation.receipt is not None:
+            failed = [failure.row for failure in applied.failures if failure.row is not None]
+            seed, rows = computation.receipt_seed(), inputs.num_rows
+            columns.append(make_receipts(inputs.columns, columns, seed, rows, failed))
+        return pa.RecordBatch.from_arrays(columns, schema=task.schema)
 
     def _save(self, piece: Piece) -> None:
         unsaved, clock = self._unsaved, self._task.clock
@@ -441,8 +451,8 @@ class _PartRun:
         key = CheckpointKey(part.prefix, part.fragment_id, rows).path()
         offsets = np.concatenate([piece.offsets for piece in pieces])
         addresses = pa.array(row_addresses(part.fragment_id, offsets), pa.uint64())
-        values = concat([piece.values for piece in pieces])
-        columns, names = [values, addresses], [self._work.column, "_rowaddr"]
+        values = concat_batches([piece.values for piece in pieces])
+        columns, names = [*values.columns, addresses], [*values.schema.names, "_rowaddr"]
         errors = self._failed.column(offsets) if self._failed else None
         if errors is not None:
             columns, names = [*columns, errors], [*names, ERROR_COLUMN]

@@ -9,7 +9,9 @@ _SHOWN_FRAGMENTS = 12
 
 def explain(plan: BackfillPlan) -> str:
     """Say what the plan will do and why, in a few lines."""
+    first = [explain(upstream) for upstream in plan.upstream]
     lines = [
+        *first,
         f"Backfill of column {plan.column!r} of table {plan.table!r} at version {plan.version}",
         f"  UDF        {plan.udf_name} (version {plan.udf_version})",
         f"  where      {plan.where if plan.where is not None else 'rows not yet computed'}",
@@ -29,6 +31,10 @@ def explain(plan: BackfillPlan) -> str:
             lines.append(
                 f"  reuse      {_count(plan.rows_reused, 'row')} computed by an earlier run"
             )
+        if plan.rows_to_adopt:
+            lines.append(
+                f"  keep       {_count(plan.rows_to_adopt, 'row')} as written; receipts are added"
+            )
         lines.extend(
             f"  because    {reason.value}: {_count(rows, 'row')}"
             for reason, rows in sorted(plan.reasons().items(), key=lambda item: -item[1])
@@ -40,6 +46,8 @@ def explain(plan: BackfillPlan) -> str:
             lines.append(f"    fragment {fragment.fragment_id}: {action} ({fragment.reason.value})")
         if len(plan.fragments) > _SHOWN_FRAGMENTS:
             lines.append(f"    ... and {len(plan.fragments) - _SHOWN_FRAGMENTS:,} more fragments")
+    if plan.checked_rows:
+        lines.append(f"  checked    {_count(plan.checked_rows, 'row')} by receipt")
     lines.extend(f"  note       {note}" for note in plan.notes)
     return "\n".join(lines)
 

@@ -48,11 +48,11 @@ class WorkQueue:
 
     def __init__(self, plans: Iterable[FragmentPlan], task_size: int | None) -> None:
         """Queue the plans in their order."""
-        self._waiting = deque(plan for plan in plans if plan.action is Action.COMPUTE)
+        ours = (Action.COMPUTE, Action.ADOPT)
+        self._waiting = deque(plan for plan in plans if plan.action in ours)
         self._task_size = task_size
         self._started = 0
-        self.remaining_rows = self._all_rows = sum(plan.rows_to_run for plan in self._waiting)
-        self.split_fragments: set[int] = set()
+        self.remaining_rows = self._all_rows = sum(plan.weight for plan in self._waiting)
 
     def __bool__(self) -> bool:
         """Whether anything is left."""
@@ -83,10 +83,12 @@ class WorkQueue:
                 break
             self._waiting.popleft()
             parts.append(Part(plan, RowRange(0, plan.physical_rows), whole=True))
-            room -= plan.rows_to_run
+            room -= plan.weight
             if room <= 0:
                 break
-        self.remaining_rows -= sum(rows_to_run(part) for part in parts)
+        self.remaining_rows -= sum(
+            part.plan.weight if part.whole else rows_to_run(part) for part in parts
+        )
         return tuple(parts)
 
     @property
@@ -107,8 +109,6 @@ class WorkQueue:
             self._started = 0
         else:
             self._started = end
-        if not whole:
-            self.split_fragments.add(plan.fragment_id)
         return Part(plan, RowRange(start, end), whole)
 
 

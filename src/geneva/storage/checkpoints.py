@@ -237,6 +237,11 @@ def without_where(prefix: str) -> str:
     return re.sub(r"_where-[0-9a-f]{32}_", "_", prefix)
 
 
+def head_of(prefix: str) -> str:
+    """The part of a prefix that names the function, the column and the rows that were asked for."""
+    return prefix.rpartition("_uri-")[0]
+
+
 def index_keys(keys: Iterable[str]) -> dict[tuple[str, int], list[CheckpointKey]]:
     """Parsed keys by (prefix, fragment id); what doesn't parse is left out."""
     index: dict[tuple[str, int], list[CheckpointKey]] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -17,15 +17,21 @@ import lance
 import pyarrow as pa
 from lance.file import LanceFileSession
 
+from geneva.computation import Computation, Input, Output, Resources, Udf, receipt_name
 from geneva.errors import ColumnNotFoundError, UDFIntegrityError
 from geneva.model import ColumnDefinition, Sizes, TableRef
-from geneva.storage.dataset import has_path, is_damage, nodes_of
+from geneva.storage.dataset import TableSnapshot, has_path, is_damage, nodes_of
 from geneva.storage.fragments import field_at
+from geneva.storage.receipts import RECEIPT_TYPE
 from geneva.udf import UDF, deserialize_udf, serialize_udf, udf_digest
 
 _PREFIX = "virtual_column"
 _FORMAT = "geneva-spark/1"
 _OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout")
+_MAX_FORMER_VERSIONS = 8
+"""How many earlier versions of a column's UDF are kept, to say why its values are stale."""
+RECEIPT_OF = "geneva.receipt_of"
+"""Field metadata of a column of receipts: the UUID of the column that they are for."""
 
 
 def define_column(
@@ -41,6 +47,7 @@ def define_column(
         uuid=uuid.uuid4().hex,
         inputs=inputs,
         input_fields=_fields_behind(dataset, inputs),
+        has_receipts=True,
         **_udf_part(udf, digest),
     )
 
@@ -53,13 +60,13 @@ def redefine_column(
     digest: str,
 ) -> ColumnDefinition:
     """The same column, computed by another function from the dataset's version on."""
-    fields = _fields_behind(dataset, inputs)
-    same = (udf.version, fields) == (current.udf_version, current.input_fields)
+    former = dict.fromkeys((*current.former_versions, current.udf_version))
+    former.pop(udf.version, None)
     return replace(
         current,
         inputs=inputs,
-        input_fields=fields,
-        since=current.since if same else dataset.version,
+        input_fields=_fields_behind(dataset, inputs),
+        former_versions=tuple(former)[-_MAX_FORMER_VERSIONS:],
         **_udf_part(udf, digest),
     )
 
@@ -74,24 +81,53 @@ def _fields_behind(
 def with_present_inputs(
     definition: ColumnDefinition, dataset: lance.LanceDataset
 ) -> ColumnDefinition:
-    """The definition with its inputs as they are called now: a renamed input is the same input.
+    """The definition with its inputs as they are called now.
 
-    Only where its name is gone, and its field's id is there with the same type: Lance gives ids
-    of dropped columns out again.
+    An input is its field: one that was renamed is the same input, and another column that has got
+    its name is not. Lance gives ids of dropped columns out again, but only the highest: so that an
+    id below the column's own says for certain which field it is, and another one where the name
+    is the same. A field that is gone, or has another type (a cast makes a new field), is
+    looked for by name.
     """
     nodes = nodes_of(dataset.lance_schema)
-    names = {
+    own = nodes.get(definition.name, 0)
+    present = {
         (node, str(field_at(dataset.schema, path).type)): path
         for path, node in nodes.items()
         if has_path(dataset.schema, path)
     }
-    return replace(
-        definition,
-        inputs=tuple(
-            path if path in nodes else names.get(fields, path)
-            for path, fields in zip(definition.inputs, definition.input_fields, strict=True)
+    inputs = []
+    for path, field in zip(definition.inputs, definition.input_fields, strict=True):
+        found = present.get(field)
+        certain = found is not None and (found == path or field[0] < own or path not in nodes)
+        inputs.append(found if certain and found is not None else path)
+    return replace(definition, inputs=tuple(inputs))
+
+
+def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Computation:
+    """A column's computation from columns of its own table, bound to one version of it."""
+    name = receipt_name(definition.uuid)
+    return Computation(
+        id=definition.uuid,
+        name=definition.name,
+        version=definition.udf_version,
+        outputs=(bound_output(snapshot, definition.name),),
+        program=Udf(
+            definition.udf_name, definition.udf_digest, definition.nullable, definition.on_error
         ),
+        inputs=tuple(Input(path, snapshot.field_ids[path]) for path in definition.inputs),
+        receipt=bound_output(snapshot, name) if name in snapshot.field_ids else None,
+        former_versions=definition.former_versions,
+        older_than_receipts=not definition.has_receipts,
+        is_override=definition.overrides,
+        sizes=definition.sizes,
+        resources=Resources(definition.num_cpus, definition.num_gpus, definition.memory),
     )
+
+
+def bound_output(snapshot: TableSnapshot, name: str) -> Output:
+    """A column of the table, as one that is filled."""
+    return Output(name, snapshot.field_ids[name], snapshot.schema.field(name).type)
 
 
 def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
@@ -128,7 +164,8 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_inputs": json.dumps(list(definition.inputs)),
         f"{_PREFIX}.udf_input_fields": json.dumps(definition.input_fields),
         f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
-        f"{_PREFIX}.udf_since": str(definition.since),
+        f"{_PREFIX}.udf_former": json.dumps(list(definition.former_versions)),
+        f"{_PREFIX}.receipts": json.dumps(definition.has_receipts),
         f"{_PREFIX}.udf_options": json.dumps({**sizes, **options}, sort_keys=True),
     }
 
@@ -159,11 +196,20 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
             for node, kind in json.loads(metadata[f"{_PREFIX}.udf_input_fields"])
         ),
         nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
-        since=int(metadata.get(f"{_PREFIX}.udf_since", "0")),
+        former_versions=_former_versions(metadata),
+        has_receipts=json.loads(metadata.get(f"{_PREFIX}.receipts", "false")),
         sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),
         on_error=json.dumps(options["on_error"]) if "on_error" in options else "",
         **_chosen(options),
     )
+
+
+def _former_versions(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    known = metadata.get(f"{_PREFIX}.udf_former")
+    if known is not None:
+        return tuple(json.loads(known))
+    # Before there were receipts, only the table's version of the change was kept.
+    return ("",) if metadata.get(f"{_PREFIX}.udf_since", "0") != "0" else ()
 
 
 def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,12 +223,37 @@ def read_definitions(schema: pa.Schema) -> dict[str, ColumnDefinition]:
 
 
 def commit_new_columns(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:
-    """Add the columns, NULL everywhere, in one commit."""
-    dataset.add_columns([defined_field(definition) for definition in definitions])
+    """Add the columns and those of their receipts, NULL everywhere, in one commit."""
+    fields = [defined_field(definition) for definition in definitions]
+    dataset.add_columns([*fields, *(receipt_field(d.uuid) for d in definitions)])
+
+
+def receipt_field(column_id: str) -> pa.Field:
+    """The hidden column of a computed column's receipts."""
+    metadata = {RECEIPT_OF: column_id}
+    return pa.field(receipt_name(column_id), RECEIPT_TYPE, nullable=True, metadata=metadata)
+
+
+def column_uuid(arrow_field: pa.Field) -> str | None:
+    """The identity of a computed column, by its field; None for any other."""
+    found = (arrow_field.metadata or {}).get(f"{_PREFIX}.uuid".encode())
+    return found.decode() if found is not None else None
+
+
+def commit_receipt_columns(
+    dataset: lance.LanceDataset, definitions: Iterable[ColumnDefinition]
+) -> bool:
+    """Give receipts to columns that were declared before there were any; say whether one was."""
+    wanted = [receipt_field(definition.uuid) for definition in definitions]
+    missing = [field for field in wanted if field.name not in dataset.schema.names]
+    if missing:
+        dataset.add_columns(missing)
+    return bool(missing)
 
 
 def commit_redefinitions(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:
     """Point the columns at their new functions, in one commit."""
+    commit_receipt_columns(dataset, definitions)
     dataset.update_field_metadata({d.name: definition_metadata(d) for d in definitions})
 
 

@@ -11,20 +11,21 @@ import pyarrow as pa
 from lance import LanceOperation, Transaction
 from lance.commit import CommitConflictError
 
+from geneva.computation import Carry, Computation
 from geneva.errors import ColumnChangedError, TableChangedError
-from geneva.model import ColumnDefinition, TableRef
+from geneva.model import TableRef
 from geneva.storage.columns import read_definition
 from geneva.storage.dataset import (
     FragmentFacts,
     TableSnapshot,
     open_dataset,
-    output_field_ids,
     read_live_rows,
     read_snapshot,
 )
-from geneva.storage.fragments import StagedFile, data_file
-from geneva.storage.provenance import input_signature, parse_file_name, read_provenance
+from geneva.storage.fragments import StagedFile, data_file, stage_nulls
+from geneva.storage.provenance import parse_file_name, read_provenance
 from geneva.storage.transactions import JOB_PROPERTY, PLANNED_PROPERTY, read_transaction
+from geneva.storage.validity import output_file, signature_of
 
 _RETRY_SECONDS = 0.05
 
@@ -44,12 +45,12 @@ class CommitOutcome:
 def commit_columns(
     ref: TableRef,
     dataset: lance.LanceDataset,
-    definition: ColumnDefinition,
+    computation: Computation,
     staged: Sequence[StagedFile],
     job_id: str,
     max_retries: int,
 ) -> CommitOutcome:
-    """Replace the column's files of several fragments in one commit.
+    """Replace the data files of several fragments in one commit. All have the same fields.
 
     The planned version is the read version, so that Lance itself checks everything that happened
     since. Where it refuses, each file is checked against the latest version; those that still fit
@@ -61,6 +62,10 @@ def commit_columns(
         if not fitting:
             return CommitOutcome(read_from.version, (), tuple(lost), moved_on)
         try:
+            added = add_missing_fields(ref, read_from, fitting)
+            if added is not None:
+                moved_on = moved_on or added.version > read_from.version + 1
+                read_from = added
             version = _commit(read_from, fitting, job_id, dataset.version)
             moved_on = moved_on or version > read_from.version + 1
             return CommitOutcome(version, tuple(fitting), tuple(lost), moved_on)
@@ -75,12 +80,12 @@ def commit_columns(
         moved_on = True
         read_from = open_dataset(ref)
         snapshot = read_snapshot(read_from, ref)
-        verified_definition(snapshot.schema, ref, definition)
-        checked = [(file, _misfit(file, snapshot, read_from, definition)) for file in fitting]
+        verify_column(snapshot.schema, ref, computation)
+        checked = [(file, _misfit(file, snapshot, read_from, computation)) for file in fitting]
         lost.extend((file, why) for file, why in checked if why is not None)
         fitting = [file for file, why in checked if why is None]
     raise TableChangedError(
-        f"Could not commit column {definition.name!r} of table {ref.name!r} after {max_retries} "
+        f"Could not commit column {computation.name!r} of table {ref.name!r} after {max_retries} "
         f"retries, because other writers kept getting in between. What was computed is kept: "
         f"run the backfill again. (GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number.)"
     )
@@ -132,33 +137,67 @@ def _landed_after_all(
     return None
 
 
-def verified_definition(
-    schema: pa.Schema, ref: TableRef, planned: ColumnDefinition
-) -> ColumnDefinition:
-    """The planned column, if the table still has it; ColumnChangedError otherwise."""
+def add_missing_fields(
+    ref: TableRef, dataset: lance.LanceDataset, staged: Sequence[StagedFile]
+) -> lance.LanceDataset | None:
+    """Give NULLs to the fields that a fragment has no file for, while it has one for others.
+
+    Lance replaces fields that are all there or all new: values that a person appended have no
+    receipts beside them. That there are none is what NULLs say, too. None: there was nothing to do.
+    """
+    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for file in staged:
+        fragment = dataset.get_fragment(file.fragment_id)
+        if fragment is None:
+            continue
+        there = {i for data in fragment.metadata.files for i in data.fields}
+        missing = tuple(i for i in file.field_ids if i not in there)
+        if missing and len(missing) < len(file.field_ids):
+            groups.setdefault(missing, []).append((file.fragment_id, file.physical_rows))
+    for fields, fragments in groups.items():
+        operation = LanceOperation.DataReplacement(
+            [
+                LanceOperation.DataReplacementGroup(
+                    fragment_id,
+                    data_file(dataset, stage_nulls(ref, dataset, fields, rows), fields),
+                )
+                for fragment_id, rows in fragments
+            ]
+        )
+        dataset = lance.LanceDataset.commit(dataset, Transaction(dataset.version, operation))
+    return dataset if groups else None
+
+
+def verify_column(schema: pa.Schema, ref: TableRef, planned: Computation) -> None:
+    """Make sure that the table still has what was planned; ColumnChangedError otherwise."""
     name = planned.name
-    if planned.outputs and all(output in schema.names for output in planned.outputs):
-        return planned
+    if isinstance(planned.program, Carry):
+        missing = [output.name for output in planned.outputs if output.name not in schema.names]
+        if missing:
+            raise ColumnChangedError(
+                f"Column {missing[0]!r} of view {ref.name!r} is gone. Create the view anew."
+            )
+        return
     found = read_definition(schema, name) if name in schema.names else None
-    if found is None or found.uuid != planned.uuid:
+    if found is None or found.uuid != planned.id:
         raise ColumnChangedError(
             f"Column {name!r} of table {ref.name!r} was dropped or replaced while it was being "
             "computed. The finished work is kept in the checkpoint store. Look at the table, then "
             "run the backfill again."
         )
-    if found.udf_version != planned.udf_version and not planned.overrides:
+    if planned.source is None and found.udf_version != planned.version and not planned.is_override:
         raise ColumnChangedError(
             f"Column {name!r} of table {ref.name!r} was given another UDF while it was being "
             "computed. The finished work is kept. Run the backfill again to compute it with the "
             "new one."
         )
-    if found.arrow_field.type != planned.arrow_field.type:
+    (output,) = planned.outputs
+    if found.arrow_field.type != output.type:
         raise ColumnChangedError(
             f"Column {name!r} of table {ref.name!r} changed its type from "
-            f"{planned.arrow_field.type} to {found.arrow_field.type} while it was being computed. "
+            f"{output.type} to {found.arrow_field.type} while it was being computed. "
             "Declare a UDF of the new type with alter_columns, then run the backfill again."
         )
-    return planned
 
 
 def _covers_live_rows(
@@ -175,25 +214,26 @@ def _covers_live_rows(
 
 def _is_right_anyway(
     staged: StagedFile,
-    snapshot: TableSnapshot,
     fragment: FragmentFacts,
-    definition: ColumnDefinition,
+    computation: Computation,
 ) -> bool:
-    """Whether a file may take the place of another job's: it has all rows, by what is there now."""
-    named = parse_file_name(staged.path)
-    if named is None or not named.complete or definition.outputs:
+    """Whether a file may take the place of another job's: it has all rows, by what is there now.
+
+    Not one that was put in place of values which a person wrote meanwhile.
+    """
+    named, present = parse_file_name(staged.path), fragment.files_of(computation.output_ids)
+    if named is None or not named.complete or computation.source is not None:
         return False
-    if any(path not in snapshot.field_ids for path in definition.inputs):
+    if any(parse_file_name(file.path) is None for file in present):
         return False
-    inputs = [snapshot.field_ids[path] for path in definition.inputs]
-    return input_signature(fragment, inputs) == staged.inputs
+    return signature_of(computation, fragment) == staged.inputs
 
 
 def _misfit(
     staged: StagedFile,
     snapshot: TableSnapshot,
     dataset: lance.LanceDataset,
-    definition: ColumnDefinition,
+    computation: Computation,
 ) -> str | None:
     """Why a staged file can't be put into the table as it is now; None when it can."""
     fragment = next((f for f in snapshot.fragments if f.id == staged.fragment_id), None)
@@ -201,13 +241,13 @@ def _misfit(
         return "its fragment was rewritten or removed"
     if fragment.physical_rows != staged.physical_rows:
         return "its fragment has another number of rows"
-    if output_field_ids(snapshot, definition) != staged.field_ids:
+    if any(snapshot.field_ids.get(o.name) != o.field_ids for o in computation.written):
         return "the column's fields changed"
     if not _covers_live_rows(staged, snapshot.ref, dataset, fragment):
         return "deleted rows came back"
     # Inputs that changed are no reason: the file says what it was computed from, so that the rows
     # for which it matters are found and computed again, and only those.
-    present = "\n".join(file.path for file in fragment.files_of(staged.field_ids)) or None
-    if present != staged.base and not _is_right_anyway(staged, snapshot, fragment, definition):
+    present = output_file(computation, fragment)
+    if present != staged.base and not _is_right_anyway(staged, fragment, computation):
         return "another job wrote the same column"
     return None

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.errors import InvalidFilterError, TableNotFoundError, UserInputError
-from geneva.model import ColumnDefinition, TableRef
+from geneva.model import TableRef
 from geneva.rows import RowSet
 
 Dataset: TypeAlias = lance.LanceDataset
@@ -58,8 +58,6 @@ class TableSnapshot:
     ref: TableRef
     version: int
     schema: pa.Schema
-    storage_version: str
-    stable_row_ids: bool
     fragments: tuple[FragmentFacts, ...]
     field_ids: dict[str, tuple[int, ...]]
     """Per column path: the ids of the fields that data files list for it."""
@@ -96,8 +94,6 @@ def read_snapshot(dataset: lance.LanceDataset, ref: TableRef) -> TableSnapshot:
         ref=ref,
         version=dataset.version,
         schema=dataset.schema,
-        storage_version=dataset.data_storage_version,
-        stable_row_ids=dataset.has_stable_row_ids,
         fragments=tuple(fragment_facts(f.metadata) for f in dataset.get_fragments()),
         field_ids=field_ids_of(dataset),
     )
@@ -152,12 +148,6 @@ def nodes_of(schema: Any) -> dict[str, int]:
     for top in schema.fields():
         walk(top, top.name())
     return nodes
-
-
-def output_field_ids(snapshot: TableSnapshot, definition: ColumnDefinition) -> tuple[int, ...]:
-    """The field ids that a column's data files list; of a group of columns, all of theirs."""
-    names = definition.outputs or (definition.name,)
-    return tuple(i for name in names for i in snapshot.field_ids[name])
 
 
 def quote_path(path: str, schema: pa.Schema) -> str:

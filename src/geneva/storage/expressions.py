@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from geneva.computation import RECEIPT_PREFIX
 from geneva.errors import ColumnNotFoundError, InvalidFilterError, UserInputError
 from geneva.storage.dataset import filter_message, has_path, quote_path
 from geneva.storage.dense_rows import DenseRows
@@ -146,7 +147,8 @@ def _told(sql: str, error: Exception, schema: pa.Schema) -> UserInputError:
 
 def missing_column(name: str, schema: pa.Schema, sql: str | None = None) -> str:
     """What to say of a column that is not there."""
-    known = [n for n in schema.names if n not in SYSTEM_COLUMNS]
+    hidden = (*SYSTEM_COLUMNS, RECEIPT_PREFIX)
+    known = [n for n in schema.names if not n.startswith(hidden)]
     lowered = {path.lower(): path for path in known}
     close = get_close_matches(name.lower(), lowered, 1)
     where = f", which {sql!r} names," if sql is not None and sql != name else ""

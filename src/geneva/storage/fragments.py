@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from lance.file import LanceFileWriter
 
 from geneva.model import TableRef
 from geneva.rows import Offsets, RowRange
 from geneva.storage.dataset import (
     FragmentFacts,
+    field_ids_of,
     file_version,
     is_damage,
     quote_path,
@@ -28,17 +29,15 @@ _WINDOW_BYTES = 32 * 1024 * 1024
 _VARIABLE_WIDTH_GUESS = 64
 _BLOB_WINDOW_ROWS = 64
 _PROBE_ROWS = 32
-FIRST_SOURCE_ROWS = 256
-"""Rows to read of another table before it is known how wide they are."""
 _LEAST_PROBED_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Computed values of some rows of a fragment, ascending."""
+    """Computed values of some rows of a fragment, ascending: a column for each one written."""
 
     offsets: Offsets
-    values: pa.Array
+    values: pa.RecordBatch
 
     @property
     def is_contiguous(self) -> bool:
@@ -60,7 +59,7 @@ class StagedFile:
     inputs: tuple[str, ...]
     """The input signature that it was computed from."""
     base: str | None
-    """The column's file that it replaces; None when there was none."""
+    """The file that holds the values it replaces, or is about; None when there was none."""
 
 
 def window_rows(
@@ -259,14 +258,14 @@ def _blob_options(schema: pa.Schema, paths: Sequence[str]) -> Mapping[str, Any]:
 
 def scatter(
     pieces: Iterable[Piece],
-    kind: pa.DataType,
+    schema: pa.Schema,
     rows: RowRange,
     step: int,
-    old: Iterator[pa.Array] | None,
-) -> Iterator[pa.Array]:
+    old: Iterator[pa.RecordBatch] | None,
+) -> Iterator[pa.RecordBatch]:
     """Lay pieces out densely over `rows`: the old value, or NULL, where nothing was computed.
 
-    `old` yields arrays that cover `rows` in order, in any lengths; without it the gaps are NULL.
+    `old` yields batches that cover `rows` in order, in any lengths; without it the gaps are NULL.
     """
     at = rows.start
     old_values = _Buffered(old) if old is not None else None
@@ -274,33 +273,56 @@ def scatter(
         if not len(piece.offsets):
             continue
         first, last = int(piece.offsets[0]), int(piece.offsets[-1])
-        yield from _gap(kind, at, first, step, old_values)
+        yield from _gap(schema, at, first, step, old_values)
         width = last + 1 - first
         base = old_values.next(width) if old_values is not None else None
-        yield piece.values if piece.is_contiguous else _merge(piece, first, width, kind, base)
+        yield piece.values if piece.is_contiguous else _spread(piece, first, width, base)
         at = last + 1
-    yield from _gap(kind, at, rows.end, step, old_values)
+    yield from _gap(schema, at, rows.end, step, old_values)
 
 
 def _gap(
-    kind: pa.DataType, start: int, end: int, step: int, old_values: _Buffered | None
-) -> Iterator[pa.Array]:
+    schema: pa.Schema, start: int, end: int, step: int, old_values: _Buffered | None
+) -> Iterator[pa.RecordBatch]:
     for at in range(start, end, step):
         width = min(step, end - at)
-        yield old_values.next(width) if old_values is not None else pa.nulls(width, kind)
+        yield old_values.next(width) if old_values is not None else _null_rows(schema, width)
 
 
-def _merge(
-    piece: Piece, first: int, width: int, kind: pa.DataType, base: pa.Array | None
-) -> pa.Array:
+def _null_rows(schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(rows, f.type) for f in schema], schema=schema)
+
+
+def _spread(piece: Piece, first: int, width: int, base: pa.RecordBatch | None) -> pa.RecordBatch:
+    """Lay a piece with gaps out densely, over what was there or over NULLs."""
     places = piece.offsets - first
     if base is None:
-        base = pa.nulls(1, kind)
+        base = _null_rows(piece.values.schema, 1)
         indices = np.zeros(width, dtype=np.int64)
     else:
         indices = np.arange(width, dtype=np.int64)
-    indices[places] = len(base) + np.arange(len(places), dtype=np.int64)
-    return pc.take(concat([base, piece.values]), pa.array(indices))
+    indices[places] = base.num_rows + np.arange(len(places), dtype=np.int64)
+    return concat_batches([base, piece.values]).take(pa.array(indices))
+
+
+def merged(pieces: Sequence[Piece]) -> Piece:
+    """Several pieces as one, ascending."""
+    if len(pieces) == 1:
+        return pieces[0]
+    offsets = np.concatenate([piece.offsets for piece in pieces])
+    order = np.argsort(offsets, kind="stable")
+    values = concat_batches([piece.values for piece in pieces]).take(pa.array(order))
+    return Piece(offsets[order], values)
+
+
+def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of many of the same columns; dictionaries are unified."""
+    if len(batches) == 1:
+        return batches[0]
+    columns = [
+        concat([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
 
 
 def concat(arrays: Sequence[pa.Array]) -> pa.Array:
@@ -317,43 +339,46 @@ def concat(arrays: Sequence[pa.Array]) -> pa.Array:
 
 
 class _Buffered:
-    """Hands out exact lengths of a stream of arrays."""
+    """Hands out exact lengths of a stream of batches."""
 
-    def __init__(self, stream: Iterator[pa.Array]) -> None:
+    def __init__(self, stream: Iterator[pa.RecordBatch]) -> None:
         self._stream = stream
-        self._rest: pa.Array = None
+        self._rest: pa.RecordBatch = None
         self._used = 0
 
-    def next(self, rows: int) -> pa.Array:
-        parts: list[pa.Array] = []
+    def next(self, rows: int) -> pa.RecordBatch:
+        parts: list[pa.RecordBatch] = []
         while rows:
-            if self._rest is None or self._used == len(self._rest):
+            if self._rest is None or self._used == self._rest.num_rows:
                 self._rest, self._used = next(self._stream), 0
             part = self._rest.slice(self._used, rows)
-            self._used += len(part)
-            rows -= len(part)
+            self._used += part.num_rows
+            rows -= part.num_rows
             # Lance's writer panics on sliced nested structs: take makes a compact copy.
-            whole = len(part) == len(self._rest)
-            parts.append(part if whole else part.take(pa.array(np.arange(len(part)))))
-        return concat(parts)
+            whole = part.num_rows == self._rest.num_rows
+            parts.append(part if whole else part.take(pa.array(np.arange(part.num_rows))))
+        return concat_batches(parts)
 
 
-def stage_column(
+def written_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    """The columns of a data file, in the dataset's exact types.
+
+    A commit checks none of it, and a wrong type reads as garbage.
+    """
+    fields = [schema.field(column) for column in columns]
+    return pa.schema([pa.field(f.name, f.type, nullable=f.nullable) for f in fields])
+
+
+def stage_columns(
     ref: TableRef,
     dataset: lance.LanceDataset,
-    columns: Sequence[str],
-    arrays: Iterable[pa.Array],
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
     provenance: Provenance,
     *,
     complete: bool,
 ) -> tuple[str, int]:
-    """Write a fragment's column file next to the table's own; return its name and row count.
-
-    Of several columns, each value of `arrays` is a struct.
-    """
-    fields = [dataset.schema.field(column) for column in columns]
-    # The dataset's exact types: the commit checks none of it, and a wrong one reads as garbage.
-    schema = pa.schema([pa.field(f.name, f.type, nullable=f.nullable) for f in fields])
+    """Write a fragment's data file next to the table's own; return its name and row count."""
     name = provenance.file_name(complete=complete)
     writer = LanceFileWriter(
         f"{ref.uri}/data/{name}",
@@ -363,12 +388,35 @@ def stage_column(
     )
     # Never `with`: leaving the block by an exception would publish a truncated file.
     writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
-    no_struct_nulls = file_version(dataset) < (2, 1)
-    for array in arrays:
-        parts = [array] if len(fields) == 1 and array.type == fields[0].type else array.flatten()
-        stored = [_nulls_inside(part) if no_struct_nulls else part for part in parts]
-        writer.write_batch(pa.record_batch(stored, schema=schema))
+    for batch in batches:
+        writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
     return name, int(writer.close() or 0)
+
+
+def stage_nulls(
+    ref: TableRef, dataset: lance.LanceDataset, field_ids: Sequence[int], rows: int
+) -> str:
+    """Write a data file of NULLs for the top-level columns with these ids; return its name."""
+    wanted = frozenset(field_ids)
+    names = [name for name, ids in field_ids_of(dataset).items() if wanted.intersection(ids)]
+    top = [name for name in names if name in dataset.schema.names]
+    schema = written_schema(dataset.schema, top)
+    name = f"geneva-nulls-{uuid.uuid4().hex}.lance"
+    writer = LanceFileWriter(
+        f"{ref.uri}/data/{name}",
+        schema,
+        version=dataset.data_storage_version,
+        storage_options=ref.storage_options.plain(),
+    )
+    for start in range(0, rows, _MAX_WINDOW_ROWS):
+        writer.write_batch(_null_rows(schema, min(_MAX_WINDOW_ROWS, rows - start)))
+    writer.close()
+    return name
+
+
+def storable(dataset: lance.LanceDataset, array: pa.Array) -> pa.Array:
+    """Values as the table's format can store them."""
+    return array if file_version(dataset) >= (2, 1) else _nulls_inside(array)
 
 
 def _nulls_inside(array: pa.Array) -> pa.Array:

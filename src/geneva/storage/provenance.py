@@ -38,6 +38,13 @@ class Provenance:
     """Rows whose value is right, given the above. The others hold older values or NULL."""
     failed: RowSet | None = None
     """Rows on which the function failed, and which were skipped: NULL, and not computed."""
+    computed: RowSet | None = None
+    """Rows that were computed for this very file; None: all that are right."""
+
+    @property
+    def made(self) -> RowSet:
+        """The right rows that were computed for this very file, and not kept from before."""
+        return self.valid if self.computed is None else self.valid.intersect(self.computed)
 
     def file_name(self, *, complete: bool) -> str:
         """A fresh data file name that tells this provenance to whoever reads the manifest."""
@@ -46,13 +53,8 @@ class Provenance:
 
     def digests(self) -> str:
         """Short digests of column, UDF and inputs, as they stand in the file name."""
-        return "-".join(
-            (
-                _digest(self.column_uuid, 8),
-                _digest(self.udf_version, 12),
-                _digest("\n".join(self.inputs), 12),
-            )
-        )
+        name = named(self.column_uuid, self.udf_version, self.inputs)
+        return "-".join((name.column, name.udf, name.inputs))
 
     def to_text(self) -> str:
         """The whole provenance, for the file's metadata."""
@@ -63,6 +65,7 @@ class Provenance:
                 "inputs": list(self.inputs),
                 "valid": self.valid.encode(),
                 **({"failed": self.failed.encode()} if self.failed else {}),
+                **({} if self.computed is None else {"computed": self.computed.encode()}),
             }
         )
 
@@ -76,6 +79,7 @@ class Provenance:
             tuple(record["inputs"]),
             RowSet.decode(record["valid"]),
             RowSet.decode(record["failed"]) if "failed" in record else None,
+            RowSet.decode(record["computed"]) if "computed" in record else None,
         )
 
 
@@ -99,16 +103,16 @@ def parse_file_name(path: str) -> NamedProvenance | None:
     )
 
 
-def is_computed_from(path: str, inputs: tuple[str, ...]) -> bool:
-    """Whether a data file's name says that its values were computed from these very inputs."""
-    found = parse_file_name(path)
-    return found is not None and found.inputs == _digest("\n".join(inputs), 12)
+def named_inputs(inputs: tuple[str, ...]) -> str:
+    """An input signature as it stands in a file name."""
+    return _digest("\n".join(inputs), 12)
 
 
-def named(provenance: Provenance) -> NamedProvenance:
-    """What the name of a complete file of this provenance tells."""
-    column, udf, inputs = provenance.digests().split("-")
-    return NamedProvenance(True, column, udf, inputs)
+def named(column_uuid: str, udf_version: str, inputs: tuple[str, ...]) -> NamedProvenance:
+    """What the name of a complete file of this provenance says."""
+    return NamedProvenance(
+        True, _digest(column_uuid, 8), _digest(udf_version, 12), named_inputs(inputs)
+    )
 
 
 def read_provenance(ref: TableRef, path: str) -> Provenance | None:

@@ -18,8 +18,10 @@ from geneva.storage.dataset import (
     nodes_of,
     open_dataset,
 )
-from geneva.storage.transactions import MOST_TRANSACTIONS, read_transaction
+from geneva.storage.transactions import read_transaction
 
+_MAX_COMMITS = 10_000
+"""How many commits apart two versions may be; beyond that their way counts as gone."""
 EVERYTHING = 0
 """As a version: every row may have changed since, whatever its own stamp says."""
 
@@ -104,7 +106,7 @@ def read_route(
     old, new = before.version, after.version
     newest = after if new > old else before
     branches: tuple[list[Step], list[Step]] = ([], [])
-    for _ in range(MOST_TRANSACTIONS):
+    for _ in range(_MAX_COMMITS):
         if old == new:
             break
         version = max(old, new)

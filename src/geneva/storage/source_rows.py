@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from geneva.computation import Source
 from geneva.errors import TableChangedError
 from geneva.model import TableRef
 from geneva.storage.dataset import open_pinned
@@ -27,6 +28,12 @@ class SourceRows:
     """Names and Lance SQL, in order."""
     opening: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Whose reading this is: handles are shared within it, and not beyond."""
+
+    @classmethod
+    def of(cls, source: Source, opening: str | None = None) -> SourceRows:
+        """Read what a computation reads of its source."""
+        shared = uuid.uuid4().hex if opening is None else opening
+        return cls(source.ref, source.version, source.expressions, shared)
 
     def take(self, ids: npt.NDArray[Any]) -> pa.RecordBatch:
         """The rows of these ids, in their order."""

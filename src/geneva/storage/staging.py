@@ -60,11 +60,10 @@ def read_staged(
     return staged if staged_file_is_whole(ref, staged) else None
 
 
-def read_staged_values(ref: TableRef, path: str, rows: int) -> Iterator[pa.Array]:
-    """The values of a staged column file, in order."""
+def read_staged_batches(ref: TableRef, path: str, rows: int) -> Iterator[pa.RecordBatch]:
+    """What is in a staged data file, in order."""
     reader = LanceFileReader(f"{ref.uri}/data/{path}", storage_options=ref.storage_options.plain())
-    for batch in reader.read_all(batch_size=rows).to_batches():
-        yield batch.column(0)
+    yield from reader.read_all(batch_size=rows).to_batches()
 
 
 def drop_staged(ref: TableRef, path: str) -> None:

@@ -19,10 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from lance import LanceOperation, Transaction
 
+from geneva.computation import RECEIPT_PREFIX
 from geneva.errors import TableChangedError, UserInputError
 from geneva.model import TableRef
 from geneva.rows import Mask, RowSet
-from geneva.storage.columns import define_column, defined_field
+from geneva.storage.columns import column_uuid, define_column, defined_field, receipt_field
 from geneva.storage.fragments import field_at, is_blob
 from geneva.udf import UDF
 from geneva.view_definition import IS_SET, SOURCE_ROW_ID, SYSTEM_COLUMNS, ViewQuery
@@ -72,14 +73,23 @@ class ViewInfo:
 
 
 def create_view_table(
-    ref: TableRef, schema: pa.Schema, query: ViewQuery, base_version: int, format_version: str
+    ref: TableRef,
+    schema: pa.Schema,
+    query: ViewQuery,
+    base_version: int,
+    format_version: str,
+    *,
+    with_receipts: bool = True,
 ) -> None:
     """Make the empty table of a view: `schema`, the system columns, the definition.
 
     `schema` has the user's columns: those of the source as `copied_field` gives them, UDF columns
     as `source_udf_field` does. Views have stable row ids, so that views of views can be kept.
     """
-    fields = [*_SYSTEM_SCHEMA, *(field.with_nullable(True) for field in schema)]
+    own = [field.with_nullable(True) for field in schema]
+    computed = [column for column in map(column_uuid, own) if column is not None]
+    receipts = [receipt_field(column) for column in computed] if with_receipts else []
+    fields = [*_SYSTEM_SCHEMA, *own, *receipts]
     metadata = {
         QUERY_KEY: query.to_json(),
         BASE_TABLE_KEY: query.base_table,
@@ -151,11 +161,20 @@ def is_view(schema: pa.Schema) -> bool:
     return QUERY_KEY.encode() in (schema.metadata or {})
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a column is one of Geneva's own: of a view's system, or of receipts."""
+    return name in SYSTEM_COLUMNS or name.startswith(RECEIPT_PREFIX)
+
+
 def visible_schema(schema: pa.Schema) -> pa.Schema:
-    """A table's schema as a user sees it: without the system columns of a view."""
-    if QUERY_KEY.encode() not in (schema.metadata or {}):
-        return schema
-    return pa.schema([f for f in schema if f.name not in SYSTEM_COLUMNS], metadata=schema.metadata)
+    """A table's schema as a user sees it: without the columns that are Geneva's own."""
+    view = is_view(schema)
+    kept = [
+        field
+        for field in schema
+        if not field.name.startswith(RECEIPT_PREFIX) and not (view and field.name in SYSTEM_COLUMNS)
+    ]
+    return schema if len(kept) == len(schema) else pa.schema(kept, metadata=schema.metadata)
 
 
 # ------------------------------------------------------------------------------------ the rows
@@ -168,7 +187,6 @@ class FragmentRows:
     fragment_id: int
     source_ids: npt.NDArray[np.int64]
     live: Mask
-    is_set: Mask
 
     def live_ids(self) -> npt.NDArray[np.uint64]:
         """The source rows that the fragment shows, in its order."""
@@ -241,20 +259,17 @@ def read_source_ids(
     total = sum(counts)
     ids = np.zeros(total, dtype=np.int64)
     live = np.ones(total, dtype=np.bool_)
-    is_set = np.zeros(total, dtype=np.bool_)
     at = 0
-    for batch in _scan_physical(dataset, list(SYSTEM_COLUMNS), fragments):
+    for batch in _scan_physical(dataset, [SOURCE_ROW_ID], fragments):
         rows = slice(at, at + batch.num_rows)
         ids[rows] = batch.column(SOURCE_ROW_ID).to_numpy(zero_copy_only=False)
         live[rows] = batch.column("_rowid").is_valid().to_numpy(zero_copy_only=False)
-        flags = batch.column(IS_SET).fill_null(False)
-        is_set[rows] = flags.to_numpy(zero_copy_only=False)
         at += batch.num_rows
     if at != total:
         raise OSError(f"{dataset.uri} gave {at} rows, but its fragments say {total}")
     ends = np.cumsum(counts).tolist()
     return [
-        FragmentRows(fragment.fragment_id, ids[a:b], live[a:b], is_set[a:b])
+        FragmentRows(fragment.fragment_id, ids[a:b], live[a:b])
         for fragment, a, b in zip(fragments, [0, *ends], ends, strict=False)
     ]
 

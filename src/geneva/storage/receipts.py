@@ -1,0 +1,99 @@
+"""Receipts: beside each computed value, a digest of what it was computed from and of the value.
+
+A receipt is 64 bits: 48 of the digest of (column, function's version, input values), 16 of the
+value. They move with their row through everything that Lance does, so that a value can be judged
+without the table's history. A value's 16 bits are 0 where the function failed on the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from geneva.digests import Digests, digest_rows, digest_values
+from geneva.rows import Mask
+
+RECEIPT_TYPE = pa.uint64()
+_VALUE_BITS = np.uint64(16)
+_VALUE_MASK = np.uint64(0xFFFF)
+
+
+def make_receipts(
+    inputs: Sequence[pa.Array],
+    outputs: Sequence[pa.Array],
+    seed: int,
+    rows: int,
+    failed: Sequence[int] = (),
+) -> pa.Array:
+    """The receipts of rows that have just been computed; `failed` are the places that failed."""
+    return receipts_for(digest_rows(inputs, seed, rows), outputs, failed)
+
+
+def receipts_for(
+    digests: Digests, outputs: Sequence[pa.Array], failed: Sequence[int] = ()
+) -> pa.Array:
+    """The receipts of values, given the digests of their inputs."""
+    values = digest_values(outputs, len(digests))
+    if len(failed):
+        values[np.asarray(failed, dtype=np.int64)] = 0
+    return pa.array((digests & ~_VALUE_MASK) | values, RECEIPT_TYPE)
+
+
+def input_part(receipts: npt.NDArray[np.uint64]) -> Digests:
+    """What of receipts, or of digests, is about the inputs."""
+    return receipts >> _VALUE_BITS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """Receipts as they stand in a table, and which of their values are still those they are for."""
+
+    present: Mask
+    """Rows that have a receipt."""
+    has_value: Mask
+    """Rows whose value is not NULL."""
+    intact: Mask
+    """Rows with a receipt whose value is the one that it is for."""
+    failed: Mask
+    """Rows whose receipt says that the function failed on them, and which have no value since."""
+    bits: npt.NDArray[np.uint64]
+    """The receipts; 0 where there is none."""
+
+    @property
+    def supplied(self) -> Mask:
+        """Rows whose value a person wrote: without a receipt, or in place of another value."""
+        return np.where(self.present, ~self.intact, self.has_value)
+
+    def fits(self, digests: Digests) -> Mask:
+        """Rows whose receipt is for inputs with these digests."""
+        return self.present & (input_part(self.bits) == input_part(digests))
+
+
+def read_receipts(receipts: pa.Array, outputs: Sequence[pa.Array] | None) -> Written:
+    """Look at receipts and their values; without `outputs`, each value counts as intact."""
+    rows = len(receipts)
+    present = np.asarray(receipts.is_valid())
+    bits = np.asarray(receipts.fill_null(0)) if receipts.null_count else np.asarray(receipts)
+    failed = present & ((bits & _VALUE_MASK) == 0)
+    if outputs is None:
+        return Written(present, present & ~failed, present, failed, bits)
+    has_value = np.zeros(rows, dtype=np.bool_)
+    for output in outputs:
+        has_value |= np.asarray(output.is_valid())
+    intact = present & ((bits & _VALUE_MASK) == digest_values(outputs, rows))
+    failed &= ~has_value
+    return Written(present, has_value, intact | failed, failed, bits)
+
+
+def joined_receipts(parts: Sequence[Written]) -> Written:
+    """What was read in parts, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return read_receipts(pa.nulls(0, RECEIPT_TYPE), [])
+    names = ("present", "has_value", "intact", "failed", "bits")
+    return Written(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

@@ -1,0 +1,293 @@
+"""Results that were computed and not published: found again by their receipts.
+
+A crash or a conflict leaves results behind, perhaps for rows that an update or a compaction has
+moved since. Each result has a receipt, which says what it was computed from: a row whose inputs
+have that digest takes it over, and the function is not called. One result serves one row, because
+a function may give another value each time on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from lance.file import LanceFileReader
+
+from geneva.computation import Computation
+from geneva.digests import Digests
+from geneva.model import TableRef
+from geneva.rows import Mask, Offsets, RowRange, RowSet
+from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, errors_of
+from geneva.storage.dataset import is_damage
+from geneva.storage.fragments import Piece, merged
+from geneva.storage.provenance import read_provenance
+from geneva.storage.receipts import input_part
+from geneva.storage.staging import read_staged
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reuse:
+    """Rows of a data file or a checkpoint whose values are taken over, and for which rows."""
+
+    source: Offsets
+    """Rows of the data file, or places in the checkpoint."""
+    target: Offsets
+    """The rows of the fragment that they are for, ascending."""
+    path: str | None = None
+    key: str | None = None
+
+    def within(self, rows: RowRange) -> Reuse | None:
+        """The part of it that is for rows of a range."""
+        inside = (self.target >= rows.start) & (self.target < rows.end)
+        if not inside.any():
+            return None
+        return Reuse(self.source[inside], self.target[inside], self.path, self.key)
+
+
+def reuse_within(found: Iterable[Reuse], rows: RowRange) -> tuple[Reuse, ...]:
+    """What of several is for rows of a range."""
+    parts = (reuse.within(rows) for reuse in found)
+    return tuple(part for part in parts if part is not None)
+
+
+def reused_rows(found: Iterable[Reuse], size: int) -> RowSet | None:
+    """All rows of a fragment that a result is there for; None for none."""
+    mask = np.zeros(size, dtype=np.bool_)
+    for reuse in found:
+        mask[reuse.target] = True
+    return RowSet.from_mask(mask) if mask.any() else None
+
+
+class ResultIndex:
+    """Unpublished results of one computation, to be looked up by the digest of their inputs."""
+
+    def __init__(self, results: Iterable[_Result]) -> None:
+        """Take all of them."""
+        self._results = list(results)
+        parts = [(r.digests, r.rows, i) for i, r in enumerate(self._results)]
+        digests = np.concatenate([d for d, _, _ in parts] or [np.empty(0, dtype=np.uint64)])
+        rows = np.concatenate([r for _, r, _ in parts] or [np.empty(0, dtype=np.int64)])
+        owners = np.repeat([i for _, _, i in parts], [len(d) for d, _, _ in parts])
+        order = np.argsort(digests, kind="stable")
+        self._digests, self._rows = digests[order], rows[order]
+        self._owners = owners[order].astype(np.int64)
+
+    def __len__(self) -> int:
+        """How many results are left."""
+        return len(self._digests)
+
+    def take(self, offsets: Offsets, digests: Digests) -> list[Reuse]:
+        """Results for rows with these input digests; nobody else gets them."""
+        wanted = input_part(digests)
+        order = np.argsort(wanted, kind="stable")
+        wanted = wanted[order]
+        first = np.searchsorted(self._digests, wanted, side="left")
+        last = np.searchsorted(self._digests, wanted, side="right")
+        # Of several rows with the same inputs, each takes the next result.
+        place = first + _rank_among_equals(wanted)
+        hit = place < last
+        if not hit.any():
+            return []
+        chosen, targets = place[hit], offsets[order[hit]]
+        found = []
+        for owner in np.unique(self._owners[chosen]).tolist():
+            own = self._owners[chosen] == owner
+            by_target = np.argsort(targets[own], kind="stable")
+            source, target = self._rows[chosen[own]][by_target], targets[own][by_target]
+            result = self._results[owner]
+            found.append(Reuse(source, target, result.path, result.key))
+        left = np.ones(len(self._digests), dtype=np.bool_)
+        left[chosen] = False
+        self._digests, self._rows = self._digests[left], self._rows[left]
+        self._owners = self._owners[left]
+        return found
+
+
+def _rank_among_equals(ordered: Digests) -> npt.NDArray[np.int64]:
+    """For each of some ordered numbers: how many equal ones come before it."""
+    if not len(ordered):
+        return np.empty(0, dtype=np.int64)
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    lengths = np.diff(np.append(starts, len(ordered)))
+    ranks: npt.NDArray[np.int64] = np.arange(len(ordered)) - np.repeat(starts, lengths)
+    return ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Result:
+    digests: Digests
+    rows: Offsets
+    path: str | None = None
+    key: str | None = None
+
+
+def read_results(
+    ref: TableRef,
+    store: CheckpointStore,
+    computation: Computation,
+    keys: Iterable[CheckpointKey],
+    own_files: Mapping[str, RowSet | None],
+) -> ResultIndex:
+    """The results under some checkpoint keys, and in data files that a job has committed.
+
+    `own_files` says which rows of such a file are to be had; None: all that it was made for.
+    """
+    if computation.receipt is None:
+        return ResultIndex(())
+    return ResultIndex(_results(ref, store, computation, list(keys), own_files))
+
+
+def _results(
+    ref: TableRef,
+    store: CheckpointStore,
+    computation: Computation,
+    keys: Sequence[CheckpointKey],
+    own_files: Mapping[str, RowSet | None],
+) -> Iterator[_Result]:
+    assert computation.receipt is not None
+    name = computation.receipt.name
+    files = dict(own_files)
+    for key in keys:
+        if key.rows is None:
+            staged = read_staged(store, ref, key.prefix, key.fragment_id)
+            if staged is not None and staged.column_uuid == computation.id:
+                files.setdefault(staged.path, None)
+            continue
+        batch = read_checkpoint(store, key.path(), name)
+        if batch is not None:
+            yield from _usable(batch.column(name), None, key=key.path())
+    for path, rows in files.items():
+        found = _receipts_of_file(ref, path, computation)
+        if found is not None:
+            receipts, made = found
+            usable = made if rows is None else made & rows.mask()
+            yield from _usable(receipts, usable, path=path)
+
+
+def _usable(
+    receipts: pa.Array, made: Mask | None, path: str | None = None, key: str | None = None
+) -> Iterator[_Result]:
+    bits = np.asarray(receipts.fill_null(0))
+    usable = (bits & np.uint64(0xFFFF)) != 0
+    if made is not None:
+        usable &= made
+    rows = np.flatnonzero(usable)
+    if len(rows):
+        yield _Result(input_part(bits[rows]), rows, path, key)
+
+
+def _receipts_of_file(
+    ref: TableRef, path: str, computation: Computation
+) -> tuple[pa.Array, Mask] | None:
+    """The receipts in a data file, and which of its rows were computed when it was made."""
+    assert computation.receipt is not None
+    provenance = read_provenance(ref, path)
+    if provenance is None or provenance.column_uuid != computation.id:
+        return None
+    try:
+        reader = LanceFileReader(
+            f"{ref.uri}/data/{path}",
+            storage_options=ref.storage_options.plain(),
+            columns=[computation.receipt.name],
+        )
+        if len(reader.metadata().schema.names) != len(computation.written):
+            return None
+        table = reader.read_all(batch_size=65_536).to_table()
+    except BaseException as error:
+        if not is_damage(error):
+            raise
+        return None
+    return table.column(0).combine_chunks(), provenance.made.mask()
+
+
+def read_checkpoint(store: CheckpointStore, key: str, column: str) -> pa.RecordBatch | None:
+    """A batch checkpoint that has a column; None when it can't be used."""
+    try:
+        batch = store[key]
+    except KeyError:
+        return None
+    return batch if column in batch.schema.names else None
+
+
+@dataclass(slots=True)
+class ReusedValues:
+    """Reads results that are taken over, in the order of the rows they are for."""
+
+    ref: TableRef
+    store: CheckpointStore
+    schema: pa.Schema
+    """The columns of a result, in order."""
+    _open: list[_OpenResult] = field(default_factory=list)
+
+    def open(self, found: Sequence[Reuse], wanted: RowSet) -> RowSet:
+        """Open what can still be read; return the wanted rows that will get a value from it."""
+        left = wanted.mask()
+        taken = np.zeros(wanted.size, dtype=np.bool_)
+        for reuse in found:
+            use = left[reuse.target]
+            if not use.any():
+                continue
+            opened = self._opened(
+                Reuse(reuse.source[use], reuse.target[use], reuse.path, reuse.key)
+            )
+            if opened is None:
+                continue
+            self._open.append(opened)
+            left[opened.target] = False
+            taken[opened.target] = True
+        return RowSet.from_mask(taken)
+
+    def _opened(self, reuse: Reuse) -> _OpenResult | None:
+        try:
+            if reuse.key is not None:
+                batch = self.store[reuse.key]
+                # A row that failed has no result to give away.
+                bad = np.isin(reuse.source, list(errors_of(batch)))
+                values = batch.select([n for n in self.schema.names if n in batch.schema.names])
+                if values.schema.types != self.schema.types or bad.all():
+                    return None
+                return _OpenResult(reuse.source[~bad], reuse.target[~bad], values, None)
+            reader = LanceFileReader(
+                f"{self.ref.uri}/data/{reuse.path}",
+                storage_options=self.ref.storage_options.plain(),
+            )
+            if int(reader.num_rows()) <= int(reuse.source.max()):
+                return None
+            return _OpenResult(reuse.source, reuse.target, None, reader)
+        except (KeyError, OSError, ValueError, RuntimeError):
+            return None
+
+    def between(self, start: int, end: int) -> Piece | None:
+        """The values of rows [start, end) that are taken over; None when there are none."""
+        parts = [
+            p for result in self._open if (p := result.between(start, end, self.schema)) is not None
+        ]
+        return merged(parts) if parts else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OpenResult:
+    source: Offsets
+    target: Offsets
+    values: pa.RecordBatch | None
+    reader: LanceFileReader | None
+
+    def between(self, start: int, end: int, schema: pa.Schema) -> Piece | None:
+        low, high = (int(i) for i in np.searchsorted(self.target, (start, end)))
+        if low == high:
+            return None
+        rows, target = self.source[low:high], self.target[low:high]
+        if self.values is not None:
+            return Piece(target, self.values.take(pa.array(rows)))
+        assert self.reader is not None
+        # take_rows wants ascending rows.
+        order = np.argsort(rows, kind="stable")
+        table = self.reader.take_rows(rows[order].tolist(), batch_size=len(rows)).to_table()
+        back = np.empty(len(rows), dtype=np.int64)
+        back[order] = np.arange(len(rows))
+        columns = [column.combine_chunks() for column in table.columns]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        return Piece(target, batch.take(pa.array(back)))
