@@ -21,10 +21,10 @@ from geneva.errors import (
 )
 from geneva.execution.prepare import BackfillRequest, useful_prefixes
 from geneva.model import ColumnDefinition, Sizes, TableRef, Unproven, Upstream
+from geneva.planning.graph import find_cycle
 from geneva.storage.checkpoints import without_where
 from geneva.storage.columns import (
     commit_new_columns,
-    commit_receipt_columns,
     commit_redefinitions,
     define_column,
     read_definition,
@@ -213,6 +213,7 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
     resolved = {
         name: (udf, inputs_of(udf, own, schema, name)) for name, (udf, own) in columns.items()
     }
+    _refuse_cycles(ref, dataset, {name: inputs for name, (_, inputs) in resolved.items()})
     commit_new_columns(
         dataset,
         [
@@ -235,9 +236,11 @@ def alter_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] 
     """Give columns other UDFs, in one commit. Their values stay until the next backfill."""
     dataset = open_dataset(ref)
     changes = []
-    for name, (udf, own) in columns.items():
+    fed = {n: inputs_of(udf, own, dataset.schema, n) for n, (udf, own) in columns.items()}
+    _refuse_cycles(ref, dataset, fed)
+    for name, (udf, _) in columns.items():
         current = _existing(dataset.schema, ref, name, udf)
-        inputs = inputs_of(udf, own, dataset.schema, name)
+        inputs = fed[name]
         digest = stage_udf(ref, udf)
         changes.append(
             define_column(dataset, name, udf, inputs, digest)
@@ -245,6 +248,21 @@ def alter_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] 
             else redefine_column(dataset, current, udf, inputs, digest)
         )
     commit_redefinitions(dataset, changes)
+
+
+def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse columns that would be computed from each other."""
+    reads = {
+        name: with_present_inputs(definition, dataset).inputs
+        for name, definition in read_definitions(dataset.schema).items()
+        if not reads_source(definition.arrow_field)
+    }
+    cycle = find_cycle({**reads, **fed})
+    if cycle is not None:
+        raise InvalidUDFError(
+            f"Columns of table {ref.name!r} can't be computed from each other: "
+            f"{' reads '.join(map(repr, cycle))}."
+        )
 
 
 def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDefinition | None:
@@ -334,16 +352,13 @@ def definition_for(
     if udf is None:
         definition = with_present_inputs(required_definition(schema, ref.name, column), dataset)
         _check_inputs_present(definition, schema)
-        if store:
-            commit_receipt_columns(open_dataset(ref), [definition])
         return definition
     function, own = _as_udf(column, udf)
     current = _existing(schema, ref, column, function)
     inputs = inputs_of(function, own, schema, column)
+    _refuse_cycles(ref, dataset, {column: inputs})
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     if current is not None:
-        if store:
-            commit_receipt_columns(open_dataset(ref), [current])
         return replace(redefine_column(dataset, current, function, inputs, digest), overrides=True)
     definition = define_column(dataset, column, function, inputs, digest)
     if store:

@@ -9,6 +9,7 @@
     │   ├── InvalidUDFError              the function or its declaration can't be used
     │   ├── TypeMismatchError            the table's types and the UDF's don't agree
     │   ├── InvalidFilterError           the where clause doesn't parse or doesn't fit the table
+    │   ├── StaleInputError              a computed input is not up to date, and upstream="refuse"
     │   └── TableNotFoundError           no such table in the database
     ├── UDFError                         fix the function, then run again: finished work is kept
     │   ├── UDFExecutionError            the function raised
@@ -86,6 +87,10 @@ class WorkerDied(UDFError):
 
 class TooManyFailedRowsError(UDFError):
     """More rows failed than `max_failed_rows` or `max_failed_fraction` allow."""
+
+
+class StaleInputError(UserInputError):
+    """A computed input is not up to date, and upstream="refuse" was asked for."""
 
 
 class TableChangedError(GenevaError):

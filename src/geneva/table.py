@@ -10,7 +10,10 @@ import pyarrow as pa
 
 from geneva import declarations, html
 from geneva.declarations import BackfillOptions
-from geneva.execution.prepare import ColumnSubject, PreparedBackfill, prepare
+from geneva.errors import UserInputError
+from geneva.execution.chain import PreparedChain, prepare_chain
+from geneva.execution.prepare import ColumnSubject, Subject
+from geneva.execution.verify import VerifyReport, verify
 from geneva.execution.work import BackfillWork
 from geneva.jobs import Job, JobFuture, JobResult
 from geneva.model import ColumnDefinition, TableRef
@@ -248,6 +251,34 @@ class Table:
         udf = options.pop("udf", None)
         return JobFuture(self._job(col_name, udf, BackfillOptions(**options)))
 
+    def verify(
+        self,
+        col_name: str,
+        *,
+        sample: int | float | None = None,
+        run: bool = False,
+        seed: int = 0,
+    ) -> VerifyReport:
+        """Look at the rows of a computed column, and say which are not what they should be.
+
+        Plans trust files and transactions where these prove a value right. This trusts neither: it
+        compares the receipt of every row with its inputs and its value. It changes nothing.
+
+        Args:
+            col_name: The computed column.
+            sample: Look at so many rows, or at such a share of them (below 1); None: at all.
+            run: Also call the function, here, and compare what it returns with what is stored.
+            seed: Of the sample.
+        """
+        if sample is not None and not sample > 0:
+            raise UserInputError(f"sample must be a number of rows or a share, not {sample!r}.")
+        return verify(self._subject(col_name), sample=sample, run=run, seed=seed)
+
+    def _subject(self, column: str) -> Subject:
+        dataset = open_dataset(self.ref)
+        definition = declarations.definition_for(self.ref, dataset, column, None, store=False)
+        return ColumnSubject(self.ref, definition)
+
     def get_errors(
         self, job_id: str | None = None, column_name: str | None = None
     ) -> list[ErrorRecord]:
@@ -266,8 +297,8 @@ class Table:
     def _job(
         self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: BackfillOptions
     ) -> Job:
-        prepared = self._prepare(column, udf, options, planning_only=False)
-        return self._connection._job(BackfillWork(prepared), on_commit=self._table.checkout_latest)
+        chain = self._prepare(column, udf, options, planning_only=False)
+        return self._connection._job(BackfillWork(chain), on_commit=self._table.checkout_latest)
 
     def _prepare(
         self,
@@ -276,14 +307,14 @@ class Table:
         options: BackfillOptions,
         *,
         planning_only: bool,
-    ) -> PreparedBackfill:
+    ) -> PreparedChain:
         request = options.request()
         ref = self.ref
         dataset = open_dataset(ref, options.read_version)
         definition = declarations.definition_for(ref, dataset, column, udf, store=not planning_only)
-        if options.read_version is None:
+        if options.read_version is None and not planning_only:
             dataset = open_dataset(ref)
-        return prepare(ColumnSubject(ref, definition), request, dataset=dataset)
+        return prepare_chain(ref, dataset, definition, request, to_run=not planning_only)
 
 
 def _options(arguments: Mapping[str, Any]) -> BackfillOptions:

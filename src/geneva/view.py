@@ -10,7 +10,9 @@ from geneva import declarations
 from geneva.declarations import BackfillOptions
 from geneva.errors import UserInputError
 from geneva.execution.explode import PreparedChunkRefresh, prepare_chunk_refresh
+from geneva.execution.prepare import BackfillRequest, Subject
 from geneva.execution.refresh import PreparedRefresh, RefreshRequest, prepare_refresh
+from geneva.execution.view_groups import GroupSubject, RefreshTarget, view_groups
 from geneva.jobs import JobFuture, JobResult
 from geneva.model import TableRef
 from geneva.planning.refresh import RefreshPlan
@@ -195,6 +197,22 @@ class MaterializedView(Table):
 
     def _source(self) -> TableRef:
         return self._connection._source_ref(self.definition)
+
+    def _subject(self, column: str) -> Subject:
+        info, chunker = self._info(), self.definition.chunker
+        if column not in self._query_columns():
+            return super()._subject(column)
+        if chunker is not None:
+            raise UserInputError(
+                f"View {self.name!r} is laid out by chunker {chunker.udf_name!r}: its columns have "
+                "no receipts of their own."
+            )
+        view = open_dataset(self.ref)
+        group = next((g for g in view_groups(view, info) if g.name == column), None)
+        if group is None:
+            raise UserInputError(f"Column {column!r} of view {self.name!r} is not computed.")
+        target = RefreshTarget(self.ref, self._source(), info.base_version, {}, BackfillRequest())
+        return GroupSubject(target, group)
 
     def _prepare_refresh(
         self, src_version: int | None, max_rows: int | None, options: BackfillOptions

@@ -77,6 +77,13 @@ _command(
     "geneva backfill my-database articles words",
     "geneva backfill my-database articles words --udf functions:words --save",
 )
+_command(
+    "verify",
+    backfills.verify,
+    LOOK,
+    "geneva verify my-database articles words",
+    "geneva verify my-database articles words --sample 0.01 --run",
+)
 app.add_typer(views.app, name="view", rich_help_panel=COMPUTE)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=RUNS)
 _command("errors", failures.errors, RUNS, "geneva errors my-database articles --column words")

@@ -24,6 +24,7 @@ from geneva.cli.terminal import emit, say
 from geneva.errors import UserInputError
 
 if TYPE_CHECKING:
+    from geneva.execution.verify import VerifyReport
     from geneva.jobs import JobResult
     from geneva.planning.backfill import BackfillPlan
     from geneva.table import Table
@@ -68,6 +69,24 @@ RetryFailed = Annotated[
         metavar="",
     ),
 ]
+UnprovenChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--unproven",
+        metavar="compute|keep",
+        help="What to do with values from before there were receipts; by default they are kept, "
+        "unless the column shows signs of stale values.",
+    ),
+]
+UpstreamChoice = Annotated[
+    str,
+    typer.Option(
+        "--upstream",
+        metavar="compute|refuse|ignore",
+        help="What to do about computed inputs that are not up to date: compute them first, in "
+        "the same job; refuse; or compute from what is there.",
+    ),
+]
 NumFrags = Annotated[
     int | None, typer.Option(help="Compute at most so many fragments.", min=1, metavar="N")
 ]
@@ -84,6 +103,8 @@ def plan(
     read_version: ReadVersion = None,
     num_frags: NumFrags = None,
     retry_failed: RetryFailed = False,
+    unproven: UnprovenChoice = None,
+    upstream: UpstreamChoice = "compute",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
@@ -97,6 +118,8 @@ def plan(
         read_version=read_version,
         num_frags=num_frags,
         retry_failed=retry_failed,
+        unproven=unproven,
+        upstream=upstream,
     )
     return emit(plan_record(planned)) if as_json else say(str(planned))
 
@@ -134,6 +157,8 @@ def backfill(
     read_version: ReadVersion = None,
     timeout: Timeout = None,
     retry_failed: RetryFailed = False,
+    unproven: UnprovenChoice = None,
+    upstream: UpstreamChoice = "compute",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
@@ -165,8 +190,46 @@ def backfill(
         read_version=read_version,
         timeout=timeout,
         retry_failed=retry_failed,
+        unproven=unproven,
+        upstream=upstream,
     )
     return emit(result_record(result)) if as_json else tell(result)
+
+
+def verify(
+    db: Database,
+    table: TableName,
+    column: ColumnName,
+    *,
+    sample: Annotated[
+        float | None,
+        typer.Option(
+            help="Look at so many rows, or at such a share of them (below 1); by default at all.",
+            metavar="N",
+        ),
+    ] = None,
+    run: Annotated[
+        bool,
+        typer.Option(
+            "--run", help="Call the function, too, and compare what it returns.", metavar=""
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Compare every value's receipt with its inputs, and say which rows are not right.
+
+    Exits with 1 where a value is other than its column says.
+    """
+    opened = options.connect(db, storage_option).open_table(table)
+    _check_column(opened, column)
+    report = opened.verify(column, sample=sample, run=run)
+    if as_json:
+        emit(report_record(report))
+    else:
+        say(str(report))
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 def _function(name: str | None, inputs: str | None) -> Any:
@@ -214,6 +277,9 @@ def plan_record(planned: BackfillPlan) -> dict[str, Any]:
         "rows_to_compute": planned.rows_to_compute,
         "rows_to_run": planned.rows_to_run,
         "rows_reused": planned.rows_reused,
+        "rows_to_adopt": planned.rows_to_adopt,
+        "rows_checked_by_receipt": planned.checked_rows,
+        "upstream": [plan_record(upstream) for upstream in planned.upstream],
         "reasons": {reason.value: rows for reason, rows in planned.reasons().items()},
         "fragments": [
             {
@@ -227,6 +293,22 @@ def plan_record(planned: BackfillPlan) -> dict[str, Any]:
         ],
         "skipped_fragments": planned.skipped_fragments,
         "notes": list(planned.notes),
+    }
+
+
+def report_record(report: VerifyReport) -> dict[str, Any]:
+    """What a verification found, for machines."""
+    return {
+        "table": report.table,
+        "column": report.column,
+        "version": report.version,
+        "rows": report.rows,
+        "total_rows": report.total_rows,
+        "ok": report.ok,
+        "counts": {state.value: rows for state, rows in report.counts.items()},
+        "examples": [
+            {"row_address": found.address, "state": found.state.value} for found in report.examples
+        ],
     }
 
 

@@ -71,6 +71,8 @@ class BackfillRequest:
     sizes: Sizes = field(default_factory=Sizes)
     commit_granularity: int = 64
     num_frags: int | None = None
+    only_fragments: frozenset[int] | None = None
+    """Leave all others alone; None: none is left out."""
     read_version: int | None = None
     flush_seconds: float | None = None
     shuffle_diversity: int | None = None
@@ -296,7 +298,12 @@ class _Gathering:
         request, snapshot = self._request, self._snapshot
         overtaken = self._overtaken()
         left_out = self._done_here() | overtaken
-        fragments = [f for f in snapshot.fragments if f.live_rows and f.id not in left_out]
+        chosen = request.only_fragments
+        fragments = [
+            f
+            for f in snapshot.fragments
+            if f.live_rows and f.id not in left_out and (chosen is None or f.id in chosen)
+        ]
         validity = self._judged(fragments)
         computes_unproven = self._computes_unproven(validity)
         candidates = [
@@ -314,8 +321,8 @@ class _Gathering:
         staged: dict[int, StagedFile] = {}
         reuse: dict[int, tuple[Reuse, ...]] = {}
         if needed and upstream is None:
-            chosen = {plan.fragment_id for plan in needed}
-            kept = [state for state in states if state.fragment_id in chosen]
+            ids = {plan.fragment_id for plan in needed}
+            kept = [state for state in states if state.fragment_id in ids]
             kept, staged, reuse = self._with_unpublished(kept, prefixes)
             needed = choose_fragments(map(plan_fragment, kept), None)
         notes = _notes(states, validity.values(), computes_unproven=computes_unproven)

@@ -22,7 +22,7 @@ def run_side_by_side(
     They fill different columns, so that their commits don't get in each other's way. A limit on
     concurrency is for the job: then they run one after the other.
     """
-    sums = _Sums(len(works), total, control)
+    sums = Sums(len(works), total, control)
     stop = _Stop(control.cancelled)
     runs = [
         partial(
@@ -73,7 +73,7 @@ class _Stop(threading.Event):
         return isinstance(error, JobCancelledError) and not self._cancelled.is_set()
 
 
-class _Sums:
+class Sums:
     """Adds up the progress of several runs, for those who follow the job."""
 
     def __init__(self, count: int, total: int, control: JobControl) -> None:
@@ -82,6 +82,7 @@ class _Sums:
         self._lock = threading.Lock()
 
     def take(self, place: int, progress: JobProgress) -> None:
+        """Note how far one of the runs is."""
         with self._lock:
             self._parts[place] = progress
             whole = self.now()
@@ -89,6 +90,7 @@ class _Sums:
                 listener(whole)
 
     def now(self) -> JobProgress:
+        """How far all of them are together."""
         whole = JobProgress(total=self._total)
         for part in self._parts:
             whole = whole.plus(part)

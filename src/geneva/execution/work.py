@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from geneva.execution.driver import JobControl, run_backfill
-from geneva.execution.prepare import PreparedBackfill
+from geneva.execution.chain import PreparedChain, run_chain
+from geneva.execution.driver import JobControl
 from geneva.execution.progress import JobProgress
 from geneva.storage.housekeeping import drop_column_leftovers
 
@@ -32,7 +32,7 @@ class Work(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know."""
+        """Remarks shown with the plan."""
 
     @property
     def is_empty(self) -> bool:
@@ -51,25 +51,25 @@ class Work(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackfillWork:
-    """A backfill of one column."""
+    """A backfill of one column, and of the computed columns that it is made from."""
 
-    prepared: PreparedBackfill
+    chain: PreparedChain
     job_type: str = "BACKFILL"
 
     @property
     def table(self) -> str:
         """The table's name."""
-        return self.prepared.plan.table
+        return self.chain.own.plan.table
 
     @property
     def column(self) -> str:
         """The column's name."""
-        return self.prepared.plan.column
+        return self.chain.own.plan.column
 
     @property
     def config(self) -> dict[str, Any]:
         """What was asked for."""
-        plan, request = self.prepared.plan, self.prepared.request
+        plan, request = self.chain.own.plan, self.chain.own.request
         return {
             "where": plan.where,
             "read_version": plan.version,
@@ -77,30 +77,32 @@ class BackfillWork:
             "udf_version": plan.udf_version,
             "concurrency": request.concurrency,
             "commit_granularity": request.commit_granularity,
+            "upstream": [step.plan.column for step in self.chain.upstream],
         }
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know."""
-        return self.prepared.plan.notes
+        """Remarks shown with the plan."""
+        return tuple(note for step in self.chain.steps for note in step.plan.notes)
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return self.prepared.plan.is_empty
+        return self.chain.plan.is_empty
 
     @property
     def total_rows(self) -> int:
         """Rows that get a new value."""
-        return self.prepared.plan.rows_to_compute
+        return sum(step.plan.rows_to_compute for step in self.chain.steps)
 
     def run(self, control: JobControl) -> JobProgress:
         """Carry the plan out."""
-        return run_backfill(self.prepared, control)
+        return run_chain(self.chain, control)
 
     def tidy(self) -> None:
-        """Drop what earlier jobs on the column left behind, once everything is computed."""
-        request = self.prepared.request
-        if request.where is None and request.num_frags is None:
-            own = set(self.prepared.prefixes.values())
-            drop_column_leftovers(self.prepared.ref, self.column, own)
+        """Drop what earlier jobs on the columns left behind, once everything is computed."""
+        for step in self.chain.steps:
+            request = step.request
+            if request.where is None and request.num_frags is None:
+                own = set(step.prefixes.values())
+                drop_column_leftovers(step.ref, step.plan.column, own)

@@ -252,7 +252,8 @@ class _PartRun:
         for offsets, inputs in self._task.inputs.read(part.fragment_id, wanted, rows, part.window):
             places = offsets - start
             own = outputs.take(pa.array(places)).columns
-            made = make_receipts(inputs.columns, own, computation.receipt_seed(), len(offsets))
+            seed, rows_read = computation.receipt_seed(), len(offsets)
+            made = make_receipts(inputs.columns, own, seed, rows_read, adopted=True)
             bits[places], valid[places] = np.asarray(made), True
         self._task.clock.read += time.perf_counter() - started
         new = pa.array(bits, receipts.type, mask=~valid)
@@ -417,7 +418,7 @@ class _PartRun:
         if computation.receipt is not None:
             failed = [failure.row for failure in applied.failures if failure.row is not None]
             seed, rows = computation.receipt_seed(), inputs.num_rows
-            columns.append(make_receipts(inputs.columns, columns, seed, rows, failed))
+            columns.append(make_receipts(inputs.columns, columns, seed, rows, failed=failed))
         return pa.RecordBatch.from_arrays(columns, schema=task.schema)
 
     def _save(self, piece: Piece) -> None:

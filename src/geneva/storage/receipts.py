@@ -1,8 +1,9 @@
 """Receipts: beside each computed value, a digest of what it was computed from and of the value.
 
-A receipt is 64 bits: 48 of the digest of (column, function's version, input values), 16 of the
-value. They move with their row through everything that Lance does, so that a value can be judged
-without the table's history. A value's 16 bits are 0 where the function failed on the row.
+A receipt is 64 bits: 47 of the digest of (column, function's version, input values), one that says
+whether the value was taken over as it was found (a person wrote it) instead of computed, and 16 of
+the value. They move with their row through everything that Lance does, so that a value can be
+judged without the table's history. A value's 16 bits are 0 where the function failed on the row.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from geneva.digests import Digests, digest_rows, digest_values
 from geneva.rows import Mask
 
 RECEIPT_TYPE = pa.uint64()
-_VALUE_BITS = np.uint64(16)
 _VALUE_MASK = np.uint64(0xFFFF)
+_ADOPTED = np.uint64(0x10000)
+_INPUT_SHIFT = np.uint64(17)
 
 
 def make_receipts(
@@ -27,25 +29,38 @@ def make_receipts(
     outputs: Sequence[pa.Array],
     seed: int,
     rows: int,
+    *,
     failed: Sequence[int] = (),
+    adopted: bool = False,
 ) -> pa.Array:
-    """The receipts of rows that have just been computed; `failed` are the places that failed."""
-    return receipts_for(digest_rows(inputs, seed, rows), outputs, failed)
-
-
-def receipts_for(
-    digests: Digests, outputs: Sequence[pa.Array], failed: Sequence[int] = ()
-) -> pa.Array:
-    """The receipts of values, given the digests of their inputs."""
-    values = digest_values(outputs, len(digests))
+    """The receipts of rows: where the function `failed`, or of values that are `adopted`."""
+    receipts = digest_rows(inputs, seed, rows)
+    values = digest_values(outputs, rows)
     if len(failed):
         values[np.asarray(failed, dtype=np.int64)] = 0
-    return pa.array((digests & ~_VALUE_MASK) | values, RECEIPT_TYPE)
+    receipts &= ~(_VALUE_MASK | _ADOPTED)
+    receipts |= values
+    if adopted:
+        receipts |= _ADOPTED
+    return pa.array(receipts, RECEIPT_TYPE)
 
 
 def input_part(receipts: npt.NDArray[np.uint64]) -> Digests:
     """What of receipts, or of digests, is about the inputs."""
-    return receipts >> _VALUE_BITS
+    return receipts >> _INPUT_SHIFT
+
+
+def is_adopted(receipts: pa.Array) -> Mask:
+    """Rows whose receipt says that a person wrote the value."""
+    found: Mask = (np.asarray(receipts.fill_null(0)) & _ADOPTED) != 0
+    return found
+
+
+def is_result(receipts: pa.Array) -> Mask:
+    """Rows whose receipt says that the function computed the value."""
+    bits = np.asarray(receipts.fill_null(0))
+    found: Mask = ((bits & _VALUE_MASK) != 0) & ((bits & _ADOPTED) == 0)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, errors_of
 from geneva.storage.dataset import is_damage
 from geneva.storage.fragments import Piece, merged
 from geneva.storage.provenance import read_provenance
-from geneva.storage.receipts import input_part
+from geneva.storage.receipts import input_part, is_result
 from geneva.storage.staging import read_staged
 
 
@@ -171,7 +171,7 @@ def _usable(
     receipts: pa.Array, made: Mask | None, path: str | None = None, key: str | None = None
 ) -> Iterator[_Result]:
     bits = np.asarray(receipts.fill_null(0))
-    usable = (bits & np.uint64(0xFFFF)) != 0
+    usable = is_result(receipts)
     if made is not None:
         usable &= made
     rows = np.flatnonzero(usable)

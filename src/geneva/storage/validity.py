@@ -30,7 +30,13 @@ from geneva.storage.provenance import (
     parse_file_name,
     read_provenance,
 )
-from geneva.storage.receipts import RECEIPT_TYPE, Written, joined_receipts, read_receipts
+from geneva.storage.receipts import (
+    RECEIPT_TYPE,
+    Written,
+    input_part,
+    joined_receipts,
+    read_receipts,
+)
 from geneva.storage.transactions import CompactionHistory
 from geneva.view_definition import SOURCE_ROW_ID
 
@@ -56,6 +62,8 @@ class Validity:
     """Rows with a value from before the column had receipts."""
     unsealed: RowSet
     """Right rows that have no receipt yet."""
+    stale: RowSet
+    """Rows whose receipt is of other inputs, or of another version of the function."""
     made_from: frozenset[str] = frozenset()
     """The input signatures, as file names have them, that right values were computed from."""
     checked_rows: int = 0
@@ -65,7 +73,7 @@ class Validity:
     def nothing(cls, size: int, reason: Reason) -> Validity:
         """No row is right, and that is certain."""
         none = RowSet.empty(size)
-        return cls(none, reason, none, none, none, none, none)
+        return cls(none, reason, none, none, none, none, none, none)
 
     @classmethod
     def unknown(cls, size: int) -> Validity:
@@ -95,6 +103,7 @@ class Validity:
             supplied=self.supplied.union(looked.supplied),
             unproven=self.unproven.union(looked.unproven),
             unsealed=self.unsealed.union(looked.unsealed),
+            stale=self.stale.union(looked.stale),
             made_from=self.made_from,
             checked_rows=self.checked_rows + looked.checked_rows,
         )
@@ -199,6 +208,7 @@ class ValidityReader:
             supplied=none,
             unproven=none,
             unsealed=none if sealed else provenance.valid,
+            stale=none,
             made_from=made_from,
         )
 
@@ -268,6 +278,7 @@ class ValidityReader:
             supplied=RowSet.from_mask(supplied),
             unproven=RowSet.from_mask(unproven),
             unsealed=none,
+            stale=RowSet.from_mask(stale),
             checked_rows=rows.count,
         )
 
@@ -297,7 +308,7 @@ class ValidityReader:
     ) -> Mask:
         seed = self._computation.receipt_seed(version)
         digests = digest_rows(batch.columns, seed, len(offsets))
-        return (written.bits[offsets] ^ digests) >> np.uint64(16) == 0
+        return input_part(written.bits[offsets]) == input_part(digests)
 
     def _former_rows(
         self, written: Written, offsets: Offsets, batch: pa.RecordBatch, stale: Mask

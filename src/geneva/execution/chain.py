@@ -1,0 +1,185 @@
+"""A column together with the computed columns that it is made from: one plan, one job, in order.
+
+A value computed from an input that is itself not right would be computed again later. So inputs go
+first, each on the version that the one before has left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from geneva.errors import StaleInputError
+from geneva.execution.driver import JobControl, run_backfill
+from geneva.execution.prepare import (
+    BackfillRequest,
+    ColumnSubject,
+    PreparedBackfill,
+    prepare,
+)
+from geneva.execution.progress import JobProgress
+from geneva.execution.side_by_side import Sums
+from geneva.model import ColumnDefinition, TableRef, Upstream
+from geneva.planning.backfill import BackfillPlan
+from geneva.planning.graph import Reads, computed_inputs, upstream_of
+from geneva.rows import RowSet
+from geneva.storage.columns import commit_receipt_columns, read_definitions, with_present_inputs
+from geneva.storage.dataset import Dataset, FragmentFacts, open_dataset
+from geneva.storage.views import reads_source
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChain:
+    """A column's backfill, and before it those of its inputs that need one."""
+
+    own: PreparedBackfill
+    upstream: tuple[PreparedBackfill, ...] = ()
+    """In the order in which they run. All of them are planned on the present version."""
+
+    @property
+    def plan(self) -> BackfillPlan:
+        """What will be done, with the plans of the inputs."""
+        return replace(self.own.plan, upstream=tuple(step.plan for step in self.upstream))
+
+    @property
+    def steps(self) -> tuple[PreparedBackfill, ...]:
+        """All that is run, in order."""
+        return (*self.upstream, self.own)
+
+
+def prepare_chain(
+    ref: TableRef,
+    dataset: Dataset,
+    definition: ColumnDefinition,
+    request: BackfillRequest,
+    *,
+    to_run: bool,
+) -> PreparedChain:
+    """Plan a column and what it is made from. Runs no user code.
+
+    Reads only, unless the plan is one `to_run`: then columns that were declared before there were
+    receipts get theirs, which is a change of the schema.
+    """
+    subject = ColumnSubject(ref, definition)
+    definitions = {**read_definitions(dataset.schema), definition.name: definition}
+    # A view's own columns come from its source: its refresh keeps them.
+    present = {
+        name: with_present_inputs(found, dataset)
+        for name, found in definitions.items()
+        if not reads_source(found.arrow_field)
+    }
+    reads: Reads = {name: found.inputs for name, found in present.items()}
+    before = upstream_of(definition.name, reads)
+    if to_run:
+        taking_part = [present[name] for name in (*before, definition.name)]
+        changed = commit_receipt_columns(open_dataset(ref), taking_part)
+        if changed and request.read_version is None:
+            dataset = open_dataset(ref)
+    if not before or request.upstream is Upstream.IGNORE:
+        return PreparedChain(prepare(subject, request, dataset=dataset))
+    if request.read_version is not None:
+        return _at_an_old_version(subject, dataset, request, present, before)
+    steps: dict[str, PreparedBackfill] = {}
+    for name in before:
+        own = _request_upstream(request)
+        changing = _changing(steps, computed_inputs(name, reads))
+        steps[name] = prepare(
+            ColumnSubject(ref, present[name]), own, dataset=dataset, upstream=changing
+        )
+    stale = {name: step for name, step in steps.items() if step.plan.rows_to_compute}
+    if stale and request.upstream is Upstream.REFUSE:
+        raise _refusal(ref, definition.name, stale)
+    needed = {name: step for name, step in steps.items() if not step.plan.is_empty}
+    if not needed or request.upstream is Upstream.REFUSE:
+        return PreparedChain(prepare(subject, request, dataset=dataset))
+    changing = _changing(needed, computed_inputs(definition.name, reads))
+    chain = PreparedChain(
+        prepare(subject, request, dataset=dataset, upstream=changing), tuple(needed.values())
+    )
+    if request.num_frags is None:
+        return chain
+    # As many fragments as were asked for, and no more of the inputs either.
+    chosen = frozenset(fragment.fragment_id for fragment in chain.own.plan.fragments)
+    bounded = [_bounded(step, chosen) for step in chain.upstream]
+    first = tuple(step for step in bounded if not step.plan.is_empty)
+    return PreparedChain(_bounded(chain.own, chosen), first)
+
+
+def _bounded(step: PreparedBackfill, chosen: frozenset[int]) -> PreparedBackfill:
+    request = replace(step.request, only_fragments=chosen)
+    kept = tuple(f for f in step.plan.fragments if f.fragment_id in chosen)
+    return replace(step, request=request, plan=replace(step.plan, fragments=kept))
+
+
+def _request_upstream(request: BackfillRequest) -> BackfillRequest:
+    """The same, for an input: of the rows that were asked for, those that are not right."""
+    return replace(
+        request,
+        only_stale=request.where is not None,
+        num_frags=None,
+        retry_failed=False,
+        upstream=Upstream.IGNORE,
+    )
+
+
+def _changing(
+    steps: dict[str, PreparedBackfill], inputs: Sequence[str]
+) -> Callable[[FragmentFacts], RowSet | None] | None:
+    """Which rows of a fragment get other inputs, once these steps were run; None: no row does."""
+    found: dict[int, RowSet] = {}
+    for name in inputs:
+        if name not in steps:
+            continue
+        for plan in steps[name].plan.fragments:
+            known = found.get(plan.fragment_id, RowSet.empty(plan.physical_rows))
+            found[plan.fragment_id] = known.union(plan.compute)
+    return (lambda fragment: found.get(fragment.id)) if found else None
+
+
+def _at_an_old_version(
+    subject: ColumnSubject,
+    dataset: Dataset,
+    request: BackfillRequest,
+    present: dict[str, ColumnDefinition],
+    before: Sequence[str],
+) -> PreparedChain:
+    """Inputs of an old version are as they are: say so where they are not right."""
+    own = prepare(subject, request, dataset=dataset)
+    first = [
+        prepare(
+            ColumnSubject(subject.ref, present[name]), _request_upstream(request), dataset=dataset
+        )
+        for name in before
+    ]
+    stale = {step.plan.column: step for step in first if step.plan.rows_to_compute}
+    if not stale:
+        return PreparedChain(own)
+    if request.upstream is Upstream.REFUSE:
+        raise _refusal(subject.ref, subject.definition.name, stale)
+    note = (
+        f"at version {own.plan.version} the inputs {', '.join(map(repr, stale))} are not up to "
+        "date, and an old version can't be changed: what is computed from them goes stale with them"
+    )
+    return PreparedChain(replace(own, plan=replace(own.plan, notes=(*own.plan.notes, note))))
+
+
+def _refusal(ref: TableRef, column: str, stale: dict[str, PreparedBackfill]) -> StaleInputError:
+    first, step = next(iter(stale.items()))
+    return StaleInputError(
+        f"Column {column!r} of table {ref.name!r} is computed from {first!r}, of which "
+        f"{step.plan.rows_to_compute:,} rows are not up to date. Run backfill({first!r}) first, or "
+        'leave upstream="refuse" out: then that is done in the same job.'
+    )
+
+
+def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
+    """Carry a plan out: the inputs first, then the column, on what they have left behind."""
+    total = sum(step.plan.rows_to_compute for step in chain.steps)
+    sums = Sums(len(chain.steps), total, control)
+    for place, planned in enumerate(chain.steps):
+        step = planned if not place else prepare(planned.subject, planned.request)
+        listeners = (partial(sums.take, place),)
+        if not step.plan.is_empty:
+            run_backfill(step, replace(control, listeners=listeners))
+    return sums.now()

@@ -1,0 +1,278 @@
+"""Digests of values: equal for equal values whatever their layout, and different otherwise."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geneva.digests import digest_rows, digest_values
+
+SEED = 42
+
+
+def digests(array: pa.Array) -> list[int]:
+    return [int(digest) for digest in digest_rows([array], SEED, len(array))]
+
+
+PAIR = pa.struct([("a", pa.int64()), ("b", pa.string())])
+ARRAYS: dict[str, pa.Array] = {
+    "int": pa.array([0, 1, -1, 2**62, None], pa.int64()),
+    "large unsigned": pa.array([2**63, 2**64 - 1], pa.uint64()),
+    "bool": pa.array([True, False, None]),
+    "float": pa.array([0.0, -0.0, 1.5, float("nan"), float("inf"), None]),
+    "string": pa.array(["", "a", "8 bytes.", "nine byte", "ü" * 40, None]),
+    "binary": pa.array([b"", b"\x00", b"\x00\x00", None], pa.binary()),
+    "list": pa.array([[], [1], [1, None], [None, 1], None], pa.list_(pa.int64())),
+    "nested list": pa.array([[["a"], []], [[], ["a"]], []], pa.list_(pa.list_(pa.string()))),
+    "struct": pa.array([{"a": 1, "b": "x"}, {"a": None, "b": None}, None], PAIR),
+    "map": pa.array([[("k", 1)], [("k", None)], [], None], pa.map_(pa.string(), pa.int64())),
+    "timestamp": pa.array([0, 1, None], pa.timestamp("us")),
+    "date": pa.array([datetime.date(2026, 11, 15), None]),
+    "duration": pa.array([datetime.timedelta(1)], pa.duration("ms")),
+    "decimal": pa.array(
+        [decimal.Decimal("1.50"), decimal.Decimal("-1.50"), None], pa.decimal128(9, 2)
+    ),
+    "null": pa.nulls(1),
+}
+
+GOLDEN: dict[str, list[int]] = {
+    "binary": [
+        4149399850957103453,
+        11117631331860323961,
+        1096561591320774303,
+        17995779133309121206,
+    ],
+    "bool": [5351518095013111423, 17610362293407733236, 17995779133309121206],
+    "date": [8774619312135325153, 17995779133309121206],
+    "decimal": [1831179728681674872, 7908359128902064113, 17995779133309121206],
+    "duration": [15355705411538356834],
+    "float": [
+        10451420302187855105,
+        834703618041933925,
+        16150979566736233347,
+        13158922393418100615,
+        1517323318756516725,
+        17995779133309121206,
+    ],
+    "int": [
+        7320033330742227401,
+        5634932171035149813,
+        1562930958257262324,
+        2324772067315348065,
+        17995779133309121206,
+    ],
+    "large unsigned": [3070956088189227281, 9903916723352780966],
+    "list": [
+        4126140041620982995,
+        6617185724495836889,
+        14642665104571476851,
+        5089355995206344830,
+        17995779133309121206,
+    ],
+    "map": [16515966201561561873, 14116823457098898040, 10157750142814720847, 17995779133309121206],
+    "nested list": [2367779434717058812, 12938278061957518998, 4126140041620982995],
+    "null": [17995779133309121206],
+    "string": [
+        7809598498645461917,
+        10248246011916275795,
+        5930369746394145494,
+        7305787186144753698,
+        6122012430443923057,
+        17995779133309121206,
+    ],
+    "struct": [13583855031624369, 17090503170080445376, 17995779133309121206],
+    "timestamp": [14916293993361871677, 2288619023566838295, 17995779133309121206],
+}
+"""On disk in every table that has receipts: a change here makes all computed values stale."""
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_digests_are_what_they_were_in_earlier_releases(name: str) -> None:
+    assert digests(ARRAYS[name]) == GOLDEN[name]
+
+
+def test_digests_of_rows_short_digests_and_long_values_are_what_they_were() -> None:
+    one, two = pa.array([1]), pa.array([2])
+    assert digest_values([pa.array([1, 2, None])], 3).tolist() == [5316, 32167, 51823]
+    assert digest_rows([one, two], SEED, 1).tolist() == [5710837039554269702]
+    assert digest_rows([two, one], SEED, 1).tolist() == [7530116610952769889]
+    assert digest_rows([], SEED, 1).tolist() == [9297814886316923340]
+    assert digests(pa.array([b"x" * (3 * 524288 + 5)])) == [11253026762803290084]
+    assert digests(pa.array([list(range(70_000))])) == [11249558078619375062]
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_different_values_have_different_digests(name: str) -> None:
+    values = digests(ARRAYS[name])
+    assert len(set(values)) == len(values)
+
+
+def test_the_seed_counts() -> None:
+    array = pa.array([1, 2, 3])
+    assert not set(digests(array)) & set(digest_rows([array], SEED + 1, 3).tolist())
+
+
+SAME: dict[str, tuple[pa.Array, pa.Array]] = {
+    "integer widths": (pa.array([1, -2, None], pa.int8()), pa.array([1, -2, None], pa.int64())),
+    "unsigned": (pa.array([1, 200], pa.uint8()), pa.array([1, 200], pa.int32())),
+    "float widths": (pa.array([1.5, None], pa.float32()), pa.array([1.5, None], pa.float64())),
+    "half floats": (pa.array([1.5], pa.float16()), pa.array([1.5], pa.float64())),
+    "NaNs": (
+        pa.array(np.array([0x7FF8000000000001], np.uint64).view(np.float64)),
+        pa.array([float("nan")]),
+    ),
+    "string widths": (pa.array(["a", None]), pa.array(["a", None], pa.large_string())),
+    "string views": (pa.array(["a" * 20, None]), pa.array(["a" * 20, None], pa.string_view())),
+    "binary widths": (pa.array([b"abc"], pa.binary(3)), pa.array([b"abc"], pa.large_binary())),
+    "dictionaries": (
+        pa.array(["a", "b", None, "a"]).dictionary_encode(),
+        pa.array(["a", "b", None, "a"]),
+    ),
+    "a dictionary with NULL in it": (
+        pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), pa.array(["a", None])),
+        pa.array(["a", None, None]),
+    ),
+    "list widths": (
+        pa.array([[1], None, []], pa.list_(pa.int64())),
+        pa.array([[1], None, []], pa.large_list(pa.int32())),
+    ),
+    "fixed-size lists": (
+        pa.array([[1.0, None], None], pa.list_(pa.float32(), 2)),
+        pa.array([[1.0, None], None], pa.list_(pa.float64())),
+    ),
+    "list views": (
+        pa.array([[1], None, [2, 3]], pa.list_view(pa.int64())),
+        pa.array([[1], None, [2, 3]], pa.list_(pa.int64())),
+    ),
+    "decimal widths": (
+        pa.array([decimal.Decimal("-1.50")], pa.decimal128(9, 2)),
+        pa.array([decimal.Decimal("-1.50")], pa.decimal256(40, 2)),
+    ),
+    "run ends": (
+        pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(["a", None])),
+        pa.array(["a", "a", None]),
+    ),
+    "extension types": (
+        pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0123456789abcdef"], pa.binary(16))),
+        pa.array([b"0123456789abcdef"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_layout_of_a_value_does_not_count(name: str) -> None:
+    left, right = SAME[name]
+    assert digests(left) == digests(right)
+    assert digests(left.slice(1)) == digests(right)[1:]
+
+
+DIFFERENT: dict[str, tuple[pa.Array, pa.Array]] = {
+    "an integer is no float": (pa.array([1]), pa.array([1.0])),
+    "a string is no bytes": (pa.array(["a"]), pa.array([b"a"])),
+    "units of time": (pa.array([1], pa.timestamp("us")), pa.array([1], pa.timestamp("ms"))),
+    "time zones": (pa.array([1], pa.timestamp("us")), pa.array([1], pa.timestamp("us", "UTC"))),
+    "names of fields": (pa.array([{"a": 1}]), pa.array([{"b": 1}])),
+    "a negative number and a large one": (pa.array([-1]), pa.array([2**64 - 1], pa.uint64())),
+    "an empty list and NULL": (
+        pa.array([[]], pa.list_(pa.int64())),
+        pa.array([None], pa.list_(pa.int64())),
+    ),
+    "scales": (
+        pa.array([decimal.Decimal("1.5")], pa.decimal128(9, 1)),
+        pa.array([decimal.Decimal("1.50")], pa.decimal128(9, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_a_function_can_tell_apart_counts(name: str) -> None:
+    left, right = DIFFERENT[name]
+    assert digests(left) != digests(right)
+
+
+def _types() -> st.SearchStrategy[tuple[pa.DataType, st.SearchStrategy[Any]]]:
+    whole = st.integers(-(2**63), 2**63 - 1)
+    base = st.sampled_from(
+        [
+            (pa.int64(), whole),
+            (pa.float64(), st.floats(width=64)),
+            (pa.bool_(), st.booleans()),
+            (pa.string(), st.text(max_size=30)),
+            (pa.binary(), st.binary(max_size=30)),
+        ]
+    )
+
+    def nested(inner: Any) -> Any:
+        return st.one_of(
+            inner.map(lambda t: (pa.list_(t[0]), st.lists(st.none() | t[1], max_size=4))),
+            inner.map(
+                lambda t: (
+                    pa.list_(t[0], 2),
+                    st.lists(st.none() | t[1], min_size=2, max_size=2),
+                )
+            ),
+            st.tuples(inner, inner).map(
+                lambda ts: (
+                    pa.struct([("a", ts[0][0]), ("b", ts[1][0])]),
+                    st.fixed_dictionaries({"a": st.none() | ts[0][1], "b": st.none() | ts[1][1]}),
+                )
+            ),
+        )
+
+    return st.recursive(base, nested, max_leaves=3)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> pa.Array:
+    kind, values = draw(_types())
+    return pa.array(draw(st.lists(st.none() | values, min_size=1, max_size=12)), kind)
+
+
+@given(arrays(), st.data())
+def test_slices_copies_and_joins_have_the_digests_of_their_rows(
+    array: pa.Array, data: st.DataObject
+) -> None:
+    whole = digests(array)
+    start = data.draw(st.integers(0, len(array)))
+    length = data.draw(st.integers(0, len(array) - start))
+    part = array.slice(start, length)
+    assert digests(part) == whole[start : start + length]
+    order = data.draw(st.permutations(range(len(array))))
+    assert digests(array.take(pa.array(order))) == [whole[i] for i in order]
+    assert digests(pa.concat_arrays([part, array])) == digests(part) + whole
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("x", array.type)])) as writer:
+        writer.write_batch(pa.record_batch([part], names=["x"]))
+    read = pa.ipc.open_stream(sink.getvalue()).read_all().column("x").combine_chunks()
+    assert digests(read) == digests(part)
+
+
+@given(arrays())
+def test_equal_digests_mean_equal_values(array: pa.Array) -> None:
+    found: dict[int, str] = {}
+    for digest, value in zip(digests(array), array.to_pylist(), strict=True):
+        assert found.setdefault(digest, repr(value)) == repr(value)
+    values = {repr(value) for value in array.to_pylist()}
+    assert len(found) == len(values)
+
+
+def test_many_values_that_are_close_to_each_other_have_different_digests() -> None:
+    numbers = np.arange(300_000)
+    for array in (
+        pa.array(numbers),
+        pa.array(numbers.astype(np.float64)),
+        pa.array(numbers * 2**40),
+        pa.array([f"{i:09d}" for i in numbers]),
+        pa.array([f"{'x' * 20}{i}" for i in numbers]),
+        pa.FixedSizeListArray.from_arrays(pa.array((numbers % 7).astype(np.float32)), 6),
+    ):
+        rows = len(array)
+        found = digest_rows([array], SEED, rows) >> np.uint64(17)
+        assert len(np.unique(found)) == len(set(map(str, array.to_pylist())))
