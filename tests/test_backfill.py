@@ -317,7 +317,9 @@ class TestParameters:
         for key in checkpoint_keys(table):
             if key.rows is not None:
                 batch = store[key.path()]
-                assert batch.schema.names == ["x", "_rowaddr"]
+                value, receipt, address = batch.schema.names
+                assert (value, address) == ("x", "_rowaddr")
+                assert receipt.startswith("__receipt_")
                 addresses = batch.column("_rowaddr").to_pylist()
                 base = key.fragment_id << 32
                 assert addresses == list(range(base + key.rows.start, base + key.rows.end))

@@ -34,7 +34,11 @@ def states(draw: st.DrawFn, fragment_id: int = 0) -> FragmentState:
         valid=valid,
         reason=draw(st.sampled_from(list(Reason))),
         has_output=bool(valid) or draw(st.booleans()),
+        adopt=row_set(),
+        failed=row_set().minus(valid),
         selected=row_set() if draw(st.booleans()) else None,
+        only_stale=draw(st.booleans()),
+        retry_failed=draw(st.booleans()),
         checkpointed=tuple(RowRange(s, s + n) for s, n in starts),
         staged=draw(st.booleans()),
     )
@@ -47,16 +51,30 @@ def members(rows: RowSet) -> set[int]:
 @given(states())
 def test_a_fragment_computes_what_was_asked_or_what_is_not_valid(state: FragmentState) -> None:
     plan = plan_fragment(state)
-    live, valid = members(state.live), members(state.valid)
-    wanted = live - valid if state.selected is None else members(state.selected) & live
+    live, valid, failed = members(state.live), members(state.valid), members(state.failed)
+    selected = live if state.selected is None else members(state.selected) & live
+    asked = state.selected is not None and not state.only_stale
+    adopted: set[int] = set()
+    if state.retry_failed:
+        wanted, reason = selected & failed, Reason.FAILED
+    elif asked:
+        wanted, reason = selected, Reason.ASKED
+    else:
+        adopted = members(state.adopt) & selected
+        wanted, reason = selected - valid - failed - adopted, state.reason
     assert members(plan.compute) == wanted
-    assert members(plan.valid_after) == (valid | wanted) & live
-    assert plan.complete == (live <= valid | wanted)
+    assert members(plan.adopt) == adopted
+    assert members(plan.valid_after) == (valid | wanted | adopted) & live
+    assert plan.complete == (live <= valid | wanted | adopted)
     assert plan.keeps_old == (state.has_output and bool(live - wanted))
-    assert (plan.action is Action.SKIP) == (not wanted)
+    assert (plan.action is Action.SKIP) == (not wanted and not adopted)
+    assert (plan.action is Action.ADOPT) == (not wanted and bool(adopted))
     if wanted:
         assert (plan.action is Action.REUSE) == state.staged
-        assert plan.reason is (state.reason if state.selected is None else Reason.ASKED)
+        assert plan.reason is reason
+    assert (
+        members(plan.failed_after or RowSet.empty(state.physical_rows)) == (failed & live) - wanted
+    )
     covered = [i for r in plan.covered for i in range(r.start, r.end)]
     assert covered == sorted(set(covered))
     assert all(i < state.physical_rows for i in covered)
@@ -68,8 +86,8 @@ def test_a_fragment_computes_what_was_asked_or_what_is_not_valid(state: Fragment
 def test_a_plan_adds_up_and_says_so(data: st.DataObject, limit: int | None) -> None:
     count = data.draw(st.integers(0, 6))
     plans = [plan_fragment(data.draw(states(i))) for i in range(count)]
-    needed, skipped = choose_fragments(plans, limit)
-    assert skipped == sum(p.action is Action.SKIP for p in plans)
+    needed = choose_fragments(plans, limit)
+    skipped = count - len(needed)
     assert needed == tuple(p for p in plans if p.action is not Action.SKIP)[:limit]
     plan = BackfillPlan("t", 7, "c", "f", "v1", "a > 1", needed, skipped, 1_234)
     assert plan.rows_to_compute == sum(p.compute.count for p in needed)

@@ -22,7 +22,10 @@ def fragment_plans(draw: st.DrawFn, fragment_id: int = 0) -> FragmentPlan:
     covered = disjoint([RowRange(s, min(s + n, size)) for s, n in starts], size)
     rows = RowSet.from_offsets(size, np.array(sorted(compute), dtype=np.int64))
     action = draw(st.sampled_from([Action.COMPUTE] * 4 + [Action.REUSE]))
-    return FragmentPlan(fragment_id, size, action, Reason.NEW, rows, rows, True, False, covered)
+    none = RowSet.empty(size)
+    return FragmentPlan(
+        fragment_id, size, action, Reason.NEW, rows, rows, True, False, none, covered
+    )
 
 
 @st.composite
@@ -54,7 +57,6 @@ def test_every_row_is_handed_out_once_whatever_the_shares(
         wanted = list(range(plan.physical_rows)) if plan.action is Action.COMPUTE else []
         assert rows == wanted
         assert [part.whole for part in own] == [len(own) == 1] * len(own)
-        assert (plan.fragment_id in queue.split_fragments) == (len(own) > 1)
     assert queue.remaining_rows == 0
 
 
@@ -90,7 +92,8 @@ def test_a_share_is_at_least_one_row(
 def test_many_small_fragments_share_a_task() -> None:
     rows = RowSet.full(10)
     plans = [
-        FragmentPlan(i, 10, Action.COMPUTE, Reason.NEW, rows, rows, True, False) for i in range(500)
+        FragmentPlan(i, 10, Action.COMPUTE, Reason.NEW, rows, rows, True, False, RowSet.empty(10))
+        for i in range(500)
     ]
     queue = WorkQueue(plans, None)
     first = queue.take(queue.share(2, None))
