@@ -269,9 +269,22 @@ def test_every_option_of_a_backfill_arrives(folder: Path, monkeypatch: pytest.Mo
         text for name, n in numbers.items() for text in (f"--{name.replace('_', '-')}", str(n))
     ]
     refused(
-        "backfill", "db", "articles", "words", "--where", "id = 1", "--retry-failed", *given, code=1
+        "backfill",
+        "db",
+        "articles",
+        "words",
+        "--where",
+        "id = 1",
+        "--retry-failed",
+        "--unproven",
+        "keep",
+        "--upstream",
+        "ignore",
+        *given,
+        code=1,
     )
-    assert seen == {**numbers, "where": "id = 1", "udf": None, "retry_failed": True}
+    words = {"where": "id = 1", "udf": None, "unproven": "keep", "upstream": "ignore"}
+    assert seen == {**numbers, **words, "retry_failed": True}
 
 
 def test_a_plain_function_is_enough_and_inputs_can_be_named(folder: Path) -> None:

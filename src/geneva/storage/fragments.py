@@ -389,7 +389,8 @@ def stage_columns(
     # Never `with`: leaving the block by an exception would publish a truncated file.
     writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
     for batch in batches:
-        writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+        columns = [storable(dataset, column) for column in batch.columns]
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     return name, int(writer.close() or 0)
 
 
