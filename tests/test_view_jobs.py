@@ -44,7 +44,7 @@ class TestReadingAndWriting:
         *every, receipt = view.to_arrow(include_system=True).column_names
         assert every == ["__source_row_id", "__is_set", "id", "t"]
         assert receipt.startswith("__receipt_")
-        assert list(view.to_pandas(include_system=True).columns) == every
+        assert list(view.to_pandas(include_system=True).columns) == [*every, receipt]
 
     def test_direct_writes_are_refused(self, local_db: Connection, calls: Calls) -> None:
         view = make_view(local_db, make_source(local_db), calls)
