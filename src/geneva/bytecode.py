@@ -37,6 +37,12 @@ def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from nested_codes(constant)
 
 
+def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a function's code and the code of every function inside it."""
+    yield code
+    yield from nested_codes(code)
+
+
 def is_inlined(code: Any) -> bool:
     """Say whether newer Pythons compile this into the code around it: [x for x in y]."""
     names = ("<listcomp>", "<setcomp>", "<dictcomp>")
@@ -45,11 +51,11 @@ def is_inlined(code: Any) -> bool:
 
 def steps_of(code: types.CodeType) -> list[Step]:
     """Return what the code does, step by step."""
-    plain = _without_saved_names(code, _plain(code))
+    plain = _without_saved_names(code, plain_steps(code))
     steps: list[Step] = []
     for at, step in enumerate(plain):
         steps += _written_out(step, plain, at)
-    for rewrite in (_super_calls, _conversions, _comprehensions, _class_facts, _dead_stores):
+    for rewrite in _REWRITES:
         steps = rewrite(steps)
     return steps
 
@@ -57,7 +63,7 @@ def steps_of(code: types.CodeType) -> list[Step]:
 def exception_targets(code: types.CodeType) -> dict[int, int]:
     """Return the offset of the handler for every offset that has one."""
     raw = _raw_targets(code)
-    steps = _plain(code)
+    steps = plain_steps(code)
     index = {step.offset: at for at, step in reversed(list(enumerate(steps)))}
 
     def handling(target: int | None) -> int | None:
@@ -129,7 +135,7 @@ _LOOPS_LEAVE_ITERATOR = (
 )  # 3.13 drops it by a POP_TOP
 
 
-def _plain(code: types.CodeType) -> list[Step]:
+def plain_steps(code: types.CodeType) -> list[Step]:
     """Return the instructions, one name each, with the effects on the stack."""
     steps: list[Step] = []
     before = ""
@@ -301,6 +307,26 @@ def _dead_stores(steps: list[Step]) -> list[Step]:
         if is_replaced and after.offset not in targets:
             result[at] = dataclasses.replace(step, op="POP_TOP", arg=None)
     return result
+
+
+def _empty_strings(steps: list[Step]) -> list[Step]:
+    """Leave out the empty string that Python 3.12 puts at the end of `{x:>{width}}`."""
+    result: list[Step] = []
+    for step in steps:
+        is_empty = bool(result) and result[-1].op == "LOAD_CONST" and result[-1].arg == ""
+        if step.op == "BUILD_STRING" and is_empty:
+            result.pop()
+            if step.arg > 2:
+                result.append(dataclasses.replace(step, arg=step.arg - 1))
+        else:
+            result.append(step)
+    return result
+
+
+_REWRITES = (
+    *(_super_calls, _conversions, _comprehensions, _class_facts, _dead_stores),
+    _empty_strings,
+)
 
 
 # -- comprehensions in Python 3.12 and later

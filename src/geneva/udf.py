@@ -15,6 +15,7 @@ import pyarrow as pa
 from geneva.errors import InvalidUDFError, UDFIntegrityError
 from geneva.fingerprint import fingerprint
 from geneva.on_error import FAIL_FAST, ErrorPolicy, OnError, policy_of
+from geneva.references import modules_used
 from geneva.udf_call import (
     StatefulCallable,
     UDFArgType,
@@ -26,7 +27,6 @@ from geneva.udf_call import (
 )
 from geneva.udf_inputs import ResolvedInput, resolve_inputs
 from geneva.udf_pickle import culprit, dumped, serializing
-from geneva.user_code import modules_used
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
