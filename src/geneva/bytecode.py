@@ -289,12 +289,11 @@ def _class_facts(steps: list[Step]) -> list[Step]:
     """Leave out what a class body notes about where and how it is written."""
     result: list[Step] = []
     for step in steps:
-        before = result[-1].op if result else ""
-        if step.op == "STORE_NAME" and step.arg in _CLASS_FACTS:
-            if before in ("LOAD_CONST", "LOAD_NAME"):
-                result.pop()
-                continue
-        result.append(step)
+        is_fact = step.op == "STORE_NAME" and step.arg in _CLASS_FACTS
+        if is_fact and result and result[-1].op in ("LOAD_CONST", "LOAD_NAME"):
+            result.pop()
+        else:
+            result.append(step)
     return result
 
 

@@ -101,9 +101,7 @@ def _is_generated(cls: type, name: str, value: Any) -> bool:
         is_lambda = name == "__new__" and code.co_name == "<lambda>"
         return is_lambda or not _is_users(value, code)
     is_written_by_dataclass = code.co_qualname.startswith("__create_fn__.")
-    return dataclasses.is_dataclass(cls) and (
-        is_written_by_dataclass or not _is_users(value, code)
-    )
+    return dataclasses.is_dataclass(cls) and (is_written_by_dataclass or not _is_users(value, code))
 
 
 def _code(value: Any) -> types.CodeType | None:

@@ -148,9 +148,7 @@ class _Graph:
             waiting += [e for e in reversed(edges[node]) if e is not None]
         return parts
 
-    def _shorten_conditions(
-        self, labels: list[bytes], edges: list[tuple[int | None, ...]]
-    ) -> None:
+    def _shorten_conditions(self, labels: list[bytes], edges: list[tuple[int | None, ...]]) -> None:
         """Ask of a value only once whether it is true, as Python 3.11 does in `a and b or c`."""
         ops = [node.op for node in self._nodes]
 

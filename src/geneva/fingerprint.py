@@ -20,7 +20,6 @@ these count by their type).
 from __future__ import annotations
 
 import collections
-import dataclasses
 import datetime
 import decimal
 import enum
@@ -54,7 +53,13 @@ from geneva.references import (
     globals_of,
     state_behind,
 )
-from geneva.user_code import is_found_by_name, is_installed, is_module, is_user_code, is_user_module
+from geneva.user_code import (
+    is_installed,
+    is_module,
+    is_user_class,
+    is_user_code,
+    is_user_module,
+)
 from geneva.version_parts import Kind, VersionPart
 
 
@@ -109,15 +114,27 @@ class _Walk:
         """Return the digest of a value, and write down how it is reached."""
         self._label = label
         digest = self.digest(value)
-        self._note("value", _short(value))  # unless that was done
+        if self._label is not None:  # a plain value, or one that was met before
+            is_code = isinstance(value, (types.FunctionType, type, types.ModuleType))
+            self._note("value", f"{value.__name__}, see above" if is_code else _short(value))
         return digest
 
     def _note(self, kind: Kind, text: str) -> None:
-        """Write down the value at hand: what is labelled, and all that is not just a value."""
-        if self._label is None and kind == "value":
-            return
+        """Write down what is at hand."""
         self.parts.append(VersionPart(self._depth, self._label or "", kind, text))
         self._label = None
+
+    def _note_value(self, value: Any) -> None:
+        """Write down a value, if it is one with a name and not an item of another one."""
+        if self._label is not None:
+            self._note("value", _short(value))
+
+    def _by_name(self, value: Any) -> bytes:
+        """Take something installed by its name, and write it down unless it is part of Python."""
+        name = f"module {value.__name__}" if is_module(value) else _qualified_name(value)
+        if self._label is not None or not name.startswith(("builtins.", "copyreg.")):
+            self._note("installed", name)
+        return node_digest("installed", name)
 
     def _named(self, kind: str, pairs: Iterable[tuple[str, Any]]) -> bytes:
         self._depth += 1
@@ -168,16 +185,16 @@ class _Walk:
         kind = type(value)
         if id(value) in self._state.memos:
             self._note("memo", _type_name(value))
-            return node_digest("memo", self.digest(kind))
+            return node_digest("memo", _qualified_name(kind))
         if kind in (list, tuple, slice):
-            self._note("value", _short(value))
+            self._note_value(value)
             items = (value.start, value.stop, value.step) if isinstance(value, slice) else value
             return node_digest(kind.__name__, *self._all(items))
         if kind in (set, frozenset):
-            self._note("value", _short(value))
+            self._note_value(value)
             return node_digest("set", kind.__name__, *sorted(self._all(value)))
         if kind in (dict, types.MappingProxyType, collections.defaultdict):
-            self._note("value", _short(value))
+            self._note_value(value)
             # In order: a function may go by the first entry that matches.
             pairs = [node_digest("", *self._all(pair)) for pair in value.items()]
             factory = getattr(value, "default_factory", None)
@@ -206,14 +223,16 @@ class _Walk:
         if isinstance(value, types.CellType):
             return node_digest("cell", *self._all(_cell_contents(value)))
         if isinstance(value, _NATIVE) or _is_installed_routine(value):
-            self._note("installed", _qualified_name(value))
+            by_name = self._by_name(value)
             owner = getattr(value, "__self__", None)
-            bound = b"" if owner is None or is_module(owner) else self.digest(owner)
-            return node_digest("installed", _qualified_name(value), bound)
+            is_bound = owner is not None and not is_module(owner)
+            return node_digest("bound", by_name, self.digest(owner)) if is_bound else by_name
         return self._wrapped(value)
 
     def _wrapped(self, value: Any) -> bytes | None:
         """Return the digest of an object around functions: what it holds, and its class."""
+        tag: str
+        parts: tuple[Any, ...]
         if isinstance(value, (functools.partial, functools.partialmethod)):
             tag, parts = "partial", (value.func, value.args, value.keywords)
         elif isinstance(value, (staticmethod, classmethod)):
@@ -224,7 +243,7 @@ class _Walk:
             tag, parts = "property", (value.func,)
         else:
             return None
-        if is_installed(type(value)):
+        if not is_user_class(type(value)):
             own: tuple[Any, ...] = ()
         else:
             own = (type(value), getattr(value, "__dict__", {}))
@@ -232,8 +251,7 @@ class _Walk:
 
     def _function(self, function: types.FunctionType) -> bytes:
         if is_installed(function):
-            self._note("installed", _qualified_name(function))
-            return node_digest("installed", _qualified_name(function))
+            return self._by_name(function)
         code, namespace = function.__code__, function.__globals__
         is_users = is_user_code(code, namespace)
         assigned = assigned_attributes(code)
@@ -290,8 +308,7 @@ class _Walk:
     def _module(self, module: types.ModuleType) -> bytes:
         """Digest a module that is used as a whole: everything in it, as it is loaded."""
         if not is_user_module(module.__name__):
-            self._note("installed", f"module {module.__name__}")
-            return node_digest("module", module.__name__)
+            return self._by_name(module)
         self._note("module", module.__name__)
         namespace = vars(module)
         own_code = [v.__code__ for v in namespace.values() if isinstance(v, types.FunctionType)]
@@ -301,18 +318,16 @@ class _Walk:
             for name, value in namespace.items()
             if name.isidentifier() and not name.startswith("__") and name not in assigned
         }
-        return node_digest(
-            "module", self.digest(type(module)), self._named("its", attributes.items())
-        )
+        own = self._all((type(module),)) if is_user_class(type(module)) else ()
+        return node_digest("module", *own, self._named("its", attributes.items()))
 
     def _class(self, cls: type) -> bytes:
-        if not _is_user_class(cls):
-            self._note("installed", _qualified_name(cls))
-            return node_digest("installed", _qualified_name(cls))
+        if not is_user_class(cls):
+            return self._by_name(cls)
         self._note("class", f"class {cls.__qualname__} of {cls.__module__}")
         if is_typed_dict(cls):
             return node_digest("typed dict", cls.__name__)
-        metaclass = () if is_installed(type(cls)) else (type(cls),)
+        metaclass = (type(cls),) if is_user_class(type(cls)) else ()
         bases = self._all((*cls.__bases__, *metaclass))
         attributes = attributes_that_count(cls)
         return node_digest(
@@ -323,11 +338,11 @@ class _Walk:
 
     def _data(self, value: Any) -> bytes | None:
         if isinstance(value, enum.Enum):
-            self._note("value", _short(value))
+            self._note_value(value)
             extra = member_attributes(value)
             of_class, means, more = self._all((type(value), value.value, extra))
             return node_digest("member", of_class, str(value.name), means, more)
-        if not is_installed(type(value)):
+        if is_user_class(type(value)):
             return None  # the class has code of its own, and the object may have more state
         self._note_data(value)
         if type(value) is np.ndarray or isinstance(value, np.generic):
@@ -351,7 +366,7 @@ class _Walk:
     def _note_data(self, value: Any) -> None:
         kinds = (np.ndarray, np.generic, np.dtype, pathlib.PurePath, re.Pattern, logging.Logger)
         if isinstance(value, kinds) or type(value).__module__.partition(".")[0] == "pyarrow":
-            self._note("value", _short(value))
+            self._note_value(value)
 
     def _arrow(self, value: Any) -> bytes | None:
         if isinstance(value, pa.DataType):
@@ -381,21 +396,20 @@ class _Walk:
         cls = type(value)
         origin = getattr(value, "__origin__", None)
         if cls.__module__ in ("typing", "types", "typing_extensions") and origin is not None:
-            self._note("value", _short(value))
+            self._note_value(value)
             return node_digest("alias", *self._all((origin, getattr(value, "__args__", ()))))
         if cls.__module__ in ("typing", "types") and cls is not types.SimpleNamespace:
-            self._note("value", _short(value))
+            self._note_value(value)
             return node_digest("annotation", repr(value))
         if cls.__module__ in ("weakref", "_weakref") or isinstance(value, weakref.ref):
-            self._note("opaque", _qualified_name(cls))
-            return node_digest("opaque", self.digest(cls))
+            return self._opaque(value)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # some warn that they will not be picklable
                 reduced = value.__reduce_ex__(4)
         except Exception:  # noqa: BLE001 - locks, clients, sessions: they raise what they like
             return self._unpicklable(value)
-        self._note("value", f"{_type_name(value)} object")
+        self._note_value(value)
         if isinstance(reduced, str):
             return node_digest("installed", _qualified_name(cls), reduced)
         make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
@@ -403,13 +417,19 @@ class _Walk:
         parts = (cls, make, arguments, _without_cached(cls, state), items, pairs, _extra(value))
         return node_digest("object", *self._all(parts))
 
+    def _opaque(self, value: Any) -> bytes:
+        """Take an object by its type alone."""
+        self._note("opaque", _qualified_name(type(value)))
+        if not is_user_class(type(value)):
+            return node_digest("opaque", _qualified_name(type(value)))
+        return node_digest("opaque", *self._all((type(value),)))
+
     def _unpicklable(self, value: Any) -> bytes:
         """Take an object of the user's class by its attributes, any other by its type alone."""
         cls = type(value)
-        if is_installed(cls) or not hasattr(value, "__dict__"):
-            self._note("opaque", _qualified_name(cls))
-            return node_digest("opaque", *self._all((cls,)))
-        self._note("value", f"{_type_name(value)} object")
+        if not is_user_class(cls) or not hasattr(value, "__dict__"):
+            return self._opaque(value)
+        self._note_value(value)
         state = _without_cached(cls, _own_attributes(value))
         return node_digest("opaque", *self._all((cls, state)))
 
@@ -444,7 +464,9 @@ def _place(function: types.FunctionType) -> str:
 
 def _qualified_name(value: Any) -> str:
     """Return a name that all Python versions agree on: `_io.open` is `builtins.open`."""
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value).__name__)
+    name: str = getattr(value, "__qualname__", None) or getattr(
+        value, "__name__", _type_name(value)
+    )
     if getattr(sys.modules["builtins"], name, None) is value:
         return f"builtins.{name}"
     module = getattr(value, "__module__", None)
@@ -462,23 +484,6 @@ def _installed_code_name(function: types.FunctionType) -> str:
 def _is_installed_routine(value: Any) -> bool:
     """Say whether this is a function of a C extension (Cython, pybind11), of whatever type."""
     return inspect.isroutine(value) and is_installed(value)
-
-
-def _is_user_class(cls: type) -> bool:
-    is_made_by_class_statement = bool(cls.__flags__ & (1 << 9))  # not built into C code
-    if is_user_module(cls.__module__):
-        return True
-    if is_found_by_name(cls) or not is_made_by_class_statement:
-        return False
-    functions = [v for v in vars(cls).values() if isinstance(v, types.FunctionType)]
-    if cls.__module__ == "builtins":  # the class statement was run by exec without a __name__
-        return bool(functions) or not _is_native(cls)
-    return any(is_user_code(f.__code__, f.__globals__) for f in functions)
-
-
-def _is_native(cls: type) -> bool:
-    """Say whether a class comes from C code: a class statement leaves a `__module__` behind."""
-    return "__module__" not in vars(cls)
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
@@ -523,7 +528,7 @@ def _is_cached(cls: type, name: Any) -> bool:
 def _extra(value: Any) -> Any:
     """Return attributes that pickle forgets: of the user's own kinds of arrays and paths."""
     forgetful = (np.ndarray, pathlib.PurePath, logging.Logger)
-    if is_installed(type(value)) or not isinstance(value, forgetful):
+    if not is_user_class(type(value)) or not isinstance(value, forgetful):
         return None
     return _own_attributes(value)
 

@@ -151,7 +151,8 @@ def globals_of(function: types.FunctionType) -> dict[str, Any]:
 
 def _followed(function: types.FunctionType, chain: Sequence[str]) -> tuple[Any, int]:
     """Return what a dotted name leads to, through the user's modules, and how much of it did."""
-    value = function.__globals__.get(chain[0], function.__builtins__.get(chain[0], Missing))
+    built_in: dict[str, Any] = function.__builtins__  # type: ignore[attr-defined]
+    value = function.__globals__.get(chain[0], built_in.get(chain[0], Missing))
     used = 1
     while used < len(chain) and _is_user_module_object(value):
         value = getattr(value, chain[used], Missing)
@@ -167,18 +168,17 @@ _MODULE_FACTS = frozenset(
 
 def assigned_globals(code: types.CodeType) -> set[str]:
     """Return the globals that the code, or code inside it, assigns (`global`)."""
-    return {
-        step.arg
-        for inner in all_codes(code)
-        for step in plain_steps(inner)
-        if step.op in ("STORE_GLOBAL", "DELETE_GLOBAL")
-    }
+    steps = [step for inner in all_codes(code) for step in plain_steps(inner)]
+    return {step.arg for step in steps if step.op in ("STORE_GLOBAL", "DELETE_GLOBAL")}
 
 
 def assigned_attributes(code: types.CodeType) -> set[str]:
     """Return the names of attributes that the code assigns, of whatever object."""
     return {
-        step.arg for inner in all_codes(code) for step in plain_steps(inner) if step.op == "STORE_ATTR"
+        step.arg
+        for inner in all_codes(code)
+        for step in plain_steps(inner)
+        if step.op == "STORE_ATTR"
     }
 
 

@@ -101,6 +101,18 @@ def is_installed(value: Any) -> bool:
     return not is_user_module(getattr(value, "__module__", None)) and is_found_by_name(value)
 
 
+def is_user_class(cls: type) -> bool:
+    """Say whether a class is the user's own, also where `exec` left it without a module."""
+    if is_user_module(cls.__module__):
+        return True
+    # A class statement leaves a `__module__` behind, which most classes of C code don't have.
+    if "__module__" not in vars(cls) or is_found_by_name(cls):
+        return False
+    functions = [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
+    is_from_exec = cls.__module__ == "builtins"
+    return is_from_exec or any(is_user_code(f.__code__, f.__globals__) for f in functions)
+
+
 def user_modules() -> list[types.ModuleType]:
     """Return the loaded modules that are the user's own (without __main__)."""
     loaded: list[tuple[str, Any]] = list(sys.modules.items())

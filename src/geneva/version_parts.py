@@ -58,7 +58,9 @@ class VersionExplanation:
             head = f"version {self.version!r} of '{self.name}', given by version=: it alone counts."
             head += f"\nNot used, the fingerprint {self.fingerprint}, which is made of:"
         elif self.is_pinned:
-            head = f"version {self.version} of '{self.name}', a fingerprint taken when it was stored"
+            head = (
+                f"version {self.version} of '{self.name}', a fingerprint taken when it was stored"
+            )
             head += ".\nThe stored function is made of:"
         else:
             head = f"version {self.version} of '{self.name}', a fingerprint of:"
