@@ -45,8 +45,10 @@ def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def is_inlined(code: Any) -> bool:
     """Say whether newer Pythons compile this into the code around it: [x for x in y]."""
-    names = ("<listcomp>", "<setcomp>", "<dictcomp>")
-    return isinstance(code, types.CodeType) and code.co_name in names
+    return isinstance(code, types.CodeType) and code.co_name in _INLINED
+
+
+_INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
 def steps_of(code: types.CodeType) -> list[Step]:
@@ -250,29 +252,21 @@ def _conversions(steps: list[Step]) -> list[Step]:
 def _comprehensions(steps: list[Step]) -> list[Step]:
     """Mark the calls of comprehensions that older Pythons make functions of."""
     result: list[Step] = []
-    open_calls = 0
+    open_calls: list[bool] = []  # of comprehensions and generators: is it to be inlined
     for step in steps:
-        made = result[-1] if result else None
-        if step.op == "MAKE_FUNCTION" and made is not None and is_inlined(made.arg):
-            result[-1] = dataclasses.replace(made, op="MAKE_FUNCTION")
-            open_calls += 1
-        elif (
-            step.op == "SET_FUNCTION_ATTRIBUTE"
-            and made is not None
-            and made.op == "MAKE_FUNCTION"
-            and is_inlined(made.arg)
-        ):
+        before = result[-1] if result else Step("", None, 0)
+        name = before.arg.co_name if isinstance(before.arg, types.CodeType) else ""
+        is_call = step.op == "CALL" and step.arg == 0 and bool(open_calls)
+        if step.op == "MAKE_FUNCTION" and name in (*_INLINED, "<genexpr>"):
+            open_calls.append(name in _INLINED)
+        if step.op == "MAKE_FUNCTION" and name in _INLINED:
+            result[-1] = dataclasses.replace(before, op="MAKE_FUNCTION")
+        elif step.op == "SET_FUNCTION_ATTRIBUTE" and name in _INLINED:
             size = result[-2].arg  # the cells that it closes over
             del result[-2 - size : -1]
-        elif (
-            step.op == "CALL"
-            and step.arg == 0
-            and open_calls
-            and made is not None
-            and made.op in ("GET_ITER", "GET_AITER")
-        ):
-            result.append(dataclasses.replace(step, op="CALL_COMPREHENSION"))
-            open_calls -= 1
+        elif is_call and before.op in ("GET_ITER", "GET_AITER"):
+            op = "CALL_COMPREHENSION" if open_calls.pop() else "CALL"
+            result.append(dataclasses.replace(step, op=op))
         elif step.op == "LOAD" and step.arg == ".0":
             result.append(Step("SWAP", 2, step.offset))
         else:

@@ -464,9 +464,8 @@ def _place(function: types.FunctionType) -> str:
 
 def _qualified_name(value: Any) -> str:
     """Return a name that all Python versions agree on: `_io.open` is `builtins.open`."""
-    name: str = getattr(value, "__qualname__", None) or getattr(
-        value, "__name__", _type_name(value)
-    )
+    given = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    name = str(given or _type_name(value))
     if getattr(sys.modules["builtins"], name, None) is value:
         return f"builtins.{name}"
     module = getattr(value, "__module__", None)
