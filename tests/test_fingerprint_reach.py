@@ -496,6 +496,68 @@ CLASSES = {
         def f(x):
             return KIND.__args__[0].n
     """,
+    "object that is pickled by name": """
+        class Model:
+            def __init__(self):
+                self.shift = {n}
+            def __reduce__(self):
+                return "MODEL"
+        MODEL = Model()
+        def f(x):
+            return MODEL.shift
+    """,
+    "memo's class": """
+        class Memo(dict):
+            def __missing__(self, key):
+                return {n}
+        MEMO = Memo()
+        def f(x):
+            MEMO[x] = x
+            return MEMO[0]
+    """,
+    "memo's factory": """
+        import collections
+        MEMO = collections.defaultdict(lambda: {n})
+        def f(x):
+            MEMO[x] += x
+            return MEMO[0]
+    """,
+    "single dispatch": """
+        import functools
+        @functools.singledispatch
+        def g(x):
+            return x
+        @g.register(int)
+        def _(x):
+            return x + {n}
+        def f(x):
+            return g(x)
+    """,
+    "numpy function made of a function": """
+        import numpy as np
+        def g(x):
+            return x + {n}
+        h = np.frompyfunc(g, 1, 1)
+        def f(x):
+            return h(x)
+    """,
+    "vectorized function": """
+        import numpy as np
+        @np.vectorize
+        def g(x):
+            return x + {n}
+        def f(x):
+            return g(x)
+    """,
+    "attribute that shares its name": """
+        class Box:
+            pass
+        def f(x):
+            box = Box()
+            box.n = 5
+            return f.n
+        f.n = {n}
+    """,
     "unpicklable object": """
         class Model:
             def __init__(self):

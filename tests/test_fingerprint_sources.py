@@ -292,6 +292,30 @@ STATE = {
                 return self.size
         f = Model()
     """,
+    "the generator behind random's functions": """
+        from random import choice, random
+        def f(x):
+            return random() + choice([1, 2])
+    """,
+    "the generator behind numpy's functions": """
+        from numpy.random import rand
+        def f(x):
+            return rand()
+    """,
+    "the environment": """
+        from os import environ
+        def f(x):
+            environ["GENEVA_TEST_ENVIRONMENT"] = str(x)
+            return x
+    """,
+    "single dispatch": """
+        import functools
+        @functools.singledispatch
+        def g(x):
+            return x
+        def f(x):
+            return g(x)
+    """,
     "memo of another module": """
         import memos
         def f(x):
@@ -302,7 +326,10 @@ STATE = {
 
 
 @pytest.mark.parametrize("source", STATE.values(), ids=STATE)
-def test_what_a_call_leaves_behind(workshop: Workshop, source: str):
+def test_what_a_call_leaves_behind(
+    workshop: Workshop, source: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GENEVA_TEST_ENVIRONMENT", "")
     workshop.write("memos", "MEMO = {}\n")
     module = workshop.load(source)
     before = of(module.f)

@@ -25,12 +25,8 @@ import decimal
 import enum
 import fractions
 import functools
-import inspect
-import logging
-import pathlib
-import re
-import reprlib
-import sys
+import gc
+import os
 import types
 import uuid
 import warnings
@@ -40,27 +36,37 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from geneva.class_meaning import attributes_that_count, is_typed_dict, member_attributes
 from geneva.code_meaning import code_digest, node_digest
-from geneva.imported_files import imported_files
+from geneva.imported_files import imported_files, package_of
 from geneva.references import (
-    assigned_attributes,
     assigned_globals,
     cells_of,
     closure_of,
+    defaults_of,
     globals_of,
+    own_assigned_attributes,
     state_behind,
 )
 from geneva.user_code import (
+    is_found_by_name,
+    is_function_of_module,
     is_installed,
+    is_installed_routine,
     is_module,
     is_user_class,
     is_user_code,
     is_user_module,
+    qualified_name,
 )
-from geneva.version_parts import Kind, VersionPart
+from geneva.value_meaning import (
+    data_digest,
+    forgotten_by_pickle,
+    own_attributes,
+    without_cached,
+)
+from geneva.version_parts import Kind, VersionPart, place_text, short_text
 
 
 def fingerprint(callable_: Any, data_type: pa.DataType, call_shape: str = "") -> str:
@@ -116,7 +122,7 @@ class _Walk:
         digest = self.digest(value)
         if self._label is not None:  # a plain value, or one that was met before
             is_code = isinstance(value, (types.FunctionType, type, types.ModuleType))
-            self._note("value", f"{value.__name__}, see above" if is_code else _short(value))
+            self._note("value", f"{value.__name__}, see above" if is_code else short_text(value))
         return digest
 
     def _note(self, kind: Kind, text: str) -> None:
@@ -127,11 +133,11 @@ class _Walk:
     def _note_value(self, value: Any) -> None:
         """Write down a value, if it is one with a name and not an item of another one."""
         if self._label is not None:
-            self._note("value", _short(value))
+            self._note("value", short_text(value))
 
     def _by_name(self, value: Any) -> bytes:
         """Take something installed by its name, and write it down unless it is part of Python."""
-        name = f"module {value.__name__}" if is_module(value) else _qualified_name(value)
+        name = f"module {value.__name__}" if is_module(value) else qualified_name(value)
         if self._label is not None or not name.startswith(("builtins.", "copyreg.")):
             self._note("installed", name)
         return node_digest("installed", name)
@@ -184,8 +190,7 @@ class _Walk:
     def _container(self, value: Any) -> bytes | None:
         kind = type(value)
         if id(value) in self._state.memos:
-            self._note("memo", _type_name(value))
-            return node_digest("memo", _qualified_name(kind))
+            return self._memo(value)
         if kind in (list, tuple, slice):
             self._note_value(value)
             items = (value.start, value.stop, value.step) if isinstance(value, slice) else value
@@ -200,6 +205,14 @@ class _Walk:
             factory = getattr(value, "default_factory", None)
             return node_digest("dict", self.digest(factory), *pairs)
         return None
+
+    def _memo(self, value: Any) -> bytes:
+        """Take a container that calls fill by its type; a class of the user's has more to it."""
+        self._note("memo", type(value).__qualname__)
+        factory = self._all((getattr(value, "default_factory", None),))
+        if not is_user_class(type(value)):
+            return node_digest("memo", qualified_name(type(value)), *factory)
+        return node_digest("memo", *factory, *self._all((type(value), own_attributes(value))))
 
     # -- code
 
@@ -216,13 +229,17 @@ class _Walk:
         meaning = getattr(type(value), "__geneva_meaning__", None)
         if meaning is not None:
             return self.digest(meaning(value))
+        if is_function_of_module(value):  # random.choice, a method of an object in the module
+            return self._by_name(value)
         if isinstance(value, types.MethodType):
             return node_digest("method", *self._all((value.__func__, value.__self__)))
         if isinstance(value, functools._lru_cache_wrapper):
             return self.digest(value.__wrapped__)
         if isinstance(value, types.CellType):
             return node_digest("cell", *self._all(_cell_contents(value)))
-        if isinstance(value, _NATIVE) or _is_installed_routine(value):
+        if isinstance(value, np.ufunc) and not is_found_by_name(value):  # np.frompyfunc
+            return node_digest("ufunc", str(value), *self._all(gc.get_referents(value)))
+        if isinstance(value, _NATIVE) or is_installed_routine(value):
             by_name = self._by_name(value)
             owner = getattr(value, "__self__", None)
             is_bound = owner is not None and not is_module(owner)
@@ -254,19 +271,20 @@ class _Walk:
             return self._by_name(function)
         code, namespace = function.__code__, function.__globals__
         is_users = is_user_code(code, namespace)
-        assigned = assigned_attributes(code)
+        name = namespace.get("__name__")
+        assigned = own_assigned_attributes(function)
         attributes = {
             name: value
             for name, value in vars(function).items()
             if name != "__wrapped__" and name not in assigned
         }
-        self._note("function", _place(function))
+        self._note("function", place_text(function))
         # A wrapper made by an installed decorator is known by its name and by what it wraps; the
         # globals of its module are that module's own affair.
         return node_digest(
             "function",
-            code_digest(code, self.digest) if is_users else _installed_code_name(function),
-            self._named("default", _defaults(function).items()),
+            code_digest(code, self.digest) if is_users else f"installed {name}.{code.co_qualname}",
+            self._named("default", defaults_of(function).items()),
             self._named("closure variable", self._closure(function)),
             self._named("global", self._globals(function) if is_users else ()),
             self._named("attribute", attributes.items()),
@@ -286,7 +304,7 @@ class _Walk:
 
     def _imports(self, code: types.CodeType, namespace: Mapping[str, Any]) -> bytes:
         """Digest the user's files that are imported inside a function."""
-        files = imported_files(code, _package(namespace))
+        files = imported_files(code, package_of(namespace))
         digests = []
         self._depth += 1
         for name, content in sorted(files.items()):
@@ -344,63 +362,22 @@ class _Walk:
             return node_digest("member", of_class, str(value.name), means, more)
         if is_user_class(type(value)):
             return None  # the class has code of its own, and the object may have more state
-        self._note_data(value)
-        if type(value) is np.ndarray or isinstance(value, np.generic):
-            array = np.asarray(value)
-            if array.dtype.hasobject:
-                return node_digest("numpy", str(array.shape), self.digest(array.tolist()))
-            data = np.ascontiguousarray(array).tobytes()
-            return node_digest("numpy", array.dtype.str, str(array.dtype), str(array.shape), data)
-        if isinstance(value, np.dtype):
-            return node_digest("type", str(value))
-        if isinstance(value, pathlib.PurePath):
-            return node_digest("path", str(value))
-        if isinstance(value, re.Pattern):
-            return node_digest("regex", self.digest(value.pattern), str(value.flags))
-        if isinstance(value, (memoryview, bytearray)):
-            return node_digest("bytes", bytes(value))
-        if isinstance(value, logging.Logger):
-            return node_digest("logger")  # it is named after its module
-        return self._arrow(value)
-
-    def _note_data(self, value: Any) -> None:
-        kinds = (np.ndarray, np.generic, np.dtype, pathlib.PurePath, re.Pattern, logging.Logger)
-        if isinstance(value, kinds) or type(value).__module__.partition(".")[0] == "pyarrow":
-            self._note_value(value)
-
-    def _arrow(self, value: Any) -> bytes | None:
-        if isinstance(value, pa.DataType):
-            children = [value.field(i) for i in range(value.num_fields)]
-            return node_digest("type", str(value), *self._all(children))
-        if isinstance(value, pa.Field):
-            parts = (value.type, dict(value.metadata or {}))
-            return node_digest("field", value.name, str(value.nullable), *self._all(parts))
-        if isinstance(value, pa.Schema):
-            return node_digest("schema", *self._all((list(value), dict(value.metadata or {}))))
-        if isinstance(value, (pa.Array, pa.ChunkedArray)):
-            return node_digest("arrow", *self._all((value.type, value.to_pylist())))
-        if isinstance(value, pa.Scalar):
-            return node_digest("arrow", *self._all((value.type, value.as_py())))
-        if isinstance(value, (pa.RecordBatch, pa.Table)):
-            return node_digest("arrow", *self._all((value.schema, value.to_pylist())))
-        if isinstance(value, pc.FunctionOptions):
-            name = _qualified_name(type(value))
-            try:
-                return node_digest("options", name, value.serialize().to_pybytes())
-            except (pa.ArrowException, NotImplementedError):
-                return node_digest("options", name, repr(value))
-        return None
+        at, label, self._label = len(self.parts), self._label, None
+        digest = data_digest(value, self.digest)
+        if digest is None:
+            self._label = label
+        elif label is not None:
+            self.parts.insert(at, VersionPart(self._depth, label, "value", short_text(value)))
+        return digest
 
     def _object(self, value: Any) -> bytes:
         """Take an object by what pickle would keep of it, or by its class if that is nothing."""
         cls = type(value)
-        origin = getattr(value, "__origin__", None)
-        if cls.__module__ in ("typing", "types", "typing_extensions") and origin is not None:
-            self._note_value(value)
-            return node_digest("alias", *self._all((origin, getattr(value, "__args__", ()))))
         if cls.__module__ in ("typing", "types") and cls is not types.SimpleNamespace:
-            self._note_value(value)
-            return node_digest("annotation", repr(value))
+            return self._annotation(value)
+        if value is os.environ:
+            self._note("installed", "os.environ")
+            return node_digest("installed", "os.environ")
         if cls.__module__ in ("weakref", "_weakref") or isinstance(value, weakref.ref):
             return self._opaque(value)
         try:
@@ -410,27 +387,45 @@ class _Walk:
         except Exception:  # noqa: BLE001 - locks, clients, sessions: they raise what they like
             return self._unpicklable(value)
         self._note_value(value)
+        if isinstance(reduced, str) and is_user_class(cls):
+            return self._unpicklable(value)
         if isinstance(reduced, str):
-            return node_digest("installed", _qualified_name(cls), reduced)
+            return node_digest("installed", qualified_name(cls), reduced)
         make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
         items, pairs = list(items or ()), list(pairs or ())
-        parts = (cls, make, arguments, _without_cached(cls, state), items, pairs, _extra(value))
+        parts = (
+            cls,
+            make,
+            arguments,
+            without_cached(cls, state),
+            items,
+            pairs,
+            forgotten_by_pickle(value),
+        )
         return node_digest("object", *self._all(parts))
+
+    def _annotation(self, value: Any) -> bytes:
+        """Take `list[X]` by its parts, and a TypeVar or NewType by its name."""
+        self._note_value(value)
+        if hasattr(value, "__origin__"):
+            return node_digest("alias", *self._all((value.__origin__, value.__args__)))
+        text = value.__name__ if hasattr(value, "__supertype__") else repr(value)
+        return node_digest("annotation", text)
 
     def _opaque(self, value: Any) -> bytes:
         """Take an object by its type alone."""
-        self._note("opaque", _qualified_name(type(value)))
+        self._note("opaque", qualified_name(type(value)))
         if not is_user_class(type(value)):
-            return node_digest("opaque", _qualified_name(type(value)))
+            return node_digest("opaque", qualified_name(type(value)))
         return node_digest("opaque", *self._all((type(value),)))
 
     def _unpicklable(self, value: Any) -> bytes:
         """Take an object of the user's class by its attributes, any other by its type alone."""
         cls = type(value)
-        if not is_user_class(cls) or not hasattr(value, "__dict__"):
+        if not is_user_class(cls):
             return self._opaque(value)
         self._note_value(value)
-        state = _without_cached(cls, _own_attributes(value))
+        state = without_cached(cls, own_attributes(value))
         return node_digest("opaque", *self._all((cls, state)))
 
 
@@ -438,103 +433,8 @@ def _first(pair: tuple[str, Any]) -> str:
     return pair[0]
 
 
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 60
-
-
-def _short(value: Any) -> str:
-    """Return a value in a few characters, without running the user's code."""
-    if isinstance(value, (str, bytes, int, float, complex, type(None), list, tuple, set, dict)):
-        try:
-            return " ".join(_REPR.repr(value).split())
-        except Exception:  # noqa: BLE001 - an item's own repr may raise anything
-            return _type_name(value)
-    return f"{_type_name(value)} object"
-
-
-def _type_name(value: Any) -> str:
-    return type(value).__qualname__
-
-
-def _place(function: types.FunctionType) -> str:
-    code = function.__code__
-    file = pathlib.PurePath(code.co_filename).name
-    return f"function {function.__qualname__} ({file}:{code.co_firstlineno})"
-
-
-def _qualified_name(value: Any) -> str:
-    """Return a name that all Python versions agree on: `_io.open` is `builtins.open`."""
-    given = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    name = str(given or _type_name(value))
-    if getattr(sys.modules["builtins"], name, None) is value:
-        return f"builtins.{name}"
-    module = getattr(value, "__module__", None)
-    if module is None or module.partition(".")[0].lstrip("_") not in sys.stdlib_module_names:
-        return f"{module}.{name}"
-    public = [part for part in module.split(".")[1:] if not part.startswith("_")]
-    return ".".join([module.partition(".")[0].lstrip("_"), *public, name])
-
-
-def _installed_code_name(function: types.FunctionType) -> str:
-    module = function.__globals__.get("__name__")
-    return f"installed {module}.{function.__code__.co_qualname}"
-
-
-def _is_installed_routine(value: Any) -> bool:
-    """Say whether this is a function of a C extension (Cython, pybind11), of whatever type."""
-    return inspect.isroutine(value) and is_installed(value)
-
-
-def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    """Return the defaults by the parameter that has them."""
-    code = function.__code__
-    defaults = function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    return dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
-
-
-def _package(namespace: Mapping[str, Any]) -> str:
-    """Return the package that relative imports start from."""
-    package = namespace.get("__package__")
-    if isinstance(package, str):
-        return package
-    name = str(namespace.get("__name__", ""))
-    return name if "__path__" in namespace else name.rpartition(".")[0]
-
-
 def _cell_contents(cell: types.CellType) -> tuple[Any, ...]:
     try:
         return (cell.cell_contents,)
     except ValueError:
         return ()
-
-
-def _without_cached(cls: type, state: Any) -> Any:
-    """Leave out of an object's state what a `cached_property` left there after a call."""
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], dict):
-        return (_without_cached(cls, state[0]), state[1])
-    if not isinstance(state, dict):
-        return state
-    return {name: value for name, value in state.items() if not _is_cached(cls, name)} or None
-
-
-def _is_cached(cls: type, name: Any) -> bool:
-    if not isinstance(name, str):
-        return False
-    return isinstance(inspect.getattr_static(cls, name, None), functools.cached_property)
-
-
-def _extra(value: Any) -> Any:
-    """Return attributes that pickle forgets: of the user's own kinds of arrays and paths."""
-    forgetful = (np.ndarray, pathlib.PurePath, logging.Logger)
-    if not is_user_class(type(value)) or not isinstance(value, forgetful):
-        return None
-    return _own_attributes(value)
-
-
-def _own_attributes(value: Any) -> dict[str, Any]:
-    attributes = dict(getattr(value, "__dict__", {}))
-    if isinstance(value, logging.Logger):
-        for name in vars(logging.getLogger("geneva")):
-            attributes.pop(name, None)
-    return attributes

@@ -12,7 +12,7 @@ import pkgutil
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -44,6 +44,15 @@ def imported_files(code: types.CodeType, package: str) -> dict[str, Content]:
             is_package = spec.submodule_search_locations is not None
             waiting += _imports(content, name if is_package else spec.parent or "")
     return found
+
+
+def package_of(namespace: Mapping[str, Any]) -> str:
+    """Return the package that relative imports in a module start from."""
+    package = namespace.get("__package__")
+    if isinstance(package, str):
+        return package
+    name = str(namespace.get("__name__", ""))
+    return name if "__path__" in namespace else name.rpartition(".")[0]
 
 
 def _imports(code: types.CodeType, package: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -172,14 +173,22 @@ def assigned_globals(code: types.CodeType) -> set[str]:
     return {step.arg for step in steps if step.op in ("STORE_GLOBAL", "DELETE_GLOBAL")}
 
 
-def assigned_attributes(code: types.CodeType) -> set[str]:
-    """Return the names of attributes that the code assigns, of whatever object."""
+def own_assigned_attributes(function: types.FunctionType) -> set[str]:
+    """Return the attributes of itself that a function assigns (`f.calls = 1` inside f)."""
     return {
         step.arg
-        for inner in all_codes(code)
-        for step in plain_steps(inner)
-        if step.op == "STORE_ATTR"
+        for inner in all_codes(function.__code__)
+        for before, step in itertools.pairwise(plain_steps(inner))
+        if step.op == "STORE_ATTR" and before.arg == function.__name__
     }
+
+
+def defaults_of(function: types.FunctionType) -> dict[str, Any]:
+    """Return the defaults by the parameter that has them."""
+    code = function.__code__
+    defaults = function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    return dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
 
 
 def _global_chains(code: types.CodeType) -> set[tuple[str, ...]]:
@@ -236,8 +245,7 @@ def state_behind(target: Any) -> State:
         if isinstance(value, types.FunctionType):
             _add_state(state, value)
             waiting += [v for _, v in closure_of(value)]
-            waiting += [*globals_of(value).values(), *(value.__defaults__ or ())]
-            waiting += (value.__kwdefaults__ or {}).values()
+            waiting += [*globals_of(value).values(), *defaults_of(value).values()]
         else:
             waiting += _called_parts(value)
     return state
@@ -253,10 +261,9 @@ def _called_parts(value: Any) -> list[Any]:
         return [value.__func__]
     if isinstance(value, functools._lru_cache_wrapper):
         return [value.__wrapped__]
-    if type(value) in (list, tuple):
-        return list(value)
-    if type(value) is dict:
-        return list(value.values())
+    if type(value) in (list, tuple, dict):
+        items = value.values() if type(value) is dict else value
+        return [v for v in items if callable(v) or type(v) in (list, tuple, dict)]
     owner = value if isinstance(value, type) else type(value)
     call = inspect.getattr_static(owner, "__call__", None)
     return [call] if isinstance(call, types.FunctionType) else []
@@ -268,8 +275,7 @@ def _add_state(state: State, function: types.FunctionType) -> None:
     state.names |= {(id(function.__globals__), name) for name in assigned_globals(code)}
     cells = dict(cells_of(function))
     state.cells |= {id(cells[name]) for name in _assigned_free_names(code)}
-    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    defaults = defaults_of(function)
     for inner in all_codes(code):
         for root, *attributes in _filled_chains(plain_steps(inner)):
             if root.op in _LOADS_GLOBAL:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import csv
 import functools
 import importlib.metadata
+import inspect
 import json
 import os
 import sys
@@ -111,6 +113,35 @@ def is_user_class(cls: type) -> bool:
     functions = [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
     is_from_exec = cls.__module__ == "builtins"
     return is_from_exec or any(is_user_code(f.__code__, f.__globals__) for f in functions)
+
+
+def is_function_of_module(value: Any) -> bool:
+    """Say whether a bound method is what an installed module offers as a function.
+
+    Such as `random.choice`: the generator behind it is the module's own affair.
+    """
+    if not isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        return False
+    module = type(value.__self__).__module__
+    return not is_user_module(module) and module_facts(module).get(value.__name__) == value
+
+
+def is_installed_routine(value: Any) -> bool:
+    """Say whether this is a function of a C extension (Cython, pybind11), of whatever type."""
+    return inspect.isroutine(value) and is_installed(value)
+
+
+def qualified_name(value: Any) -> str:
+    """Return a name that all Python versions agree on: `_io.open` is `builtins.open`."""
+    given = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    name = str(given or type(value).__qualname__)
+    if getattr(builtins, name, None) is value:
+        return f"builtins.{name}"
+    root, *inner = str(getattr(value, "__module__", None)).split(".")
+    if root.lstrip("_") not in sys.stdlib_module_names:
+        return ".".join([root, *inner, name])
+    public = [part for part in inner if not part.startswith("_")]  # pathlib._local is pathlib
+    return ".".join([root.lstrip("_"), *public, name])
 
 
 def user_modules() -> list[types.ModuleType]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pathlib
+import reprlib
+import types
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["function", "class", "module", "file", "installed", "value", "memo", "opaque"]
 """How a part counts.
@@ -67,3 +70,24 @@ class VersionExplanation:
         return "\n".join([head, *map(str, self.parts)])
 
     __repr__ = __str__
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 60
+
+
+def short_text(value: Any) -> str:
+    """Return a value in a few characters."""
+    if isinstance(value, (str, bytes, int, float, complex, type(None), list, tuple, set, dict)):
+        try:
+            return " ".join(_REPR.repr(value).split())
+        except Exception:  # noqa: BLE001 - an item's own repr may raise anything
+            return f"{type(value).__qualname__} object"
+    return f"{type(value).__qualname__} object"
+
+
+def place_text(function: types.FunctionType) -> str:
+    """Return a function's name, file and line."""
+    code = function.__code__
+    file = pathlib.PurePath(code.co_filename).name
+    return f"function {function.__qualname__} ({file}:{code.co_firstlineno})"
