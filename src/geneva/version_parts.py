@@ -73,17 +73,19 @@ class VersionExplanation:
 
 
 _REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 60
+_MAX_TEXT = 72
+_SHOWN = (str, bytes, int, float, complex, type(None), list, tuple, set, frozenset, dict)
 
 
 def short_text(value: Any) -> str:
-    """Return a value in a few characters."""
-    if isinstance(value, (str, bytes, int, float, complex, type(None), list, tuple, set, dict)):
+    """Return a value in a few characters: plain ones as they are written, others by type."""
+    text = f"{type(value).__qualname__} object"
+    if type(value) in _SHOWN:
         try:
-            return " ".join(_REPR.repr(value).split())
+            text = " ".join(_REPR.repr(value).split())
         except Exception:  # noqa: BLE001 - an item's own repr may raise anything
-            return f"{type(value).__qualname__} object"
-    return f"{type(value).__qualname__} object"
+            return text
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 
 def place_text(function: types.FunctionType) -> str:
