@@ -461,6 +461,11 @@ def comprehensions(a, b):
     z = {i for i in (k for k in a) if [i for i in b]}
     w = [[c for c in r] for r in a if (last := r)]
     return x, y, z, w, [lambda: i + b for i in a], last
+def unpacking(a, b, c):
+    low, high = a, b
+    x, y, z = c, b, a
+    (p, q), *r = low, high
+    return [low < i < high for i in a], [x + y + z for j in p], q, r
 def errors(a, b):
     try:
         with a as c, b(1, *a, k=2, **b):
@@ -485,6 +490,17 @@ def generators(a):
     finally:
         yield
     return (i for i in a if i)
+async def asynchronous(a):
+    async with a as b:
+        async for x in b:
+            await x
+            yield x
+def matching(a):
+    match a:
+        case {"x": 1, **rest}: return rest
+        case [1, *y] if y: return y
+        case Kind(b=c) | (c, 1): return c
+        case _: return f"", f"{a:{a}}"
 def outer(a):
     n = 0
     class Inner(a):

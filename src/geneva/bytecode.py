@@ -204,6 +204,8 @@ def _written_out(step: Step, steps: list[Step], at: int) -> list[Step]:
             return spelled((_INTRINSICS[arg], None))
         case "YIELD_VALUE":
             return spelled((op, None))
+        case "BUILD_STRING" if arg == 0:
+            return spelled(("LOAD_CONST", ""))
     return [step]
 
 
@@ -302,6 +304,23 @@ def _dead_stores(steps: list[Step]) -> list[Step]:
     return result
 
 
+def _swapped_stores(steps: list[Step]) -> list[Step]:
+    """Store `a, b = x, y` from the top of the stack, which compilers do for some variables only."""
+    targets = {step.target for step in steps}
+    result = list(steps)
+    for at in reversed(range(len(steps))):
+        step = result[at]
+        stores = result[at + 1 : at + 1 + step.arg] if step.op == "SWAP" else []
+        names = {store.arg for store in stores if store.op == "STORE"}
+        is_plain = all(store.offset not in targets for store in stores)
+        if stores and len(names) == step.arg == len(stores) and is_plain:
+            ends = stores[0], stores[-1]
+            result[at + 1] = dataclasses.replace(ends[0], arg=ends[1].arg)
+            result[at + len(stores)] = dataclasses.replace(ends[1], arg=ends[0].arg)
+            result[at] = dataclasses.replace(step, op="NOP")
+    return [step for step in result if step.op != "NOP"]
+
+
 def _empty_strings(steps: list[Step]) -> list[Step]:
     """Leave out the empty string that Python 3.12 puts at the end of `{x:>{width}}`."""
     result: list[Step] = []
@@ -318,7 +337,7 @@ def _empty_strings(steps: list[Step]) -> list[Step]:
 
 _REWRITES = (
     *(_super_calls, _conversions, _comprehensions, _class_facts, _dead_stores),
-    _empty_strings,
+    *(_swapped_stores, _empty_strings),
 )
 
 

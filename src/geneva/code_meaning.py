@@ -7,8 +7,8 @@ that Python 3.11 to 3.13 share (`geneva.bytecode`), become a graph of what follo
 an exception goes, in which parts that do the same are merged.
 
 Two functions with the same digest take the same steps in the same order. The converse is not
-promised between Python versions: where two compilers differ by more than spelling (`await`,
-`match`, `async for`), the same source has one digest per Python version.
+promised between Python versions: where two compilers differ by more than spelling (`except*`,
+`[x async for x in y]`), the same source has one digest per Python version.
 """
 
 from __future__ import annotations
