@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import dis
+import functools
 import itertools
 import types
 from collections.abc import Iterator
@@ -137,8 +138,9 @@ _LOOPS_LEAVE_ITERATOR = (
 )  # 3.13 drops it by a POP_TOP
 
 
+@functools.lru_cache(maxsize=1024)
 def plain_steps(code: types.CodeType) -> list[Step]:
-    """Return the instructions, one name each, with the effects on the stack."""
+    """Return the instructions, one name each, with the effects on the stack. Not to be changed."""
     steps: list[Step] = []
     before = ""
     for i in dis.get_instructions(code):

@@ -40,12 +40,17 @@ def attributes_that_count(cls: type) -> list[tuple[str, Any]]:
         ]
     if dataclasses.is_dataclass(cls):
         attributes["dataclass fields"] = [
-            (f.name, _default(f.default), _default(f.default_factory), f.init)
+            (f.name, _default(f.default), _default(f.default_factory), f.init, f.compare, f.hash)
             for f in dataclasses.fields(cls)
         ]
+        params = vars(cls).get("__dataclass_params__")
+        attributes["dataclass"] = {name: getattr(params, name, None) for name in _PARAMETERS}
     if hasattr(cls, "__pydantic_fields__"):
         attributes["pydantic fields"] = repr(cls.__pydantic_fields__)
     return list(attributes.items())
+
+
+_PARAMETERS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
 
 
 def is_typed_dict(cls: type) -> bool:
@@ -63,7 +68,8 @@ def member_attributes(member: enum.Enum) -> dict[str, Any]:
 
 
 def _default(value: Any) -> Any:
-    return None if value is dataclasses.MISSING else (value,)
+    # Not `is`: a class that was unpickled has another MISSING.
+    return None if isinstance(value, type(dataclasses.MISSING)) else (value,)
 
 
 def _is_sunder(name: str) -> bool:

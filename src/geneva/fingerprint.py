@@ -20,18 +20,21 @@ these count by their type).
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import decimal
 import enum
 import fractions
 import functools
 import gc
+import itertools
 import os
+import sys
 import types
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,13 +44,13 @@ from geneva.class_meaning import attributes_that_count, is_typed_dict, member_at
 from geneva.code_meaning import code_digest, node_digest
 from geneva.imported_files import imported_files, package_of
 from geneva.references import (
-    assigned_globals,
     cells_of,
     closure_of,
     defaults_of,
     globals_of,
     own_assigned_attributes,
     state_behind,
+    what_is_in,
 )
 from geneva.user_code import (
     is_found_by_name,
@@ -78,10 +81,27 @@ def fingerprint_parts(
     callable_: Any, data_type: pa.DataType, call_shape: str = ""
 ) -> tuple[str, tuple[VersionPart, ...]]:
     """Return the fingerprint, and what it was made of."""
-    walk = _Walk(callable_)
-    means = walk.labelled("", callable_)
-    digest = node_digest("udf", walk.digest(data_type), call_shape, means)
+    with _deep_and_quiet():
+        walk = _Walk(callable_)
+        means = walk.labelled("", callable_)
+        digest = node_digest("udf", walk.digest(data_type), call_shape, means)
     return digest.hex()[:32], tuple(walk.parts)
+
+
+@contextlib.contextmanager
+def _deep_and_quiet() -> Iterator[None]:
+    """Let the walk go deep, through long chains of functions; and ignore warnings of pickling."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _MAX_DEPTH))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+_MAX_DEPTH = 30_000
 
 
 # repr says all there is to these, and says it the same everywhere.
@@ -92,12 +112,23 @@ _BY_REPR = (
 )
 
 
+_SLOTS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+
+
 # Functions and methods that are written in C.
 _NATIVE = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
-    *(types.MethodWrapperType, types.ClassMethodDescriptorType),
-    *(types.GetSetDescriptorType, types.MemberDescriptorType, np.ufunc),
+    *(types.MethodWrapperType, types.ClassMethodDescriptorType, np.ufunc),
+    *_SLOTS,
 )
+
+
+# These say where a process runs, not what the function means.
+_OF_THE_PROCESS = ((os, "environ"), (sys, "argv"), (sys, "path"), (sys, "modules"))
+
+
+# A function that calls one of these may get at anything in its module.
+_SEE_EVERYTHING = (globals, eval, exec)
 
 
 class _Walk:
@@ -189,15 +220,20 @@ class _Walk:
 
     def _container(self, value: Any) -> bytes | None:
         kind = type(value)
+        for owner, name in _OF_THE_PROCESS:
+            if value is getattr(owner, name):
+                self._note("installed", f"{owner.__name__}.{name}")
+                return node_digest("installed", f"{owner.__name__}.{name}")
         if id(value) in self._state.memos:
             return self._memo(value)
         if kind in (list, tuple, slice):
             self._note_value(value)
             items = (value.start, value.stop, value.step) if isinstance(value, slice) else value
             return node_digest(kind.__name__, *self._all(items))
-        if kind in (set, frozenset):
+        if isinstance(value, (set, frozenset)):
             self._note_value(value)
-            return node_digest("set", kind.__name__, *sorted(self._all(value)))
+            own = self._all((kind, without_cached(kind, own_attributes(value))))
+            return node_digest("set", *own, *sorted(self._all(value)))
         if kind in (dict, types.MappingProxyType, collections.defaultdict):
             self._note_value(value)
             # In order: a function may go by the first entry that matches.
@@ -239,6 +275,8 @@ class _Walk:
             return node_digest("cell", *self._all(_cell_contents(value)))
         if isinstance(value, np.ufunc) and not is_found_by_name(value):  # np.frompyfunc
             return node_digest("ufunc", str(value), *self._all(gc.get_referents(value)))
+        if isinstance(value, _SLOTS) and is_user_class(value.__objclass__):
+            return node_digest("slot", value.__name__)
         if isinstance(value, _NATIVE) or is_installed_routine(value):
             by_name = self._by_name(value)
             owner = getattr(value, "__self__", None)
@@ -288,7 +326,7 @@ class _Walk:
             self._named("closure variable", self._closure(function)),
             self._named("global", self._globals(function) if is_users else ()),
             self._named("attribute", attributes.items()),
-            self._imports(code, namespace) if is_users else b"",
+            self._imports(function) if is_users else b"",
         )
 
     def _closure(self, function: types.FunctionType) -> list[tuple[str, Any]]:
@@ -296,15 +334,21 @@ class _Walk:
         return [(name, value) for name, value in closure_of(function) if name not in state]
 
     def _globals(self, function: types.FunctionType) -> list[tuple[str, Any]]:
+        found = globals_of(function)
+        if any(value is known for value in found.values() for known in _SEE_EVERYTHING):
+            found |= what_is_in(function.__globals__)
         return [
             (name, value)
-            for name, value in globals_of(function).items()
+            for name, value in found.items()
             if not self._state.is_state(function, name.partition(".")[0])
         ]
 
-    def _imports(self, code: types.CodeType, namespace: Mapping[str, Any]) -> bytes:
+    def _imports(self, function: types.FunctionType) -> bytes:
         """Digest the user's files that are imported inside a function."""
-        files = imported_files(code, package_of(namespace))
+        known = (closure_of(function), globals_of(function).items(), defaults_of(function).items())
+        texts = {value for _, value in itertools.chain(*known) if isinstance(value, str)}
+        package = package_of(function.__globals__)
+        files = imported_files(function.__code__, package, texts)
         digests = []
         self._depth += 1
         for name, content in sorted(files.items()):
@@ -328,14 +372,7 @@ class _Walk:
         if not is_user_module(module.__name__):
             return self._by_name(module)
         self._note("module", module.__name__)
-        namespace = vars(module)
-        own_code = [v.__code__ for v in namespace.values() if isinstance(v, types.FunctionType)]
-        assigned = {name for code in own_code for name in assigned_globals(code)}
-        attributes = {
-            name: value
-            for name, value in namespace.items()
-            if name.isidentifier() and not name.startswith("__") and name not in assigned
-        }
+        attributes = what_is_in(vars(module))
         own = self._all((type(module),)) if is_user_class(type(module)) else ()
         return node_digest("module", *own, self._named("its", attributes.items()))
 
@@ -375,15 +412,10 @@ class _Walk:
         cls = type(value)
         if cls.__module__ in ("typing", "types") and cls is not types.SimpleNamespace:
             return self._annotation(value)
-        if value is os.environ:
-            self._note("installed", "os.environ")
-            return node_digest("installed", "os.environ")
         if cls.__module__ in ("weakref", "_weakref") or isinstance(value, weakref.ref):
             return self._opaque(value)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # some warn that they will not be picklable
-                reduced = value.__reduce_ex__(4)
+            reduced = value.__reduce_ex__(4)
         except Exception:  # noqa: BLE001 - locks, clients, sessions: they raise what they like
             return self._unpicklable(value)
         self._note_value(value)

@@ -12,7 +12,7 @@ import pkgutil
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -23,11 +23,16 @@ Content = types.CodeType | types.ModuleType | str
 """A file's code, or its text where that can't be compiled; or a loaded module without a file."""
 
 
-def imported_files(code: types.CodeType, package: str) -> dict[str, Content]:
-    """Return, by name, the user's modules that some code imports, and those they import."""
+def imported_files(
+    code: types.CodeType, package: str, texts: Collection[str] = ()
+) -> dict[str, Content]:
+    """Return, by name, the user's modules that some code imports, and those they import.
+
+    `texts` are strings that the code knows besides its own: `import_module(NAME)`.
+    """
     found: dict[str, Content] = {}
     seen: set[str] = set()
-    waiting = list(_imports(code, package))
+    waiting = list(_imports(code, package, texts))
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -55,7 +60,7 @@ def package_of(namespace: Mapping[str, Any]) -> str:
     return name if "__path__" in namespace else name.rpartition(".")[0]
 
 
-def _imports(code: types.CodeType, package: str) -> Iterator[str]:
+def _imports(code: types.CodeType, package: str, texts: Collection[str] = ()) -> Iterator[str]:
     """Yield the full names of what may be modules in the import statements of some code."""
     for inner in all_codes(code):
         steps = plain_steps(inner)
@@ -63,11 +68,15 @@ def _imports(code: types.CodeType, package: str) -> Iterator[str]:
             if step.op == "IMPORT_NAME":
                 level, names = (s.arg for s in steps[at - 2 : at])
                 yield from _module_names(step.arg, level, names or (), package)
-        if {"import_module", "__import__"} & {step.arg for step in steps if _is_name(step.arg)}:
+        if _BY_STRING & {step.arg for step in steps if _is_name(step.arg)}:
             # Which string is the name of a module is not known: all may be.
-            for text in inner.co_consts:
+            for text in (*inner.co_consts, *texts):
                 if _is_name(text):
                     yield from _parents(text)
+
+
+# What takes the name of a module as a string; `modules` is that of sys.
+_BY_STRING = frozenset({"import_module", "__import__", "modules", "run_module"})
 
 
 def _is_name(value: Any) -> bool:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,6 +171,17 @@ def assigned_globals(code: types.CodeType) -> set[str]:
     """Return the globals that the code, or code inside it, assigns (`global`)."""
     steps = [step for inner in all_codes(code) for step in plain_steps(inner)]
     return {step.arg for step in steps if step.op in ("STORE_GLOBAL", "DELETE_GLOBAL")}
+
+
+def what_is_in(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything in a module, without what its own functions assign: that is state."""
+    functions = [v for v in namespace.values() if isinstance(v, types.FunctionType)]
+    assigned = {name for function in functions for name in assigned_globals(function.__code__)}
+    return {
+        name: value
+        for name, value in namespace.items()
+        if name.isidentifier() and not name.startswith("__") and name not in assigned
+    }
 
 
 def own_assigned_attributes(function: types.FunctionType) -> set[str]:
