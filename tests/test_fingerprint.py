@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import datetime
 import decimal
@@ -19,6 +20,7 @@ import textwrap
 import threading
 import types
 import uuid
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -498,6 +500,17 @@ def test_different_values(one: Any, other: Any):
 )
 def test_equal_values(one: Any, other: Any):
     assert value_of(one) == value_of(other)
+
+
+def test_threads_take_fingerprints_at_once():
+    """The settings of the process that a walk changes are what they were."""
+    before = sys.getrecursionlimit(), list(warnings.filters)
+    nested: list[Any] = []
+    for _ in range(500):
+        nested = [nested]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(value_of, [nested] * 40))) == 1
+    assert (sys.getrecursionlimit(), list(warnings.filters)) == before
 
 
 def test_values_that_contain_themselves():

@@ -453,7 +453,7 @@ def conditions(a, b, c):
         elif a is None: continue
     else:
         return [a, *b], {**c, "k": 1}, a if b else c
-    assert a, f"{a!r:>{b}} {c:{a}{b}} {a=}"
+    assert a, f"{a!r:>{b}} {c:{a}{b}} {a=} {a!s:{b(c, d=a)!r}}"
     return -a, +b, ~c, not a, a[1:b], a[::2], a[b:]
 def comprehensions(a, b):
     x = [i for i in a]

@@ -54,7 +54,7 @@ _INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 def steps_of(code: types.CodeType) -> list[Step]:
     """Return what the code does, step by step."""
-    plain = _without_saved_names(code, plain_steps(code))
+    plain = _conversions(_without_saved_names(code, plain_steps(code)))
     steps: list[Step] = []
     for at, step in enumerate(plain):
         steps += _written_out(step, plain, at)
@@ -102,6 +102,7 @@ def _end_of_pass_through(steps: list[Step], at: int) -> int | None:
     return None
 
 
+# What these prepare or mark shows in the steps around them.
 _SILENT = frozenset(
     {
         *("CACHE", "NOP", "RESUME", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "TO_BOOL", "END_FOR"),
@@ -133,9 +134,8 @@ _RENAMED = {
 
 _INTRINSICS = {2: "IMPORT_STAR", 4: "ASYNC_GEN_WRAP", 5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}
 
-_LOOPS_LEAVE_ITERATOR = (
-    "END_FOR" in dis.opmap and dis.stack_effect(dis.opmap["END_FOR"]) == -1
-)  # 3.13 drops it by a POP_TOP
+# In 3.13 a POP_TOP after the loop drops the iterator.
+_LOOPS_LEAVE_ITERATOR = "END_FOR" in dis.opmap and dis.stack_effect(dis.opmap["END_FOR"]) == -1
 
 
 @functools.lru_cache(maxsize=1024)
@@ -198,7 +198,7 @@ def _written_out(step: Step, steps: list[Step], at: int) -> list[Step]:
         case "FORMAT_VALUE":
             return spelled(("FORMAT", (arg & 3, bool(arg & 4))))
         case "FORMAT_SIMPLE" | "FORMAT_WITH_SPEC":
-            return spelled(("FORMAT", (0, op == "FORMAT_WITH_SPEC")))
+            return spelled(("FORMAT", (arg or 0, op == "FORMAT_WITH_SPEC")))
         case "MAKE_FUNCTION":
             flags = [flag for flag in (8, 4, 2, 1) if (arg or 0) & flag]
             return spelled((op, None), *(("SET_FUNCTION_ATTRIBUTE", flag) for flag in flags))
@@ -211,8 +211,32 @@ def _written_out(step: Step, steps: list[Step], at: int) -> list[Step]:
     return [step]
 
 
+def _conversions(steps: list[Step]) -> list[Step]:
+    """Make `!r` in an f-string an argument of the formatting, as Pythons before 3.13 do."""
+    result = list(steps)
+    for at, step in enumerate(steps):
+        end = _end_of_formatting(steps, at) if step.op == "CONVERT_VALUE" else None
+        if end is not None:
+            result[end] = dataclasses.replace(result[end], arg=step.arg)
+            result[at] = dataclasses.replace(step, op="NOP")
+    return result
+
+
+def _end_of_formatting(steps: list[Step], at: int) -> int | None:
+    """Return which step formats the value that is converted here; None: it can't be known."""
+    height = 1  # of the stack, above what was below the value
+    for later in range(at + 1, len(steps)):
+        step = steps[later]
+        if (step.op, height) in (("FORMAT_SIMPLE", 1), ("FORMAT_WITH_SPEC", 2)):
+            return later
+        if step.target is not None:
+            return None
+        height += step.grows[0]
+    return None
+
+
 def _branch(step: Step, condition: str) -> Step:
-    """Return a branch that says what it asks, not which way it jumps."""
+    """Return a branch by what it asks for, not by which way it jumps."""
     subject = "is None" if condition.endswith("NONE") else "is true"
     negated = condition in ("FALSE", "NOT_NONE")
     return Step("BRANCH", subject, step.offset, step.target, jumps_if_false=negated)
@@ -231,26 +255,6 @@ def _super_calls(steps: list[Step]) -> list[Step]:
         result.append(Step("CALL", 2 if has_arguments else 0, step.offset))
         result.append(Step("LOAD_ATTR", name, step.offset))
     return result
-
-
-def _conversions(steps: list[Step]) -> list[Step]:
-    """Make `!r` in an f-string a part of the formatting, as Pythons before 3.13 do."""
-    result = list(steps)
-    for at, step in enumerate(steps):
-        if step.op != "CONVERT_VALUE":
-            continue
-        height = 1
-        for later in range(at + 1, len(steps)):
-            if steps[later].target is not None:
-                break
-            wants_spec = steps[later].op == "FORMAT" and steps[later].arg[1]
-            if steps[later].op == "FORMAT" and height == (2 if wants_spec else 1):
-                with_conversion = (step.arg, result[later].arg[1])
-                result[later] = dataclasses.replace(result[later], arg=with_conversion)
-                result[at] = dataclasses.replace(step, op="NOP")
-                break
-            height += -1 if wants_spec else steps[later].grows[0]
-    return [step for step in result if step.op != "NOP"]
 
 
 def _comprehensions(steps: list[Step]) -> list[Step]:
@@ -338,8 +342,8 @@ def _empty_strings(steps: list[Step]) -> list[Step]:
 
 
 _REWRITES = (
-    *(_super_calls, _conversions, _comprehensions, _class_facts, _dead_stores),
-    *(_swapped_stores, _empty_strings),
+    *(_super_calls, _comprehensions, _class_facts, _dead_stores, _swapped_stores),
+    _empty_strings,
 )
 
 

@@ -66,7 +66,7 @@ class _Node:
 # These can't raise, so that where an exception would go doesn't matter.
 _NEVER_RAISE = frozenset(
     {"LOAD_CONST", "POP_TOP", "COPY", "SWAP", "STORE", "PUSH_EXC_INFO", "POP_EXCEPT", "BRANCH"}
-) | {"RETURN_VALUE", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE", "LOAD_CLOSURE"}
+) | {"RETURN_VALUE", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE"}
 
 _ENDS = frozenset({"RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
 

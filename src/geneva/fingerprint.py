@@ -12,9 +12,9 @@ processes, hash seeds, line moves, file names, comments and docstrings, and for 
 across Python versions.
 
 Not counted, because calls change it: globals that the functions it calls assign, containers that
-they fill (memos), `cached_property` values. Not followed: what is reached through getattr, eval
-or files, and state inside installed objects that can't be pickled (locks, clients, sessions:
-these count by their type).
+they fill (memos), `cached_property` values. Not followed: data in files and behind URLs, the code
+of what is installed, and state inside installed objects that can't be pickled (locks, clients,
+sessions: these count by their type).
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ import gc
 import itertools
 import os
 import sys
+import threading
 import types
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -81,30 +82,46 @@ def fingerprint_parts(
     callable_: Any, data_type: pa.DataType, call_shape: str = ""
 ) -> tuple[str, tuple[VersionPart, ...]]:
     """Return the fingerprint, and what it was made of."""
-    with _deep_and_quiet():
+    with _deep_and_quiet:
         walk = _Walk(callable_)
         means = walk.labelled("", callable_)
         digest = node_digest("udf", walk.digest(data_type), call_shape, means)
     return digest.hex()[:32], tuple(walk.parts)
 
 
-@contextlib.contextmanager
-def _deep_and_quiet() -> Iterator[None]:
-    """Let the walk go deep, through long chains of functions; and ignore warnings of pickling."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, _MAX_DEPTH))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        sys.setrecursionlimit(limit)
+class _DeepAndQuiet:
+    """Lets walks go deep, through long chains of functions, and ignores warnings of pickling.
+
+    Both are settings of the process: the first of several threads sets them, the last resets them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._walks = 0
+        self._reset = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._walks += 1
+            if self._walks == 1:
+                limit = sys.getrecursionlimit()
+                self._reset.callback(sys.setrecursionlimit, limit)
+                sys.setrecursionlimit(max(limit, _MAX_DEPTH))
+                self._reset.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._walks -= 1
+            if self._walks == 0:
+                self._reset.close()
 
 
 _MAX_DEPTH = 30_000
+_deep_and_quiet = _DeepAndQuiet()
 
 
-# repr says all there is to these, and says it the same everywhere.
+# repr shows all there is to these, the same everywhere.
 _BY_REPR = (
     *(type(None), bool, float, complex, range, type(...), type(NotImplemented)),
     *(decimal.Decimal, fractions.Fraction, uuid.UUID),
@@ -123,8 +140,10 @@ _NATIVE = (
 )
 
 
-# These say where a process runs, not what the function means.
-_OF_THE_PROCESS = ((os, "environ"), (sys, "argv"), (sys, "path"), (sys, "modules"))
+def _of_the_process() -> dict[str, Any]:
+    """Return what describes where a process runs, not what a function means."""
+    described = {"sys.argv": sys.argv, "sys.path": sys.path, "sys.modules": sys.modules}
+    return {"os.environ": os.environ, **described}
 
 
 # A function that calls one of these may get at anything in its module.
@@ -140,6 +159,7 @@ class _Walk:
     def __init__(self, root: Any) -> None:
         self.parts: list[VersionPart] = []
         self._state = state_behind(root)
+        self._of_the_process = {id(value): name for name, value in _of_the_process().items()}
         self._path: dict[int, int] = {}  # id of what is being looked at -> depth
         self._done: dict[int, tuple[Any, bytes]] = {}  # keeps the object: ids are reused
         self._label: str | None = None  # how the next value is reached, if that is to be shown
@@ -220,10 +240,9 @@ class _Walk:
 
     def _container(self, value: Any) -> bytes | None:
         kind = type(value)
-        for owner, name in _OF_THE_PROCESS:
-            if value is getattr(owner, name):
-                self._note("installed", f"{owner.__name__}.{name}")
-                return node_digest("installed", f"{owner.__name__}.{name}")
+        if id(value) in self._of_the_process:
+            self._note("installed", self._of_the_process[id(value)])
+            return node_digest("installed", self._of_the_process[id(value)])
         if id(value) in self._state.memos:
             return self._memo(value)
         if kind in (list, tuple, slice):
