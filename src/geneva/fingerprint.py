@@ -20,7 +20,6 @@ sessions: these count by their type).
 from __future__ import annotations
 
 import collections
-import contextlib
 import datetime
 import decimal
 import enum
@@ -28,14 +27,10 @@ import fractions
 import functools
 import gc
 import itertools
-import os
-import sys
-import threading
 import types
 import uuid
-import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +38,7 @@ import pyarrow as pa
 
 from geneva.class_meaning import attributes_that_count, is_typed_dict, member_attributes
 from geneva.code_meaning import code_digest, node_digest
+from geneva.deep_walk import deep_and_quiet
 from geneva.imported_files import imported_files, package_of
 from geneva.references import (
     cells_of,
@@ -67,6 +63,7 @@ from geneva.user_code import (
 from geneva.value_meaning import (
     data_digest,
     forgotten_by_pickle,
+    of_the_process,
     own_attributes,
     without_cached,
 )
@@ -82,43 +79,11 @@ def fingerprint_parts(
     callable_: Any, data_type: pa.DataType, call_shape: str = ""
 ) -> tuple[str, tuple[VersionPart, ...]]:
     """Return the fingerprint, and what it was made of."""
-    with _deep_and_quiet:
+    with deep_and_quiet:
         walk = _Walk(callable_)
         means = walk.labelled("", callable_)
         digest = node_digest("udf", walk.digest(data_type), call_shape, means)
     return digest.hex()[:32], tuple(walk.parts)
-
-
-class _DeepAndQuiet:
-    """Lets walks go deep, through long chains of functions, and ignores warnings of pickling.
-
-    Both are settings of the process: the first of several threads sets them, the last resets them.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._walks = 0
-        self._reset = contextlib.ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._walks += 1
-            if self._walks == 1:
-                limit = sys.getrecursionlimit()
-                self._reset.callback(sys.setrecursionlimit, limit)
-                sys.setrecursionlimit(max(limit, _MAX_DEPTH))
-                self._reset.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("ignore")
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._walks -= 1
-            if self._walks == 0:
-                self._reset.close()
-
-
-_MAX_DEPTH = 30_000
-_deep_and_quiet = _DeepAndQuiet()
 
 
 # repr shows all there is to these, the same everywhere.
@@ -140,12 +105,6 @@ _NATIVE = (
 )
 
 
-def _of_the_process() -> dict[str, Any]:
-    """Return what describes where a process runs, not what a function means."""
-    described = {"sys.argv": sys.argv, "sys.path": sys.path, "sys.modules": sys.modules}
-    return {"os.environ": os.environ, **described}
-
-
 # A function that calls one of these may get at anything in its module.
 _SEE_EVERYTHING = (globals, eval, exec)
 
@@ -159,7 +118,7 @@ class _Walk:
     def __init__(self, root: Any) -> None:
         self.parts: list[VersionPart] = []
         self._state = state_behind(root)
-        self._of_the_process = {id(value): name for name, value in _of_the_process().items()}
+        self._of_the_process = {id(value): name for name, value in of_the_process().items()}
         self._path: dict[int, int] = {}  # id of what is being looked at -> depth
         self._done: dict[int, tuple[Any, bytes]] = {}  # keeps the object: ids are reused
         self._label: str | None = None  # how the next value is reached, if that is to be shown
@@ -201,6 +160,22 @@ class _Walk:
         ]
         self._depth -= 1
         return node_digest("named", *digests)
+
+    def _labelled(self, values: Mapping[str, Any]) -> list[bytes]:
+        """Digest values in order, and write them down by their names, unless they are empty."""
+        self._depth += 1
+        digests = []
+        for name, value in values.items():
+            is_empty = isinstance(value, (tuple, dict)) and not value
+            digests.append(self.digest(value) if is_empty else self.labelled(name, value))
+        self._depth -= 1
+        return digests
+
+    def _state_of(self, state: Any) -> bytes:
+        """Digest the state of an object; attributes are written down by name."""
+        if isinstance(state, dict) and all(isinstance(name, str) for name in state):
+            return self._named("attribute", state.items())
+        return node_digest("state", *self._all((state,)))
 
     def _all(self, values: Iterable[Any]) -> list[bytes]:
         self._depth += 1
@@ -283,11 +258,13 @@ class _Walk:
             return code_digest(value, self.digest)
         meaning = getattr(type(value), "__geneva_meaning__", None)
         if meaning is not None:
-            return self.digest(meaning(value))
+            return self._meaning(meaning(value))
         if is_function_of_module(value):  # random.choice, a method of an object in the module
             return self._by_name(value)
         if isinstance(value, types.MethodType):
-            return node_digest("method", *self._all((value.__func__, value.__self__)))
+            self._note_value(value)
+            parts = self._labelled({"of": value.__func__, "self": value.__self__})
+            return node_digest("method", *parts)
         if isinstance(value, functools._lru_cache_wrapper):
             return self.digest(value.__wrapped__)
         if isinstance(value, types.CellType):
@@ -303,25 +280,36 @@ class _Walk:
             return node_digest("bound", by_name, self.digest(owner)) if is_bound else by_name
         return self._wrapped(value)
 
+    def _meaning(self, meaning: Any) -> bytes:
+        """Digest what stands for a UDF: a function or object, or a class and its arguments."""
+        if not isinstance(meaning, tuple):
+            return self.digest(meaning)
+        self._note("value", "an object, constructed in each worker")
+        parts = dict(zip(("of", "arguments", "keywords"), meaning, strict=True))
+        return node_digest("constructed", *self._labelled(parts))
+
     def _wrapped(self, value: Any) -> bytes | None:
         """Return the digest of an object around functions: what it holds, and its class."""
-        tag: str
-        parts: tuple[Any, ...]
+        parts: dict[str, Any]
         if isinstance(value, (functools.partial, functools.partialmethod)):
-            tag, parts = "partial", (value.func, value.args, value.keywords)
+            tag = "partial"
+            parts = {"of": value.func, "arguments": value.args, "keywords": value.keywords}
         elif isinstance(value, (staticmethod, classmethod)):
-            tag, parts = type(value).__name__, (value.__func__,)
+            tag, parts = type(value).__name__, {"of": value.__func__}
         elif isinstance(value, property):
-            tag, parts = "property", (value.fget, value.fset, value.fdel)
+            tag, parts = "property", {"get": value.fget, "set": value.fset, "delete": value.fdel}
         elif isinstance(value, functools.cached_property):
-            tag, parts = "property", (value.func,)
+            tag, parts = "property", {"get": value.func}
         else:
             return None
-        if not is_user_class(type(value)):
-            own: tuple[Any, ...] = ()
-        else:
-            own = (type(value), getattr(value, "__dict__", {}))
-        return node_digest(tag, type(value).__name__ if own else "", *self._all((*parts, *own)))
+        self._note_value(value)
+        own = b""
+        if is_user_class(type(value)):
+            own = node_digest(
+                "own", self.digest(type(value)), self._state_of(own_attributes(value))
+            )
+        shown = {name: part for name, part in parts.items() if part is not None}
+        return node_digest(tag, own, *shown, *self._labelled(shown))
 
     def _function(self, function: types.FunctionType) -> bytes:
         if is_installed(function):
@@ -444,16 +432,9 @@ class _Walk:
             return node_digest("installed", qualified_name(cls), reduced)
         make, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
         items, pairs = list(items or ()), list(pairs or ())
-        parts = (
-            cls,
-            make,
-            arguments,
-            without_cached(cls, state),
-            items,
-            pairs,
-            forgotten_by_pickle(value),
-        )
-        return node_digest("object", *self._all(parts))
+        parts = self._all((cls, make, arguments, items, pairs))
+        kept = self._state_of(without_cached(cls, state))
+        return node_digest("object", *parts, kept, self._state_of(forgotten_by_pickle(value)))
 
     def _annotation(self, value: Any) -> bytes:
         """Take `list[X]` by its parts, and a TypeVar or NewType by its name."""
@@ -477,7 +458,7 @@ class _Walk:
             return self._opaque(value)
         self._note_value(value)
         state = without_cached(cls, own_attributes(value))
-        return node_digest("opaque", *self._all((cls, state)))
+        return node_digest("opaque", *self._all((cls,)), self._state_of(state))
 
 
 def _first(pair: tuple[str, Any]) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import pathlib
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -102,3 +104,9 @@ def own_attributes(value: Any) -> dict[str, Any]:
                 attributes[name] = getattr(value, name)
     skipped = _OF_EVERY_LOGGER if isinstance(value, logging.Logger) else ()
     return {name: kept for name, kept in attributes.items() if name not in skipped}
+
+
+def of_the_process() -> dict[str, Any]:
+    """Return what describes where a process runs, not what a function means."""
+    described = {"sys.argv": sys.argv, "sys.path": sys.path, "sys.modules": sys.modules}
+    return {"os.environ": os.environ, **described}
