@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from support import Calls, RunnerFactory, connect
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
+    from workshop import Workshop
 
 # A shell's background jobs ignore Ctrl-C, and so would everything that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -69,3 +72,15 @@ def calls(tmp_path: Path) -> Calls:
 def slow_rounds() -> int:
     """How often a slow test repeats itself (GENEVA_SLOW_ROUNDS; .ci/run asks for 1)."""
     return int(os.environ.get("GENEVA_SLOW_ROUNDS", "5"))
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workshop]:
+    """A folder on the import path, for modules that the test writes."""
+    from workshop import Workshop
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    made = Workshop(tmp_path)
+    yield made
+    made.forget()

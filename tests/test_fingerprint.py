@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import datetime
 import decimal
 import enum
 import functools
-import importlib
 import logging
 import math
 import os
 import pathlib
 import random
 import re
-import subprocess
 import sys
 import textwrap
 import threading
 import types
 import uuid
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -33,54 +33,7 @@ from hypothesis import strategies as st
 
 from geneva.fingerprint import fingerprint
 from geneva.user_code import is_user_module
-
-
-def of(function: Any) -> str:
-    return fingerprint(function, pa.int64())
-
-
-class Workshop:
-    """Writes modules to a directory, and takes fingerprints of their `f`."""
-
-    def __init__(self, directory: pathlib.Path) -> None:
-        self.directory = directory
-        self._names: list[str] = []
-
-    def write(self, name: str, source: str) -> pathlib.Path:
-        path = self.directory / f"{name}.py"
-        path.write_text(textwrap.dedent(source))
-        return path
-
-    def load(self, source: str, name: str | None = None) -> types.ModuleType:
-        name = name or f"workshop_{len(self._names)}"
-        self._names.append(name)
-        self.write(name, source)
-        importlib.invalidate_caches()
-        sys.modules.pop(name, None)
-        return importlib.import_module(name)
-
-    def f(self, source: str) -> str:
-        return of(self.load(source).f)
-
-    def without_source(self, source: str) -> str:
-        """Take the fingerprint where only the bytecode is there."""
-        namespace: dict[str, Any] = {"__name__": "nowhere"}
-        exec(compile(textwrap.dedent(source), "<nowhere>", "exec"), namespace)
-        return of(namespace["f"])
-
-    def forget(self) -> None:
-        for name in self._names:
-            sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def workshop(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    made = Workshop(tmp_path)
-    yield made
-    made.forget()
-
+from workshop import Workshop, of, value_of
 
 PLAIN = """
     SCALE = 2
@@ -227,31 +180,19 @@ HELPERS = """
 """
 
 
-def _run(path: pathlib.Path, seed: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def test_every_process_agrees(workshop: Workshop):
     workshop.write("helpers", HELPERS)
     here = workshop.load(SCRIPT, "imported").PRINTED
-    first = _run(workshop.write("script", SCRIPT), "1")
+    first = workshop.run(str(workshop.write("script", SCRIPT)), seed="1")
     other = workshop.directory / "other"
     other.mkdir()
     (other / "helpers.py").write_text("# moved\n\n\n" + textwrap.dedent(HELPERS))
     (other / "renamed.py").write_text("#!/usr/bin/env python\n\n" + textwrap.dedent(SCRIPT))
-    second = _run(other / "renamed.py", "99")
+    second = workshop.run(str(other / "renamed.py"), seed="99")
     assert first == second == here
     # Written down, because every Python must agree on it, and because a change here makes the
     # columns of every user stale.
-    assert here == "cedc37351547f7599b19bc41e31b0244"
+    assert here == "62d76b9deb13cce508dc87b0d153b140"
 
 
 # ------------------------------------------------------------------------------ finding source
@@ -368,7 +309,6 @@ def test_only_what_is_taken_from_a_users_module_counts(workshop: Workshop):
     assert of(module.f) == before
     library.used = lambda x: x + 1  # type: ignore[attr-defined]
     assert of(module.f) != before
-    del sys.modules["library"]
 
 
 def test_imports_inside_functions_count(workshop: Workshop):
@@ -479,10 +419,6 @@ def test_instances_count_with_their_state(workshop: Workshop):
 # ------------------------------------------------------------------------------ values
 
 
-def value_of(value: Any) -> str:
-    return of(lambda: value)
-
-
 class Colour(enum.Enum):
     RED = 1
     BLUE = 2
@@ -564,6 +500,17 @@ def test_different_values(one: Any, other: Any):
 )
 def test_equal_values(one: Any, other: Any):
     assert value_of(one) == value_of(other)
+
+
+def test_threads_take_fingerprints_at_once():
+    """The settings of the process that a walk changes are what they were."""
+    before = sys.getrecursionlimit(), list(warnings.filters)
+    nested: list[Any] = []
+    for _ in range(500):
+        nested = [nested]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(value_of, [nested] * 40))) == 1
+    assert (sys.getrecursionlimit(), list(warnings.filters)) == before
 
 
 def test_values_that_contain_themselves():

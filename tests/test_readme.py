@@ -53,7 +53,13 @@ def test_the_guide_to_udfs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(ROOT / "docs" / "udfs.md", tmp_path, monkeypatch)
-    assert "because    UDF changed: 2 rows" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "because    UDF changed: 2 rows" in printed
+    assert "  global SEEN: dict (filled by calls: by type, without its contents)\n" in printed
+    shown = (ROOT / "docs" / "udfs.md").read_text(encoding="utf-8")
+    version = re.search("version ([0-9a-f]{32}) of 'logarithm'", printed)
+    assert version is not None
+    assert version[0] in shown, "the page shows what is printed"
 
 
 def test_the_guide_to_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

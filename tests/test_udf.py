@@ -792,6 +792,27 @@ def _call_helper(x):
     return their_helpers.times(x)  # noqa: F821
 
 
+def test_a_module_that_is_used_as_a_whole_is_sent_as_a_whole():
+    module = types.ModuleType("their_whole_helpers")
+    module.__file__ = "/somewhere/their_whole_helpers.py"
+    exec("N = 2\ndef times(x): return x * N\ndef plus(x): return x + N", module.__dict__)
+    sys.modules["their_whole_helpers"] = module
+
+    def both(x: int, other: Any = module) -> int:
+        return their_helpers.times(x) + other.plus(x)  # noqa: F821
+
+    def closes_over(x: int) -> int:
+        return their_helpers.times(x) + module.plus(x)  # noqa: F821
+
+    globals()["their_helpers"] = module
+    try:
+        stored = [serialize_udf(udf(f, input_columns=["x"])) for f in (both, closes_over)]
+    finally:
+        del sys.modules["their_whole_helpers"], globals()["their_helpers"]
+    for data in stored:
+        assert deserialize_udf(data, udf_digest(data))(4) == 14
+
+
 def test_a_missing_module_is_explained():
     module = types.ModuleType("not_installed_here")
     module.__file__ = f"{np.__path__[0]}/not_installed_here.py"  # as if it were installed

@@ -1,27 +1,27 @@
-"""What a function's code does, told alike wherever and however it is written.
+"""What compiled code does, written the same way for every file, process and Python version.
 
-By its syntax tree where the source is found and compiles to the very bytecode at hand; else by
-its bytecode.
+Bytecode is the only form of a function that is always there and never out of date: a file may
+have been edited since it was imported, and `exec`, `python -c` and a prompt leave no source. So a
+function counts by its bytecode, brought into a normal form: its instructions, in the spelling
+that Python 3.11 to 3.13 share (`geneva.bytecode`), become a graph of what follows what and where
+an exception goes, in which parts that do the same are merged.
+
+Two functions with the same digest take the same steps in the same order. The converse is not
+promised between Python versions: where two compilers differ by more than spelling (`except*`,
+`[x async for x in y]`), the same source has one digest per Python version.
 """
 
 from __future__ import annotations
 
-import ast
-import collections
-import contextlib
-import dis
-import functools
+import bisect
 import hashlib
-import importlib.util
 import inspect
-import linecache
-import pathlib
 import types
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from geneva.user_code import NOT_THE_USERS, is_user_file, names_in, nested_codes
+from geneva.bytecode import Step, exception_targets, is_inlined, steps_of
 
 Digest = Callable[[Any], bytes]
 """Digests a constant of the code."""
@@ -37,182 +37,179 @@ def node_digest(tag: str, *parts: str | bytes) -> bytes:
     return state.digest()
 
 
-@contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Compile in silence: Python warned of the user's source when it was imported."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(source: str) -> tuple[dict[tuple[str, int], list[Any]], ...] | None:
-    """Return a file's function nodes and code objects, both by (name, first line)."""
-    try:
-        with _no_warnings():
-            tree = ast.parse(source)
-            compiled = compile(tree, "<source>", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    nodes: dict[tuple[str, int], list[Any]] = collections.defaultdict(list)
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            nodes[node.name, first].append(node)
-        elif isinstance(node, ast.Lambda):
-            nodes["<lambda>", node.lineno].append(node)
-    codes: dict[tuple[str, int], list[Any]] = collections.defaultdict(list)
-    for code in nested_codes(compiled):
-        codes[code.co_name, code.co_firstlineno].append(code)
-    return nodes, codes
-
-
-def verified_tree(code: types.CodeType, digest: Digest) -> Any | None:
-    """Return the syntax tree of exactly this code, or None if no source compiles to it."""
-    linecache.checkcache(code.co_filename)
-    parsed = _parsed("".join(linecache.getlines(code.co_filename)))
-    if parsed is None:
-        return None
-    nodes, codes = (table.get((code.co_name, code.co_firstlineno), []) for table in parsed)
-    wanted = code_digest(code, digest)
-    if wanted not in [code_digest(c, digest) for c in codes]:
-        return None
-    if len(nodes) > 1:  # several lambdas on one line
-        nodes = [n for n in nodes if _compiles_to(n, code.co_freevars, wanted, digest)]
-    return nodes[0] if nodes else None
-
-
-def _compiles_to(
-    node: ast.Lambda, free_names: tuple[str, ...], wanted: bytes, digest: Digest
-) -> bool:
-    """Compile one lambda inside a function that owns its free variables, and compare."""
-    parameters = ", ".join(free_names)
-    module = ast.parse(f"def around({parameters}):\n    return lambda: None")
-    function = module.body[0]
-    assert isinstance(function, ast.FunctionDef)
-    function.body = [ast.copy_location(ast.Return(value=node), node)]
-    with _no_warnings():
-        compiled = compile(module, "<source>", "exec", dont_inherit=True)
-    around = next(nested_codes(compiled))
-    inner = [code for code in around.co_consts if inspect.iscode(code)]
-    return wanted in [code_digest(code, digest) for code in inner]
-
-
-_NO_MEANING = frozenset({"ctx", "kind", "type_comment", "type_ignores", "type_params", "returns"})
-
-
-_EMPTY = "str:''"
-
-
-def canonical_source(node: Any) -> str:
-    """Write out a function's tree: no name, decorators, defaults, docstrings or annotations."""
-    if isinstance(node, ast.Lambda):
-        body = [_dump(node.body, in_class=False)]
-    else:
-        body = _statements(node.body, in_class=False)
-    return f"{_parameters(node.args)}: {body}"
-
-
-def _parameters(arguments: ast.arguments) -> list[list[str]]:
-    groups = [arguments.posonlyargs, arguments.args, arguments.kwonlyargs]
-    stars = [[a] if a else [] for a in (arguments.vararg, arguments.kwarg)]
-    return [[argument.arg for argument in group] for group in groups + stars]
-
-
-def _statements(body: list[Any], *, in_class: bool) -> list[str]:
-    first: Any = body[0] if body else None
-    is_constant = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    if is_constant and isinstance(first.value.value, str):
-        body = body[1:]  # a docstring
-    return [_dump(statement, in_class=in_class) for statement in body]
-
-
-def _dump(node: Any, *, in_class: bool) -> str:
-    """Dump a tree alike on all Python versions: empty fields and positions are left out."""
-    if isinstance(node, list):
-        return f"[{', '.join(_dump(item, in_class=in_class) for item in node)}]"
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    if isinstance(node, ast.Constant):
-        return f"{type(node.value).__name__}:{node.value!r}"
-    # Inside a function an annotation is never evaluated; in a class it may make a field.
-    if isinstance(node, ast.AnnAssign) and not in_class:
-        value = None if node.value is None else _dump(node.value, in_class=False)
-        return f"Assign({_dump(node.target, in_class=False)}, {value})"
-    if isinstance(node, ast.arg):
-        return node.arg
-    if isinstance(node, ast.JoinedStr):  # some versions put empty strings between the values
-        pieces = [_dump(v, in_class=False) for v in node.values]
-        return f"JoinedStr({', '.join(piece for piece in pieces if piece != _EMPTY)})"
-    inner_class = isinstance(node, ast.ClassDef)
-    is_scope = inner_class or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    parts = []
-    for name, value in ast.iter_fields(node):
-        if name in _NO_MEANING or value is None or value == []:
-            continue
-        if is_scope and name == "body":
-            parts.append(f"body={_statements(value, in_class=inner_class)}")
-        else:
-            parts.append(f"{name}={_dump(value, in_class=in_class and not is_scope)}")
-    return f"{type(node).__name__}({', '.join(parts)})"
-
-
-_FLAGS = (
+_KIND_FLAGS = (
     inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
 ) | inspect.CO_ASYNC_GENERATOR
 
 
 def code_digest(code: types.CodeType, digest: Digest) -> bytes:
-    """Digest what the bytecode does: no names of files, no lines, no order of constants."""
-    instructions: list[dis.Instruction] = []
-    index = {}  # offset -> number, so that a jump is not told in bytes
-    for instruction in dis.get_instructions(code):
-        index[instruction.offset] = len(instructions)
-        if instruction.opname not in ("EXTENDED_ARG", "CACHE", "NOP"):
-            instructions.append(instruction)
-    parts: list[str | bytes] = []
-    for i in instructions:
-        parts.append(i.opname)
-        if i.opcode in dis.hasconst:
-            is_code = isinstance(i.argval, types.CodeType)
-            parts.append(code_digest(i.argval, digest) if is_code else digest(i.argval))
-        elif i.opcode in dis.hasjrel or i.opcode in dis.hasjabs:
-            parts.append(str(index.get(i.argval, i.argval)))
+    """Digest what the code does: no names of files, no lines, no docstring, no own name."""
+    graph = _Graph(digest)
+    graph.add(code)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    stars = sum(bool(code.co_flags & f) for f in (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS))
+    parameters = code.co_varnames[: counts[0] + counts[2] + stars]
+    facts = (parameters, code.co_flags & _KIND_FLAGS, counts)
+    return node_digest("code", repr(facts), *graph.normal_form())
+
+
+@dataclass(slots=True)
+class _Node:
+    """One step in the graph. Places are (number of the code, offset) until they are resolved."""
+
+    op: str
+    label: bytes
+    next: tuple[Any, ...]
+    handler: Any = None
+
+
+# These can't raise, so that where an exception would go doesn't matter.
+_NEVER_RAISE = frozenset(
+    {"LOAD_CONST", "POP_TOP", "COPY", "SWAP", "STORE", "PUSH_EXC_INFO", "POP_EXCEPT", "BRANCH"}
+) | {"RETURN_VALUE", "MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE"}
+
+_ENDS = frozenset({"RETURN_VALUE", "RAISE_VARARGS", "RERAISE"})
+
+
+class _Graph:
+    """The steps of one code, with comprehensions as part of it, as every Python since 3.12 does."""
+
+    def __init__(self, digest: Digest) -> None:
+        self._digest = digest
+        self._free: frozenset[str] = frozenset()  # names of the function around this one
+        self._nodes: list[_Node] = []
+        self._starts: list[list[tuple[int, int]]] = []  # of each code: (offset, where in the list)
+        self._jumps: dict[int, Any] = {}  # nodes that only lead elsewhere
+
+    def add(self, code: types.CodeType, then: Any = None, handler: Any = None) -> None:
+        """Append the code's steps; `then` is where a comprehension's result goes."""
+        number = len(self._starts)
+        if not number:
+            self._free = frozenset(code.co_freevars)
+        starts: list[tuple[int, int]] = []
+        self._starts.append(starts)
+        targets = exception_targets(code)
+        comprehensions: list[types.CodeType] = []
+        steps = steps_of(code)
+        for at, step in enumerate(steps):
+            starts.append((step.offset, len(self._nodes)))
+            raises_to = targets.get(step.offset)
+            goes_to = handler if raises_to is None else (number, raises_to)
+            if is_inlined(step.arg) and step.op == "MAKE_FUNCTION":
+                comprehensions.append(step.arg)
+            elif step.op == "CALL_COMPREHENSION" and comprehensions:
+                following = (number, steps[at + 1].offset)
+                self.add(comprehensions.pop(), following, goes_to)
+            else:
+                self._append(step, number, None if step.op in _NEVER_RAISE else goes_to, then)
+
+    def _append(self, step: Step, number: int, handler: Any, then: Any) -> None:
+        following = len(self._nodes) + 1
+        if step.op == "JUMP" or (then is not None and step.op == "RETURN_VALUE"):
+            self._jumps[len(self._nodes)] = (number, step.target) if step.op == "JUMP" else then
+        target = (number, step.target)
+        label = node_digest(step.op, self._argument(step))
+        if step.op in _ENDS or len(self._nodes) in self._jumps:
+            leads_to: tuple[Any, ...] = ()
+        elif step.op == "BRANCH":
+            leads_to = (following, target) if step.jumps_if_false else (target, following)
         else:
-            parts.append(str(i.argval if isinstance(i.argval, (str, tuple)) else i.arg))
-    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
-    names = (code.co_varnames[: sum(shape)], code.co_flags & _FLAGS, shape)
-    handlers = getattr(code, "co_exceptiontable", b"")
-    return node_digest("bytecode", str(names), handlers, *parts)
+            leads_to = (following,) if step.target is None else (following, target)
+        op = "DUPLICATE" if (step.op, step.arg) == ("COPY", 1) else step.op
+        self._nodes.append(_Node(op, label, leads_to, handler))
+
+    def _argument(self, step: Step) -> bytes:
+        if isinstance(step.arg, types.CodeType):
+            return code_digest(step.arg, self._digest)
+        if step.op == "LOAD_CONST":
+            return self._digest(step.arg)
+        if step.op in ("LOAD", "STORE", "DELETE") and step.arg in self._free:
+            return node_digest("free", step.arg)
+        return repr(step.arg).encode("utf-8", "surrogatepass")
+
+    def normal_form(self) -> list[bytes | str]:
+        """Return the graph as parts of a digest: the same for graphs that do the same."""
+        labels = [node.label for node in self._nodes]
+        edges: list[tuple[int | None, ...]] = [
+            (*map(self._resolved, node.next), self._resolved(node.handler)) for node in self._nodes
+        ]
+        self._shorten_conditions(labels, edges)
+        kinds = _merged(labels, edges)
+        parts: list[bytes | str] = []
+        numbers: dict[int, int] = {}
+        waiting = [self._resolved(0) or 0]
+        while waiting:
+            node = waiting.pop()
+            if kinds[node] in numbers:
+                parts.append(str(numbers[kinds[node]]))
+                continue
+            numbers[kinds[node]] = len(numbers)
+            parts += [labels[node], "".join("-" if e is None else "+" for e in edges[node])]
+            waiting += [e for e in reversed(edges[node]) if e is not None]
+        return parts
+
+    def _shorten_conditions(self, labels: list[bytes], edges: list[tuple[int | None, ...]]) -> None:
+        """Ask of a value only once whether it is true, as Python 3.11 does in `a and b or c`."""
+        ops = [node.op for node in self._nodes]
+
+        def asks(node: int | None) -> int | None:
+            """Return the branch of a node that duplicates a value to ask whether it is true."""
+            if node is None or ops[node] != "DUPLICATE":
+                return None
+            branch = edges[node][0]
+            is_plain = branch is not None and self._nodes[branch].label == _IF_TRUE
+            return branch if is_plain else None
+
+        for node in reversed(range(len(ops))):
+            branch = asks(node)
+            if branch is None:
+                continue
+            ways = list(edges[branch][:2])
+            for which, way in enumerate(ways):
+                again = asks(way)
+                if again is not None:
+                    ways[which] = edges[again][which]
+            edges[branch] = (*ways, edges[branch][2])
+            if all(way is not None and ops[way] == "POP_TOP" for way in ways):
+                labels[node] = labels[branch]
+                ops[node] = "BRANCH"
+                edges[node] = (*(edges[way][0] for way in ways if way is not None), None)
+
+    def _resolved(self, place: Any) -> int | None:
+        """Return the node at a place, or the one that it leads to."""
+        seen = set()
+        while place is not None:
+            index = self._found(*place) if isinstance(place, tuple) else place
+            if index not in self._jumps or index in seen:
+                return index
+            seen.add(index)
+            place = self._jumps[index]
+        return None
+
+    def _found(self, code: int, offset: int) -> int:
+        """Return the first node at or after an offset: some instructions have no node."""
+        starts = self._starts[code]
+        return starts[bisect.bisect_left(starts, (offset, 0))][1]
 
 
-def imported_sources(code: types.CodeType, package: str) -> set[bytes]:
-    """Digest the user's files that a function imports in its body (they may not be loaded yet)."""
-    seen: set[str] = set()
-    return {d for name in names_in(code, "IMPORT_NAME") for d in _source_files(name, package, seen)}
+_IF_TRUE = node_digest("BRANCH", repr("is true"))
 
 
-def _source_files(name: str, package: str, seen: set[str]) -> Iterator[bytes]:
-    """Yield digests of a module's file and of the user's files that it imports in turn."""
-    try:
-        spec = importlib.util.find_spec(name) or importlib.util.find_spec(f".{name}", package)
-    except (ImportError, ValueError, AttributeError, TypeError):
-        return
-    file = getattr(spec, "origin", None)
-    if not file or file in seen or not file.endswith(".py") or not is_user_file(file):
-        return
-    if name.partition(".")[0] in NOT_THE_USERS:
-        return
-    seen.add(file)
-    try:
-        with _no_warnings():
-            tree = ast.parse(pathlib.Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    yield node_digest("file", "\n".join(_statements(tree.body, in_class=True)))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _source_files(alias.name, package, seen)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from _source_files(node.module, package, seen)
+def _merged(labels: list[bytes], edges: list[tuple[int | None, ...]]) -> list[int]:
+    """Number the nodes so that two have one number exactly if they go on doing the same."""
+    kinds = _numbered(labels)
+    while True:
+        refined = _numbered(
+            [
+                (kind, *(-1 if edge is None else kinds[edge] for edge in leads_to))
+                for kind, leads_to in zip(kinds, edges, strict=True)
+            ]
+        )
+        if max(refined) == max(kinds):
+            return refined
+        kinds = refined
+
+
+def _numbered(values: list[Any]) -> list[int]:
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]

@@ -13,8 +13,9 @@ import cloudpickle
 import pyarrow as pa
 
 from geneva.errors import InvalidUDFError, UDFIntegrityError
-from geneva.fingerprint import fingerprint
+from geneva.fingerprint import fingerprint, fingerprint_parts
 from geneva.on_error import FAIL_FAST, ErrorPolicy, OnError, policy_of
+from geneva.references import modules_used
 from geneva.udf_call import (
     StatefulCallable,
     UDFArgType,
@@ -26,7 +27,7 @@ from geneva.udf_call import (
 )
 from geneva.udf_inputs import ResolvedInput, resolve_inputs
 from geneva.udf_pickle import culprit, dumped, serializing
-from geneva.user_code import modules_used
+from geneva.version_parts import VersionExplanation, VersionPart
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,13 +89,28 @@ class UDF:
         if self.pinned_fingerprint is not None:
             return self.pinned_fingerprint
         # Not remembered: a helper defined below the UDF, or a global set since, counts as well.
-        arity = -1 if self.arg_type is UDFArgType.RECORD_BATCH else len(self.input_columns or ())
-        return fingerprint(self.func, self.data_type, f"{self.arg_type.value}/{arity}")
+        return fingerprint(self.func, self.data_type, self._call_shape())
 
     @property
     def version(self) -> str:
         """Return the user's version, or the fingerprint where none was given."""
         return self.declared_version or self.fingerprint
+
+    def explain_version(self) -> VersionExplanation:
+        """Return what is in the version: `print` shows the functions and values that count."""
+        taken, parts = fingerprint_parts(self.func, self.data_type, self._call_shape())
+        return VersionExplanation(
+            name=self.name,
+            version=self.version,
+            fingerprint=self.pinned_fingerprint or taken,
+            is_declared=self.declared_version is not None,
+            is_pinned=self.pinned_fingerprint is not None,
+            parts=(*parts, VersionPart(0, "type", "value", str(self.data_type))),
+        )
+
+    def _call_shape(self) -> str:
+        arity = -1 if self.arg_type is UDFArgType.RECORD_BATCH else len(self.input_columns or ())
+        return f"{self.arg_type.value}/{arity}"
 
     def with_inputs(self, columns: Sequence[str]) -> UDF:
         """Return this UDF fed from other columns, by position. The version stays as it is."""

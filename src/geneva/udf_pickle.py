@@ -13,7 +13,8 @@ from typing import Any
 
 import cloudpickle
 
-from geneva.user_code import modules_used, references, user_modules
+from geneva.references import modules_used, references
+from geneva.user_code import user_modules
 
 # A UDF that refers to itself (recursion) must be pickled by its state, not by a nested dump.
 serializing = contextvars.ContextVar("serializing", default=False)
