@@ -119,6 +119,8 @@ class ColumnDefinition:
     """Whether the UDF is one for a single run, and not the column's own."""
     former_versions: tuple[str, ...] = ()
     """Versions of the UDFs that the column had before, the latest last."""
+    own_field: int | None = None
+    """The column's own field id: as long as it has that, ids mean what they meant."""
     has_receipts: bool = False
     """Whether the column had receipts from the day it was declared."""
     sizes: Sizes = field(default_factory=Sizes)

@@ -24,7 +24,13 @@ from geneva.model import ColumnDefinition, TableRef, Upstream
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.graph import Reads, computed_inputs, upstream_of
 from geneva.rows import RowSet
-from geneva.storage.columns import commit_receipt_columns, read_definitions, with_present_inputs
+from geneva.storage.columns import (
+    commit_rebound,
+    commit_receipt_columns,
+    read_definitions,
+    rebound,
+    with_present_inputs,
+)
 from geneva.storage.dataset import Dataset, FragmentFacts, open_dataset
 from geneva.storage.views import reads_source
 
@@ -73,9 +79,13 @@ def prepare_chain(
     before = upstream_of(definition.name, reads)
     if to_run:
         taking_part = [present[name] for name in (*before, definition.name)]
-        changed = commit_receipt_columns(open_dataset(ref), taking_part)
-        if changed and request.read_version is None:
-            dataset = open_dataset(ref)
+        latest = open_dataset(ref)
+        added = commit_receipt_columns(latest, taking_part)
+        if added:
+            commit_rebound(latest, added)
+            present |= {name: rebound(present[name], latest) for name in added}
+            subject = ColumnSubject(ref, present[definition.name])
+            dataset = dataset if request.read_version is not None else open_dataset(ref)
     if not before or request.upstream is Upstream.IGNORE:
         return PreparedChain(prepare(subject, request, dataset=dataset))
     if request.read_version is not None:

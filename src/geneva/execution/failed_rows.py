@@ -22,10 +22,16 @@ class FailedRows:
     """What happened to the rows that failed, by offset in their fragment."""
 
     found: dict[int, RowFailure] = field(default_factory=dict)
+    carried: set[int] = field(default_factory=set)
+    """Rows that failed in an earlier run, which has told of them; they are not called again."""
 
     def __bool__(self) -> bool:
         """Whether any row failed."""
-        return bool(self.found)
+        return bool(self.found or self.carried)
+
+    def carry(self, offsets: Iterable[int]) -> None:
+        """Take over what an earlier run has found."""
+        self.carried.update(row for row in offsets if row not in self.found)
 
     def add(self, offsets: Offsets, failures: Iterable[CellFailure]) -> None:
         """Take what a batch tells of its rows."""
@@ -52,7 +58,7 @@ class FailedRows:
     def rows(self, size: int) -> RowSet:
         """The rows, as a set."""
         mask = RowSet.empty(size).mask()
-        mask[list(self.found)] = True
+        mask[[*self.found, *self.carried]] = True
         return RowSet.from_mask(mask)
 
     def told(self, dataset: Dataset, fragment_id: int) -> tuple[RowFailure, ...]:

@@ -466,9 +466,11 @@ class _Gathering:
         staged: dict[int, StagedFile] = {}
         found: list[FragmentState] = []
         used: set[CheckpointKey] = set()
+        # A clause may select other rows by now: then results are looked up row by row.
+        by_range = not (self._request.selects_rows or self._request.retry_failed)
         for state in states:
             prefix, fragment_id = prefixes[state.fragment_id], state.fragment_id
-            keys = index.get((prefix, fragment_id), [])
+            keys = index.get((prefix, fragment_id), []) if by_range else []
             used.update(keys)
             if CheckpointKey(prefix, fragment_id) in keys:
                 file = read_staged(store, ref, prefix, fragment_id)
@@ -484,7 +486,12 @@ class _Gathering:
         heads = {head_of(prefix) for prefix in prefixes.values()}
         others = (k for keys in index.values() for k in keys if head_of(k.prefix) in heads)
         results = read_results(
-            ref, store, self._computation, (k for k in others if k not in used), self._own_rows()
+            ref,
+            store,
+            self._computation,
+            (key for key in others if key not in used),
+            self._own_rows(),
+            with_failed=not self._request.retry_failed,
         )
         reuse: dict[int, tuple[Reuse, ...]] = {}
         for i, state in enumerate(found):
@@ -569,7 +576,8 @@ def work_identity(
 
     The file of its present values is a source too: so that a clause that is run again after its
     result was committed is new work, and one that is run again after a crash isn't. The column's
-    UUID is one as well: a column that was dropped and added again is another one.
+    UUID is one as well: a column that was dropped and added again is another one. And so is which
+    rows are deleted: they come back when an old version is restored.
     """
     base = output_file(computation, fragment)
     return WorkIdentity(
@@ -581,6 +589,7 @@ def work_identity(
         source_files=(
             *signature_of(computation, fragment),
             *((base,) if base else ()),
+            f"deleted:{fragment.deletions}",
             f"column:{computation.id}",
         ),
     )

@@ -45,7 +45,7 @@ from geneva.storage.fragments import (
     written_schema,
 )
 from geneva.storage.provenance import Provenance
-from geneva.storage.receipts import make_receipts
+from geneva.storage.receipts import is_failed, make_receipts
 from geneva.storage.reuse import ReusedValues
 from geneva.storage.staging import drop_staged, read_staged_batches
 
@@ -306,7 +306,9 @@ class _PartRun:
         self._failed.load(offsets, wanted, batch)
         self._checkpoints.append(rows)
         self._rows_reused += len(wanted)
-        return Piece(wanted, values)
+        piece = Piece(wanted, values)
+        self._carry_failed(piece)
+        return piece
 
     def _wanted(self, rows: RowRange) -> Offsets:
         return self._members(self._part.compute, rows)
@@ -341,8 +343,16 @@ class _PartRun:
     def _take_over(self, start: int, end: int) -> Piece | None:
         assert self._reused is not None
         piece = self._reused.between(start, end)
-        self._rows_reused += len(piece.offsets) if piece is not None else 0
+        if piece is not None:
+            self._rows_reused += len(piece.offsets)
+            self._carry_failed(piece)
         return piece
+
+    def _carry_failed(self, piece: Piece) -> None:
+        """Note the rows that failed when an earlier run tried them, as their receipts say."""
+        if self._work.computation.receipt is not None:
+            failed = is_failed(piece.values.column(piece.values.num_columns - 1))
+            self._failed.carry(piece.offsets[failed].tolist())
 
     @staticmethod
     def _joined(piece: Piece, taken: Piece | None) -> Piece:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
 from typing import Any
@@ -66,6 +66,7 @@ def redefine_column(
         current,
         inputs=inputs,
         input_fields=_fields_behind(dataset, inputs),
+        own_field=nodes_of(dataset.lance_schema).get(current.name),
         former_versions=tuple(former)[-_MAX_FORMER_VERSIONS:],
         **_udf_part(udf, digest),
     )
@@ -84,13 +85,14 @@ def with_present_inputs(
     """The definition with its inputs as they are called now.
 
     An input is its field: one that was renamed is the same input, and another column that has got
-    its name is not. Lance gives ids of dropped columns out again, but only the highest: so that an
-    id below the column's own says for certain which field it is, and another one where the name
-    is the same. A field that is gone, or has another type (a cast makes a new field), is
-    looked for by name.
+    its name is not. But where the table was overwritten or copied, fields have other ids: then the
+    column itself has another one, or no receipts, and its inputs go by their names. So does a
+    field that is gone, or of another type: a cast makes a new field.
     """
     nodes = nodes_of(dataset.lance_schema)
-    own = nodes.get(definition.name, 0)
+    receipts = nodes.get(receipt_name(definition.uuid))
+    if receipts is None or definition.own_field != nodes.get(definition.name):
+        return definition
     present = {
         (node, str(field_at(dataset.schema, path).type)): path
         for path, node in nodes.items()
@@ -99,8 +101,9 @@ def with_present_inputs(
     inputs = []
     for path, field in zip(definition.inputs, definition.input_fields, strict=True):
         found = present.get(field)
-        certain = found is not None and (found == path or field[0] < own or path not in nodes)
-        inputs.append(found if certain and found is not None else path)
+        # Lance gives the highest id away again once its column was dropped.
+        is_same = found is not None and (found == path or field[0] < receipts)
+        inputs.append(found if is_same and found is not None else path)
     return replace(definition, inputs=tuple(inputs))
 
 
@@ -165,6 +168,7 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_input_fields": json.dumps(definition.input_fields),
         f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
         f"{_PREFIX}.udf_former": json.dumps(list(definition.former_versions)),
+        f"{_PREFIX}.field": json.dumps(definition.own_field),
         f"{_PREFIX}.receipts": json.dumps(definition.has_receipts),
         f"{_PREFIX}.udf_options": json.dumps({**sizes, **options}, sort_keys=True),
     }
@@ -197,6 +201,7 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         ),
         nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
         former_versions=_former_versions(metadata),
+        own_field=json.loads(metadata.get(f"{_PREFIX}.field", "null")),
         has_receipts=json.loads(metadata.get(f"{_PREFIX}.receipts", "false")),
         sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),
         on_error=json.dumps(options["on_error"]) if "on_error" in options else "",
@@ -224,8 +229,41 @@ def read_definitions(schema: pa.Schema) -> dict[str, ColumnDefinition]:
 
 def commit_new_columns(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:
     """Add the columns and those of their receipts, NULL everywhere, in one commit."""
-    fields = [defined_field(definition) for definition in definitions]
+    known = _with_own_fields(definitions, _next_field_id(dataset))
+    fields = [defined_field(definition) for definition in known]
     dataset.add_columns([*fields, *(receipt_field(d.uuid) for d in definitions)])
+    nodes = nodes_of(dataset.lance_schema)
+    wrong = [d for d in known if d.own_field != nodes[d.name]]
+    if wrong:
+        found = [replace(d, own_field=nodes[d.name]) for d in wrong]
+        dataset.update_field_metadata({d.name: definition_metadata(d) for d in found})
+
+
+def _next_field_id(dataset: lance.LanceDataset) -> int:
+    """The id that Lance will give to the next field: behind all that schema and files have."""
+    named = nodes_of(dataset.lance_schema).values()
+    stored = (i for f in dataset.get_fragments() for file in f.metadata.files for i in file.fields)
+    return max((*named, *stored), default=-1) + 1
+
+
+def _with_own_fields(definitions: Iterable[ColumnDefinition], first: int) -> list[ColumnDefinition]:
+    """The definitions with the field ids that they will get, one after the other."""
+    known = []
+    for definition in definitions:
+        known.append(replace(definition, own_field=first))
+        first += _field_count(definition.arrow_field.type)
+    return known
+
+
+def _field_count(kind: pa.DataType) -> int:
+    """How many fields Lance counts for a type: its own, and those below it."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_fixed_size_list(kind) and not pa.types.is_struct(kind.value_type):
+        return 1
+    if not pa.types.is_nested(kind):
+        return 1
+    return 1 + sum(_field_count(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def receipt_field(column_id: str) -> pa.Field:
@@ -242,13 +280,38 @@ def column_uuid(arrow_field: pa.Field) -> str | None:
 
 def commit_receipt_columns(
     dataset: lance.LanceDataset, definitions: Iterable[ColumnDefinition]
-) -> bool:
-    """Give receipts to columns that were declared before there were any; say whether one was."""
-    wanted = [receipt_field(definition.uuid) for definition in definitions]
-    missing = [field for field in wanted if field.name not in dataset.schema.names]
+) -> frozenset[str]:
+    """Give receipts to columns that have none; return the names of these columns.
+
+    They were declared before there were receipts, or the table was overwritten without them.
+    """
+    names = dataset.schema.names
+    missing = [d for d in definitions if receipt_name(d.uuid) not in names]
     if missing:
-        dataset.add_columns(missing)
-    return bool(missing)
+        dataset.add_columns([receipt_field(definition.uuid) for definition in missing])
+    return frozenset(definition.name for definition in missing)
+
+
+def rebound(definition: ColumnDefinition, dataset: lance.LanceDataset) -> ColumnDefinition:
+    """The definition with the field ids that it and its inputs, by their names, have now."""
+    return replace(
+        definition,
+        own_field=nodes_of(dataset.lance_schema).get(definition.name),
+        input_fields=_fields_behind(dataset, definition.inputs),
+    )
+
+
+def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
+    """Write down the field ids of columns and of their inputs, in one commit."""
+    found = [read_definition(dataset.schema, name) for name in names]
+    there = [d for d in found if d is not None and all(_is_there(dataset, d.inputs))]
+    known = [rebound(definition, dataset) for definition in there]
+    if known:
+        dataset.update_field_metadata({d.name: definition_metadata(d) for d in known})
+
+
+def _is_there(dataset: lance.LanceDataset, paths: Iterable[str]) -> Iterator[bool]:
+    return (has_path(dataset.schema, path) for path in paths)
 
 
 def commit_redefinitions(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:

@@ -39,6 +39,8 @@ class FragmentFacts:
     physical_rows: int
     deleted_rows: int
     files: tuple[FileFacts, ...]
+    deletions: str = ""
+    """Which rows are deleted, as the name of the file that says so; empty: none."""
 
     @property
     def live_rows(self) -> int:
@@ -110,6 +112,7 @@ def fragment_facts(metadata: Any) -> FragmentFacts:
             FileFacts(file.path, tuple(file.fields), file.file_size_bytes)
             for file in metadata.files
         ),
+        deletions=f"{deletions.read_version}-{deletions.id}" if deletions is not None else "",
     )
 
 

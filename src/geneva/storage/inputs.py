@@ -29,9 +29,18 @@ class InputReader:
     """Reads the inputs of rows of one table's fragments, in bounded memory."""
 
     def __init__(
-        self, dataset: lance.LanceDataset, computation: Computation, opening: str | None = None
+        self,
+        dataset: lance.LanceDataset,
+        computation: Computation,
+        opening: str | None = None,
+        *,
+        skip_missing: bool = False,
     ) -> None:
-        """`opening` names whose reading this is: handles of a source are shared within it."""
+        """`opening` names whose reading this is: handles of a source are shared within it.
+
+        `skip_missing`: leave out rows whose row in the source is gone, instead of failing.
+        """
+        self._skip_missing = skip_missing
         self._dataset, self._paths = dataset, computation.input_paths
         self._source = None
         self._source_rows = _FIRST_SOURCE_ROWS
@@ -76,7 +85,11 @@ class InputReader:
             while at < high:
                 # How wide the source's rows are, only reading some tells.
                 chunk = wanted[at : min(at + self._source_rows, int(high))]
+                at += len(chunk)
+                if self._skip_missing:
+                    chunk = chunk[source.present(ids[chunk - start])]
+                    if not len(chunk):
+                        continue
                 taken = source.take(ids[chunk - start])
                 self._source_rows = rows_for(taken.nbytes, len(chunk), window)
                 yield chunk, taken
-                at += len(chunk)

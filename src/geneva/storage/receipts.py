@@ -57,9 +57,16 @@ def is_adopted(receipts: pa.Array) -> Mask:
 
 
 def is_result(receipts: pa.Array) -> Mask:
-    """Rows whose receipt says that the function computed the value."""
+    """Rows whose receipt says that the function computed the value, or failed on the row."""
     bits = np.asarray(receipts.fill_null(0))
-    found: Mask = ((bits & _VALUE_MASK) != 0) & ((bits & _ADOPTED) == 0)
+    found: Mask = np.asarray(receipts.is_valid()) & ((bits & _ADOPTED) == 0)
+    return found
+
+
+def is_failed(receipts: pa.Array) -> Mask:
+    """Rows whose receipt says that the function failed on them."""
+    bits = np.asarray(receipts.fill_null(0))
+    found: Mask = np.asarray(receipts.is_valid()) & ((bits & _VALUE_MASK) == 0)
     return found
 
 

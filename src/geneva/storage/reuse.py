@@ -20,11 +20,11 @@ from geneva.computation import Computation
 from geneva.digests import Digests
 from geneva.model import TableRef
 from geneva.rows import Mask, Offsets, RowRange, RowSet
-from geneva.storage.checkpoints import CheckpointKey, CheckpointStore, errors_of
+from geneva.storage.checkpoints import CheckpointKey, CheckpointStore
 from geneva.storage.dataset import is_damage
 from geneva.storage.fragments import Piece, merged
 from geneva.storage.provenance import read_provenance
-from geneva.storage.receipts import input_part, is_result
+from geneva.storage.receipts import input_part, is_failed, is_result
 from geneva.storage.staging import read_staged
 
 
@@ -120,6 +120,7 @@ def _rank_among_equals(ordered: Digests) -> npt.NDArray[np.int64]:
 class _Result:
     digests: Digests
     rows: Offsets
+    failed: Mask
     path: str | None = None
     key: str | None = None
 
@@ -130,14 +131,27 @@ def read_results(
     computation: Computation,
     keys: Iterable[CheckpointKey],
     own_files: Mapping[str, RowSet | None],
+    *,
+    with_failed: bool = True,
 ) -> ResultIndex:
     """The results under some checkpoint keys, and in data files that a job has committed.
 
     `own_files` says which rows of such a file are to be had; None: all that it was made for.
+    That the function failed on a row is a result, too, unless it is to be tried again.
     """
     if computation.receipt is None:
         return ResultIndex(())
-    return ResultIndex(_results(ref, store, computation, list(keys), own_files))
+    found = _results(ref, store, computation, list(keys), own_files)
+    return ResultIndex(found if with_failed else filter(None, map(_without_failed, found)))
+
+
+def _without_failed(result: _Result) -> _Result | None:
+    kept = ~result.failed
+    if not kept.any():
+        return None
+    return _Result(
+        result.digests[kept], result.rows[kept], result.failed[kept], result.path, result.key
+    )
 
 
 def _results(
@@ -176,7 +190,7 @@ def _usable(
         usable &= made
     rows = np.flatnonzero(usable)
     if len(rows):
-        yield _Result(input_part(bits[rows]), rows, path, key)
+        yield _Result(input_part(bits[rows]), rows, is_failed(receipts)[rows], path, key)
 
 
 def _receipts_of_file(
@@ -200,7 +214,10 @@ def _receipts_of_file(
         if not is_damage(error):
             raise
         return None
-    return table.column(0).combine_chunks(), provenance.made.mask()
+    made = provenance.made
+    if provenance.failed is not None:
+        made = made.union(provenance.failed)
+    return table.column(0).combine_chunks(), made.mask()
 
 
 def read_checkpoint(store: CheckpointStore, key: str, column: str) -> pa.RecordBatch | None:
@@ -244,12 +261,10 @@ class ReusedValues:
         try:
             if reuse.key is not None:
                 batch = self.store[reuse.key]
-                # A row that failed has no result to give away.
-                bad = np.isin(reuse.source, list(errors_of(batch)))
                 values = batch.select([n for n in self.schema.names if n in batch.schema.names])
-                if values.schema.types != self.schema.types or bad.all():
+                if values.schema.types != self.schema.types:
                     return None
-                return _OpenResult(reuse.source[~bad], reuse.target[~bad], values, None)
+                return _OpenResult(reuse.source, reuse.target, values, None)
             reader = LanceFileReader(
                 f"{self.ref.uri}/data/{reuse.path}",
                 storage_options=self.ref.storage_options.plain(),

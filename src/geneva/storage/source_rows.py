@@ -14,8 +14,10 @@ import pyarrow as pa
 from geneva.computation import Source
 from geneva.errors import TableChangedError
 from geneva.model import TableRef
+from geneva.rows import Mask
 from geneva.storage.dataset import open_pinned
 from geneva.storage.expressions import RowReader
+from geneva.storage.row_ids import read_matching_ids, sorted_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,13 @@ class SourceRows:
         """Read what a computation reads of its source."""
         shared = uuid.uuid4().hex if opening is None else opening
         return cls(source.ref, source.version, source.expressions, shared)
+
+    def present(self, ids: npt.NDArray[Any]) -> Mask:
+        """Which of these rows are there."""
+        dataset = open_pinned(self.ref, self.version, self.opening)
+        wanted = ids.astype(np.uint64)
+        found = read_matching_ids(dataset, sorted_ids([wanted]), None)
+        return np.isin(wanted, found)
 
     def take(self, ids: npt.NDArray[Any]) -> pa.RecordBatch:
         """The rows of these ids, in their order."""

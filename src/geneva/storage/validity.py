@@ -20,7 +20,7 @@ from geneva.computation import Computation
 from geneva.digests import Digests, digest_rows
 from geneva.model import Reason, TableRef
 from geneva.rows import Mask, Offsets, RowRange, RowSet
-from geneva.storage.dataset import FragmentFacts, TableSnapshot
+from geneva.storage.dataset import FragmentFacts, TableSnapshot, read_live_rows
 from geneva.storage.fragments import fitting_window, read_windows, size_of_inputs, window_rows
 from geneva.storage.inputs import InputReader
 from geneva.storage.provenance import (
@@ -144,7 +144,7 @@ class ValidityReader:
 
     @cached_property
     def _inputs(self) -> InputReader:
-        return InputReader(self._dataset, self._computation)
+        return InputReader(self._dataset, self._computation, skip_missing=True)
 
     # ---------------------------------------------------------------- by identity, and by history
 
@@ -249,7 +249,9 @@ class ValidityReader:
     # --------------------------------------------------------------------------------- by receipt
 
     def by_receipt(self, fragment: FragmentFacts, rows: RowSet) -> Validity:
-        """Look at the receipts and inputs of some rows. Each of them gets decided."""
+        """Look at the receipts and inputs of some rows. Each that is live gets decided."""
+        if fragment.deleted_rows:
+            rows = rows.intersect(read_live_rows(self._dataset, [fragment])[fragment.id])
         if self._computation.receipt is None:
             return self._by_value(fragment, rows)
         written = self._read_written(fragment)
@@ -376,11 +378,12 @@ class ValidityReader:
             present[at : at + batch.num_rows] = there
             at += batch.num_rows
         found = RowSet.from_mask(present & rows.mask())
-        none = RowSet.empty(fragment.physical_rows)
         judged = Validity.nothing(fragment.physical_rows, Reason.PARTIAL)
         if mark is not None:
             return replace(judged, right=found)
-        return replace(judged, unproven=found, undecided=none, checked_rows=rows.count)
+        if computation.older_than_receipts:
+            return replace(judged, unproven=found, checked_rows=rows.count)
+        return replace(judged, supplied=found, checked_rows=rows.count)
 
 
 def _is_uniform(validity: Validity) -> bool:
