@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from geneva.connection import Connection
 
 _NOT_GIVEN: Any = object()
+_SCORES = {"LanceVectorQueryBuilder": "_distance", "LanceFtsQueryBuilder": "_score"}
+"""What a search adds by itself to the columns that it was asked for; Lance wants it said."""
 
 ColumnSource: TypeAlias = UDF | tuple[UDF, Sequence[str]] | str
 
@@ -125,8 +127,27 @@ class Table:
             return self.query()
         given = () if query is _NOT_GIVEN else (query,)
         found = self._table.search(*given, *args, **kwargs)
+        scores = [score for kind, score in _SCORES.items() if type(found).__name__ == kind]
+        return self._without_hidden(found, *scores)
+
+    def take_offsets(self, offsets: list[int]) -> Any:
+        """Take rows by their place in the table, as LanceDB does."""
+        return self._without_hidden(self._table.take_offsets(offsets))
+
+    def take_row_ids(self, row_ids: list[int]) -> Any:
+        """Take rows by their row ids, as LanceDB does."""
+        return self._without_hidden(self._table.take_row_ids(row_ids))
+
+    def to_polars(self, *args: Any, **kwargs: Any) -> Any:
+        """The rows of the table as a lazy polars frame."""
+        return self._without_hidden(self._table.to_polars(*args, **kwargs))
+
+    def _without_hidden(self, found: Any, *more: str) -> Any:
+        """A LanceDB query, of all columns, without those that are Geneva's own."""
         visible = self._visible()
-        return found if len(visible) == len(self._table.schema) else found.select(visible)
+        if len(visible) == len(self._table.schema):
+            return found
+        return found.select([*visible, *more])
 
     def compact_files(self, **options: Any) -> Any:
         """Merge small fragments. Computed values move along; nothing is computed again."""
