@@ -28,7 +28,7 @@ from geneva.errors import (
 )
 from geneva.execution.prepare import PreparedBackfill
 from geneva.execution.progress import JobProgress, ProgressListener
-from geneva.execution.runner import Runner
+from geneva.execution.runner import InProcessRunner, Runner
 from geneva.execution.task import (
     PartFailure,
     PartResult,
@@ -151,6 +151,8 @@ class _BackfillRun:
     def replan(self) -> None:
         """Plan what is left, on the latest version."""
         self.prepared = self.prepared.again(frozenset(self._committed_files))
+        if isinstance(self._runner, InProcessRunner):
+            self._runner = None
         waiting = self.prepared.plan.rows_to_compute
         self._note(total=self.progress.committed + waiting)
 
@@ -272,7 +274,8 @@ class _BackfillRun:
 
     def _get_runner(self) -> Runner:
         if self._runner is None:
-            self._runner = self._control.make_runner()
+            here = self.prepared.plan.is_small_without_calls
+            self._runner = InProcessRunner(1) if here else self._control.make_runner()
         return self._runner
 
     def _take(self, report: TaskReport) -> None:

@@ -126,7 +126,7 @@ def verify(
     dataset = open_dataset(subject.ref)
     snapshot = read_snapshot(dataset, subject.ref)
     computation = subject.bind(dataset, snapshot)
-    reader = ValidityReader(dataset, snapshot, computation)
+    reader = ValidityReader(dataset, snapshot, computation, reads_values=True)
     live = read_live_rows(dataset, snapshot.fragments)
     judge = subject.judge_source(dataset, computation)
     found: dict[RowState, list[int]] = {}

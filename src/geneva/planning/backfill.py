@@ -12,6 +12,7 @@ from geneva.model import Reason
 from geneva.planning.ranges import disjoint
 from geneva.rows import RowRange, RowSet
 
+_FEW_ROWS = 100_000
 _ADOPTED_PER_RUN = 64
 """Receipts that can be written in the time of a call, at a guess."""
 
@@ -138,6 +139,12 @@ class BackfillPlan:
     def rows_to_run(self) -> int:
         """Rows for which the UDF will be called."""
         return sum(f.rows_to_run for f in self.fragments)
+
+    @property
+    def is_small_without_calls(self) -> bool:
+        """Whether it is a matter of few rows and no call: not worth starting Spark for."""
+        rows = self.rows_to_compute + self.rows_to_adopt
+        return not self.rows_to_run and rows <= _FEW_ROWS
 
     @property
     def rows_reused(self) -> int:

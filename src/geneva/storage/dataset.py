@@ -11,6 +11,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from geneva.computation import RECEIPT_PREFIX
 from geneva.errors import InvalidFilterError, TableNotFoundError, UserInputError
 from geneva.model import TableRef
 from geneva.rows import RowSet
@@ -176,7 +177,9 @@ def has_path(schema: pa.Schema, path: str) -> bool:
 
 
 def check_column_name(name: str) -> None:
-    """Refuse names that Lance can store but never read back."""
+    """Refuse names that Lance can store but never read back, and those of receipts."""
+    if name.startswith(RECEIPT_PREFIX):
+        raise UserInputError(f"Column names that begin with {RECEIPT_PREFIX!r} are Geneva's own.")
     if not name or name != name.strip():
         raise UserInputError(
             f"A column name can't be empty or start or end with a space: {name!r}."

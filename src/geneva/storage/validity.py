@@ -131,9 +131,18 @@ class ValidityReader:
     """Judges the values of one computation at one version of a table."""
 
     def __init__(
-        self, dataset: lance.LanceDataset, snapshot: TableSnapshot, computation: Computation
+        self,
+        dataset: lance.LanceDataset,
+        snapshot: TableSnapshot,
+        computation: Computation,
+        *,
+        reads_values: bool = False,
     ) -> None:
-        """Open nothing yet: most fragments are judged by the names of their files."""
+        """Open nothing yet: most fragments are judged by the names of their files.
+
+        `reads_values`: compare receipts with values also where nobody can have written others.
+        """
+        self._reads_values = reads_values
         self._dataset, self._snapshot, self._computation = dataset, snapshot, computation
         self._ref: TableRef = snapshot.ref
         self._known: dict[tuple[object, ...], Validity] = {}
@@ -346,7 +355,7 @@ class ValidityReader:
         receipts = fragment.files_of(receipt.field_ids)
         together = receipts == fragment.files_of(self._computation.output_ids)
         name = parse_file_name(receipts[0].path) if len(receipts) == 1 else None
-        if together and name is not None and name.complete:
+        if together and name is not None and name.complete and not self._reads_values:
             # All of it was computed or adopted then, and nobody wrote a value since.
             scanned = self._scan(fragment, [receipt.name])
             return joined_receipts([read_receipts(b.column(0), None) for b in scanned])
