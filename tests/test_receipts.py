@@ -13,9 +13,11 @@ import pyarrow as pa
 import pytest
 from lance import LanceOperation
 
+import geneva
 from geneva import Connection, Table
 from geneva.computation import receipt_name
 from geneva.errors import GenevaError, InvalidUDFError, StaleInputError, UserInputError
+from geneva.execution import prepare, receipt_checks
 from geneva.execution.verify import RowState
 from geneva.rows import RowSet
 from geneva.storage.columns import read_definition
@@ -418,6 +420,98 @@ class TestVerify:
         assert view.verify("a", run=True).counts == {RowState.RIGHT: 5}
         with pytest.raises(UserInputError):
             view.verify("id")
+
+
+class TestMemoize:
+    def remainder(self, calls: Calls, **options: Any) -> Any:
+        def of_three(id: int) -> int:
+            return id % 3 * 10
+
+        return counted(calls, lambda r: of_three(r), data_type=pa.int64(), **options)
+
+    def table(self, db: Connection, calls: Calls, **options: Any) -> Table:
+        rows = pa.table({"id": range(12), "r": [i % 3 for i in range(12)]})
+        table = make_table(db, [rows.slice(0, 6), rows.slice(6)])
+        table.add_columns({"m": self.remainder(calls, **options)})
+        return table
+
+    def test_equal_inputs_share_a_call_where_the_function_says_so(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        table = self.table(local_db, calls, memoize=True)
+        table.backfill("m", concurrency=1, task_size=12)
+        assert calls.taken() == [0, 1, 2]
+        assert by_id(table, "m") == {i: i % 3 * 10 for i in range(12)}
+        table.add(pa.table({"id": [20, 21, 22], "r": [1, 2, 7]}))
+        assert table.plan_backfill("m").rows_to_run == 1
+        table.compact_files()
+        table.backfill("m")
+        assert calls.rows == [7]
+        assert by_id(table, "m")[21] == 20
+        assert table.verify("m", run=True).counts == {RowState.RIGHT: 15}
+
+    def test_otherwise_each_row_has_a_call_of_its_own(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        table = self.table(local_db, calls)
+        table.backfill("m")
+        assert len(calls.taken()) == 12
+        table.add(pa.table({"id": [20], "r": [1]}))
+        table.backfill("m")
+        assert calls.rows == [1]
+
+    def test_what_a_person_wrote_is_no_result(self, local_db: Connection, calls: Calls) -> None:
+        table = self.table(local_db, calls, memoize=True)
+        table.update(values={"m": -1})
+        table.backfill("m")
+        table.add(pa.table({"id": [20], "r": [1]}))
+        table.backfill("m")
+        assert calls.rows == [1]
+        assert by_id(table, "m")[20] == 10
+
+    def test_failed_rows_are_tried_each(self, local_db: Connection, calls: Calls) -> None:
+        def fails_on_1(r: int) -> int:
+            if r == 1:
+                raise ValueError("one")
+            return r
+
+        table = make_table(local_db, [pa.table({"id": range(6), "r": [0, 1, 0, 1, 2, 2]})])
+        udf = counted(calls, fails_on_1, memoize=True, on_error=geneva.skip_on_error())
+        table.add_columns({"m": udf})
+        result = table.backfill("m")
+        assert column(table, "m") == [0, None, 0, None, 2, 2]
+        assert result.rows_failed >= 1
+        calls.clear()
+        table.backfill("m")
+        assert calls.rows == []
+
+
+class TestMuchToCheck:
+    def test_workers_read_it(
+        self, db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        table = filled(db, calls, 5, 5, 5)
+        table.update(where="id % 2 = 1", values={"a": -1})
+        table.update(where="id = 4", values={"id": 40})
+        table.compact_files()
+        for _ in range(2):
+            table.add(pa.table({"id": [200]}))
+            table.delete("id = 200")
+        lance.dataset(table.ref.uri).cleanup_old_versions(timedelta(0))
+        shipped: list[int] = []
+        plain = receipt_checks.check_with
+
+        def noted(*args: Any) -> Any:
+            shipped.append(len(args[-1]))
+            return plain(*args)
+
+        monkeypatch.setattr(receipt_checks, "MUCH_BYTES", 0)
+        monkeypatch.setattr(prepare, "check_with", noted)
+        table.backfill("a")
+        assert shipped
+        assert calls.rows == [40]
+        expected = {i: -1 if i % 2 else i * 3 for i in [*range(15), 40] if i != 4}
+        assert by_id(table, "a") == expected
 
 
 class TestViews:

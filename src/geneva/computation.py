@@ -73,6 +73,8 @@ class Udf:
     """Whether it may return NULL."""
     on_error: str = ""
     """The policy for rows that fail, as JSON; empty: fail fast."""
+    memoize: bool = False
+    """Whether rows with equal inputs share one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,11 @@ class Computation:
     def runs_user_code(self) -> bool:
         """Whether a function of the user's is called."""
         return isinstance(self.program, Udf)
+
+    @property
+    def memoizes(self) -> bool:
+        """Whether rows with equal inputs share one call."""
+        return isinstance(self.program, Udf) and self.program.memoize
 
     @property
     def program_name(self) -> str:

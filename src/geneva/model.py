@@ -131,6 +131,8 @@ class ColumnDefinition:
     """The policy for rows that fail, as JSON; empty: fail fast."""
     timeout: float | None = None
     """Seconds a call of the function may take."""
+    memoize: bool | None = None
+    """Whether rows with equal inputs share one call."""
 
 
 class Reason(StrEnum):

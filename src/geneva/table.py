@@ -335,7 +335,8 @@ class Table:
         definition = declarations.definition_for(ref, dataset, column, udf, store=not planning_only)
         if options.read_version is None and not planning_only:
             dataset = open_dataset(ref)
-        return prepare_chain(ref, dataset, definition, request, to_run=not planning_only)
+        make_runner = None if planning_only else self._connection._make_runner
+        return prepare_chain(ref, dataset, definition, request, make_runner=make_runner)
 
 
 def _options(arguments: Mapping[str, Any]) -> BackfillOptions:

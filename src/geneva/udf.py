@@ -73,6 +73,7 @@ class UDF:
     pinned_fingerprint: str | None = None
     on_error: ErrorPolicy = FAIL_FAST
     timeout: float | None = None
+    memoize: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers, and look like the function that was decorated."""
@@ -176,6 +177,7 @@ class UDFOptions(TypedDict, total=False):
     nullable: bool
     on_error: OnError
     timeout: float | None
+    memoize: bool
     max_failed_rows: int | None
     max_failed_fraction: float | None
     error_handling: Any
@@ -208,6 +210,7 @@ def udf(
     nullable: bool = True,
     on_error: OnError = None,
     timeout: float | None = None,
+    memoize: bool = False,
     max_failed_rows: int | None = None,
     max_failed_fraction: float | None = None,
     error_handling: Any = None,
@@ -221,6 +224,9 @@ def udf(
 
     `on_error` says what to do when a row fails (`geneva.on_error`), `timeout` how many seconds a
     call may take. Neither is part of what the function means: changing them computes nothing anew.
+
+    `memoize=True` says that equal inputs have equal outputs: such rows of a run, or of the table,
+    share one call. Without it each row has a call of its own, for a function may draw or sample.
     """
     if error_handling is not None:
         if on_error is not None:
@@ -238,6 +244,7 @@ def udf(
         "task_size": task_size,
         "on_error": policy_of(on_error, max_failed_rows, max_failed_fraction),
         "timeout": timeout,
+        "memoize": bool(memoize),
     }
 
     def declare(function: Callable[..., Any]) -> UDF:

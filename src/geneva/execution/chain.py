@@ -19,6 +19,7 @@ from geneva.execution.prepare import (
     prepare,
 )
 from geneva.execution.progress import JobProgress
+from geneva.execution.runner import Runner
 from geneva.execution.side_by_side import Sums
 from geneva.model import ColumnDefinition, TableRef, Upstream
 from geneva.planning.backfill import BackfillPlan
@@ -60,13 +61,14 @@ def prepare_chain(
     definition: ColumnDefinition,
     request: BackfillRequest,
     *,
-    to_run: bool,
+    make_runner: Callable[[], Runner] | None = None,
 ) -> PreparedChain:
     """Plan a column and what it is made from. Runs no user code.
 
-    Reads only, unless the plan is one `to_run`: then columns that were declared before there were
-    receipts get theirs, which is a change of the schema.
+    Reads only, unless the plan is one to run, with `make_runner`: then columns that were declared
+    before there were receipts get theirs, which is a change of the schema.
     """
+    plan = partial(prepare, make_runner=make_runner)
     subject = ColumnSubject(ref, definition)
     definitions = {**read_definitions(dataset.schema), definition.name: definition}
     # A view's own columns come from its source: its refresh keeps them.
@@ -77,7 +79,7 @@ def prepare_chain(
     }
     reads: Reads = {name: found.inputs for name, found in present.items()}
     before = upstream_of(definition.name, reads)
-    if to_run:
+    if make_runner is not None:
         taking_part = [present[name] for name in (*before, definition.name)]
         latest = open_dataset(ref)
         added = commit_receipt_columns(latest, taking_part)
@@ -87,14 +89,14 @@ def prepare_chain(
             subject = ColumnSubject(ref, present[definition.name])
             dataset = dataset if request.read_version is not None else open_dataset(ref)
     if not before or request.upstream is Upstream.IGNORE:
-        return PreparedChain(prepare(subject, request, dataset=dataset))
+        return PreparedChain(plan(subject, request, dataset=dataset))
     if request.read_version is not None:
         return _at_an_old_version(subject, dataset, request, present, before)
     steps: dict[str, PreparedBackfill] = {}
     for name in before:
         own = _request_upstream(request)
         changing = _changing(steps, computed_inputs(name, reads))
-        steps[name] = prepare(
+        steps[name] = plan(
             ColumnSubject(ref, present[name]), own, dataset=dataset, upstream=changing
         )
     stale = {name: step for name, step in steps.items() if step.plan.rows_to_compute}
@@ -102,10 +104,10 @@ def prepare_chain(
         raise _refusal(ref, definition.name, stale)
     needed = {name: step for name, step in steps.items() if not step.plan.is_empty}
     if not needed or request.upstream is Upstream.REFUSE:
-        return PreparedChain(prepare(subject, request, dataset=dataset))
+        return PreparedChain(plan(subject, request, dataset=dataset))
     changing = _changing(needed, computed_inputs(definition.name, reads))
     chain = PreparedChain(
-        prepare(subject, request, dataset=dataset, upstream=changing), tuple(needed.values())
+        plan(subject, request, dataset=dataset, upstream=changing), tuple(needed.values())
     )
     if request.num_frags is None:
         return chain
@@ -188,7 +190,7 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
     total = sum(step.plan.rows_to_compute for step in chain.steps)
     sums = Sums(len(chain.steps), total, control)
     for place, planned in enumerate(chain.steps):
-        step = planned if not place else prepare(planned.subject, planned.request)
+        step = planned if not place else planned.again(frozenset())
         listeners = (partial(sums.take, place),)
         if not step.plan.is_empty:
             run_backfill(step, replace(control, listeners=listeners))

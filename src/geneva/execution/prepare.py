@@ -7,12 +7,16 @@ differs between them is a `Subject`.
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from geneva.computation import Computation
 from geneva.errors import ColumnChangedError
+from geneva.execution import receipt_checks
+from geneva.execution.receipt_checks import bytes_to_read, check_with
+from geneva.execution.runner import Runner
 from geneva.execution.task import ColumnWork, PartWork
 from geneva.model import ColumnDefinition, Reason, Sizes, TableRef, Unproven, Upstream
 from geneva.on_error import Limits
@@ -47,7 +51,13 @@ from geneva.storage.dataset import (
 )
 from geneva.storage.fragments import StagedFile, size_of_inputs, window_rows
 from geneva.storage.provenance import read_provenance
-from geneva.storage.reuse import Reuse, read_results, reuse_within, reused_rows
+from geneva.storage.reuse import (
+    Reuse,
+    committed_results,
+    read_results,
+    reuse_within,
+    reused_rows,
+)
 from geneva.storage.staging import open_checkpoints, read_staged
 from geneva.storage.validity import (
     Validity,
@@ -158,6 +168,8 @@ class PreparedBackfill:
     """Staged files of earlier runs, for the fragments whose plan is to reuse them."""
     reuse: dict[int, tuple[Reuse, ...]]
     """Unpublished results of other runs, per fragment that has rows for them."""
+    make_runner: Callable[[], Runner] | None = None
+    """What checks receipts, where there is much to read; None: this process does."""
 
     @property
     def ref(self) -> TableRef:
@@ -166,7 +178,12 @@ class PreparedBackfill:
 
     def again(self, committed_by_job: frozenset[str]) -> PreparedBackfill:
         """Plan what is left on the latest version, given the files that this job has committed."""
-        return prepare(self.subject, self.request, committed_by_job=committed_by_job)
+        return prepare(
+            self.subject,
+            self.request,
+            committed_by_job=committed_by_job,
+            make_runner=self.make_runner,
+        )
 
     def column_work(self, job_id: str) -> ColumnWork:
         """What every task of the job shares."""
@@ -261,18 +278,20 @@ def prepare(
     dataset: Dataset | None = None,
     committed_by_job: frozenset[str] = frozenset(),
     upstream: Callable[[FragmentFacts], RowSet | None] | None = None,
+    make_runner: Callable[[], Runner] | None = None,
 ) -> PreparedBackfill:
     """Look at the table and decide what to do. Reads only; runs no user code.
 
     `committed_by_job` are data files that this very job committed in an earlier round: the rows
     that an explicit where clause asked for are done there. `upstream` says which rows of a
-    fragment get another input before this is run.
+    fragment get another input before this is run. `make_runner` makes what checks receipts, where
+    there is much to read.
     """
     dataset = open_dataset(subject.ref) if dataset is None else dataset
     snapshot = read_snapshot(dataset, subject.ref)
     computation = subject.bind(dataset, snapshot)
     gathering = _Gathering(subject, request, dataset, snapshot, computation, committed_by_job)
-    return gathering.prepared(upstream)
+    return replace(gathering.prepared(upstream, make_runner), make_runner=make_runner)
 
 
 class _Gathering:
@@ -293,7 +312,9 @@ class _Gathering:
         self._reader = ValidityReader(dataset, snapshot, computation)
 
     def prepared(
-        self, upstream: Callable[[FragmentFacts], RowSet | None] | None
+        self,
+        upstream: Callable[[FragmentFacts], RowSet | None] | None,
+        make_runner: Callable[[], Runner] | None,
     ) -> PreparedBackfill:
         request, snapshot = self._request, self._snapshot
         overtaken = self._overtaken()
@@ -304,7 +325,7 @@ class _Gathering:
             for f in snapshot.fragments
             if f.live_rows and f.id not in left_out and (chosen is None or f.id in chosen)
         ]
-        validity = self._judged(fragments)
+        validity = self._judged(fragments, make_runner)
         computes_unproven = self._computes_unproven(validity)
         candidates = [
             f
@@ -324,6 +345,8 @@ class _Gathering:
             ids = {plan.fragment_id for plan in needed}
             kept = [state for state in states if state.fragment_id in ids]
             kept, staged, reuse = self._with_unpublished(kept, prefixes)
+            if self._shares_results():
+                kept, reuse = self._with_committed(kept, validity, reuse)
             needed = choose_fragments(map(plan_fragment, kept), None)
         notes = _notes(states, validity.values(), computes_unproven=computes_unproven)
         if overtaken:
@@ -357,7 +380,9 @@ class _Gathering:
             reuse=reuse,
         )
 
-    def _judged(self, fragments: Sequence[FragmentFacts]) -> dict[int, Validity]:
+    def _judged(
+        self, fragments: Sequence[FragmentFacts], make_runner: Callable[[], Runner] | None
+    ) -> dict[int, Validity]:
         """What is right in each fragment, by the cheapest proof there is."""
         judge = self._subject.judge_source(self._dataset, self._computation)
         found: dict[int, Validity] = {}
@@ -366,13 +391,26 @@ class _Gathering:
             if judge is not None:
                 rows = fragment.physical_rows
                 validity = judge(fragment, validity) or Validity.unknown(rows)
-            if validity.undecided:
-                looked = self._reader.by_receipt(fragment, validity.undecided)
-                if judge is not None and self._computation.receipt is None:
-                    looked = judge(fragment, looked) or looked.without(looked.right)
-                validity = validity.joined(looked)
             found[fragment.id] = validity
+        undecided = [(f, found[f.id].undecided) for f in fragments if found[f.id].undecided]
+        checks = self._checked(undecided, make_runner)
+        for (fragment, _), looked in zip(undecided, checks, strict=True):
+            if judge is not None and self._computation.receipt is None:
+                looked = judge(fragment, looked) or looked.without(looked.right)
+            found[fragment.id] = found[fragment.id].joined(looked)
         return found
+
+    def _checked(
+        self,
+        undecided: Sequence[tuple[FragmentFacts, RowSet]],
+        make_runner: Callable[[], Runner] | None,
+    ) -> Iterable[Validity]:
+        """What receipts say of these rows: read here, or by workers where it is much."""
+        much = bytes_to_read(self._computation, undecided) >= receipt_checks.MUCH_BYTES
+        if make_runner is None or not much or self._computation.receipt is None:
+            return (self._reader.by_receipt(fragment, rows) for fragment, rows in undecided)
+        opening = uuid.uuid4().hex
+        return check_with(make_runner, self._snapshot, self._computation, opening, undecided)
 
     def _states(
         self,
@@ -508,6 +546,38 @@ class _Gathering:
                 reuse[state.fragment_id] = taken
                 found[i] = replace(state, reused=reused_rows(taken, state.physical_rows))
         return found, staged, reuse
+
+    def _shares_results(self) -> bool:
+        """Whether a right value of the table serves other rows with the same inputs."""
+        computation = self._computation
+        return (
+            computation.memoizes
+            and computation.receipt is not None
+            and not self._request.selects_rows
+        )
+
+    def _with_committed(
+        self,
+        states: list[FragmentState],
+        validity: dict[int, Validity],
+        reuse: dict[int, tuple[Reuse, ...]],
+    ) -> tuple[list[FragmentState], dict[int, tuple[Reuse, ...]]]:
+        """Add what the table has for equal inputs, for a function that says that this is right."""
+        right = {fragment: found.right for fragment, found in validity.items()}
+        results = committed_results(self._dataset, self._computation, right)
+        facts = {f.id: f for f in self._snapshot.fragments}
+        found: list[FragmentState] = []
+        for state in states:
+            plan = plan_fragment(state)
+            covered = RowSet.from_ranges(state.physical_rows, plan.covered)
+            rows = plan.to_run.minus(covered).offsets()
+            if plan.action is Action.COMPUTE and len(rows) and len(results):
+                digests = self._reader.input_digests(facts[state.fragment_id], rows)
+                taken = (*reuse.get(state.fragment_id, ()), *results.take(rows, digests))
+                reuse = {**reuse, state.fragment_id: taken}
+                state = replace(state, reused=reused_rows(taken, state.physical_rows))
+            found.append(state)
+        return found, reuse
 
     def _own_rows(self) -> dict[str, RowSet | None]:
         """Rows in files that this job committed which are elsewhere by now.

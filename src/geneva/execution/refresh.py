@@ -310,7 +310,10 @@ def run_refresh(prepared: PreparedRefresh, control: JobControl) -> tuple[JobProg
         _check_still_ours(ref, after, control.job_id)
     with _source_pinned(prepared, control):
         request = prepared.request.backfill
-        works = [prepare(prepared.subject(group), request) for group in prepared.groups]
+        works = [
+            prepare(prepared.subject(group), request, make_runner=control.make_runner)
+            for group in prepared.groups
+        ]
         needed = [work for work in works if not work.plan.is_empty]
         progress = run_side_by_side(needed, control, prepared.total_rows)
     ended = commit_refreshed(

@@ -13,10 +13,12 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from geneva.digests import digest_rows
 from geneva.errors import GenevaError, InvalidUDFError, UDFError, UDFIntegrityError
 from geneva.execution.apply import Applied
 from geneva.execution.complaints import CellFailure
 from geneva.execution.failed_rows import FailedRows, row_failure, with_row_ids
+from geneva.execution.memo import Memo, shared_memo
 from geneva.execution.retry import attempt_number, resume_task, written_fields
 from geneva.execution.task import (
     PartFailure,
@@ -98,6 +100,9 @@ class _PartRun:
         self._rows_run = self._rows_reused = 0
         self._at: tuple[int, int] = (part.rows.start, part.rows.end)
         self._failed = FailedRows()
+        self._memo: Memo | None = None
+        if task.work.computation.memoizes and task.work.computation.receipt is not None:
+            self._memo = shared_memo(task.work.job_id, task.work.computation.id)
         self._reused: ReusedValues | None = None
         self._to_run = part.compute
         if part.reuse:
@@ -105,7 +110,7 @@ class _PartRun:
 
     def _open_reused(self) -> None:
         part, task = self._part, self._task
-        reused = ReusedValues(task.work.ref, task.store, task.schema)
+        reused = ReusedValues(task.work.ref, task.store, task.schema, task.dataset)
         wanted = RowSet.from_offsets(part.physical_rows, self._wanted(part.rows))
         taken = reused.open(part.reuse, wanted)
         if taken:
@@ -365,9 +370,30 @@ class _PartRun:
             while done < len(offsets):
                 size = self._batch_size(len(offsets) - done)
                 size = self._trail.limit(offsets[done:], size)
-                piece = self._apply(offsets[done : done + size], batch.slice(done, size))
+                some, rows_read = offsets[done : done + size], batch.slice(done, size)
                 done += size
-                yield piece
+                if self._memo is not None:
+                    yield self._apply_memoized(self._memo, some, rows_read)
+                else:
+                    yield self._apply(some, rows_read)
+
+    def _apply_memoized(self, memo: Memo, offsets: Offsets, batch: pa.RecordBatch) -> Piece:
+        """Run the UDF once for each input that nobody has run it for."""
+        seed = self._work.computation.receipt_seed()
+        digests = digest_rows(batch.columns, seed, len(offsets))
+        to_compute, places, known = memo.split(digests)
+        parts = [] if known is None else [known]
+        if len(to_compute):
+            rows = batch.take(pa.array(to_compute))
+            made = self._apply(offsets[to_compute], rows).values
+            failed = is_failed(made.column(made.num_columns - 1))
+            if not failed.any():
+                memo.add(digests[to_compute], made)
+            parts.append(made)
+        self._rows_reused += len(offsets) - len(to_compute)
+        piece = Piece(offsets, concat_batches(parts).take(pa.array(places)))
+        self._carry_failed(piece)
+        return piece
 
     def _inputs(self, rows: RowRange) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         wanted = self._members(self._to_run, rows)

@@ -27,7 +27,7 @@ from geneva.udf import UDF, deserialize_udf, serialize_udf, udf_digest
 
 _PREFIX = "virtual_column"
 _FORMAT = "geneva-spark/1"
-_OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout")
+_OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout", "memoize")
 _MAX_FORMER_VERSIONS = 8
 """How many earlier versions of a column's UDF are kept, to say why its values are stale."""
 RECEIPT_OF = "geneva.receipt_of"
@@ -116,7 +116,11 @@ def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Com
         version=definition.udf_version,
         outputs=(bound_output(snapshot, definition.name),),
         program=Udf(
-            definition.udf_name, definition.udf_digest, definition.nullable, definition.on_error
+            name=definition.udf_name,
+            digest=definition.udf_digest,
+            nullable=definition.nullable,
+            on_error=definition.on_error,
+            memoize=bool(definition.memoize),
         ),
         inputs=tuple(Input(path, snapshot.field_ids[path]) for path in definition.inputs),
         receipt=bound_output(snapshot, name) if name in snapshot.field_ids else None,
@@ -153,7 +157,8 @@ def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
 
 def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
     """The definition as field metadata."""
-    options = {o: getattr(definition, o) for o in _OPTIONS if getattr(definition, o) is not None}
+    given = {o: getattr(definition, o) for o in _OPTIONS}
+    options = {o: value for o, value in given.items() if value is not None and value is not False}
     if definition.on_error:
         options["on_error"] = json.loads(definition.on_error)
     sizes = {key: value for key, value in asdict(definition.sizes).items() if value is not None}

@@ -9,8 +9,9 @@ a function may give another value each time on purpose.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -22,7 +23,7 @@ from geneva.model import TableRef
 from geneva.rows import Mask, Offsets, RowRange, RowSet
 from geneva.storage.checkpoints import CheckpointKey, CheckpointStore
 from geneva.storage.dataset import is_damage
-from geneva.storage.fragments import Piece, merged
+from geneva.storage.fragments import Piece, RowTaker, concat, merged, read_windows
 from geneva.storage.provenance import read_provenance
 from geneva.storage.receipts import input_part, is_failed, is_result
 from geneva.storage.staging import read_staged
@@ -38,13 +39,15 @@ class Reuse:
     """The rows of the fragment that they are for, ascending."""
     path: str | None = None
     key: str | None = None
+    fragment_id: int | None = None
+    """For rows of the table itself: the fragment that they are in."""
 
     def within(self, rows: RowRange) -> Reuse | None:
         """The part of it that is for rows of a range."""
         inside = (self.target >= rows.start) & (self.target < rows.end)
         if not inside.any():
             return None
-        return Reuse(self.source[inside], self.target[inside], self.path, self.key)
+        return replace(self, source=self.source[inside], target=self.target[inside])
 
 
 def reuse_within(found: Iterable[Reuse], rows: RowRange) -> tuple[Reuse, ...]:
@@ -64,8 +67,9 @@ def reused_rows(found: Iterable[Reuse], size: int) -> RowSet | None:
 class ResultIndex:
     """Unpublished results of one computation, to be looked up by the digest of their inputs."""
 
-    def __init__(self, results: Iterable[_Result]) -> None:
-        """Take all of them."""
+    def __init__(self, results: Iterable[_Result], *, shared: bool = False) -> None:
+        """Take all of them. `shared`: one result serves any number of rows."""
+        self._shared = shared
         self._results = list(results)
         parts = [(r.digests, r.rows, i) for i, r in enumerate(self._results)]
         digests = np.concatenate([d for d, _, _ in parts] or [np.empty(0, dtype=np.uint64)])
@@ -87,7 +91,7 @@ class ResultIndex:
         first = np.searchsorted(self._digests, wanted, side="left")
         last = np.searchsorted(self._digests, wanted, side="right")
         # Of several rows with the same inputs, each takes the next result.
-        place = first + _rank_among_equals(wanted)
+        place = first if self._shared else first + _rank_among_equals(wanted)
         hit = place < last
         if not hit.any():
             return []
@@ -98,7 +102,9 @@ class ResultIndex:
             by_target = np.argsort(targets[own], kind="stable")
             source, target = self._rows[chosen[own]][by_target], targets[own][by_target]
             result = self._results[owner]
-            found.append(Reuse(source, target, result.path, result.key))
+            found.append(Reuse(source, target, result.path, result.key, result.fragment_id))
+        if self._shared:
+            return found
         left = np.ones(len(self._digests), dtype=np.bool_)
         left[chosen] = False
         self._digests, self._rows = self._digests[left], self._rows[left]
@@ -123,6 +129,7 @@ class _Result:
     failed: Mask
     path: str | None = None
     key: str | None = None
+    fragment_id: int | None = None
 
 
 def read_results(
@@ -149,8 +156,8 @@ def _without_failed(result: _Result) -> _Result | None:
     kept = ~result.failed
     if not kept.any():
         return None
-    return _Result(
-        result.digests[kept], result.rows[kept], result.failed[kept], result.path, result.key
+    return replace(
+        result, digests=result.digests[kept], rows=result.rows[kept], failed=result.failed[kept]
     )
 
 
@@ -179,6 +186,33 @@ def _results(
             receipts, made = found
             usable = made if rows is None else made & rows.mask()
             yield from _usable(receipts, usable, path=path)
+
+
+def committed_results(
+    dataset: lance.LanceDataset,
+    computation: Computation,
+    right: Mapping[int, RowSet],
+) -> ResultIndex:
+    """The right values of a table itself, for a function that gives equal ones for equal inputs.
+
+    `right` are the rows whose value is right, per fragment.
+    """
+    assert computation.receipt is not None
+    name = computation.receipt.name
+    results = []
+    for fragment_id, rows in right.items():
+        if not rows:
+            continue
+        fragment = dataset.get_fragment(fragment_id)
+        windows = read_windows(
+            dataset, fragment_id, [name], RowRange(0, fragment.physical_rows), 65_536
+        )
+        receipts = concat([batch.column(0) for _, batch in windows])
+        for found in _usable(receipts, rows.mask()):
+            kept = _without_failed(found)
+            if kept is not None:
+                results.append(replace(kept, fragment_id=fragment_id))
+    return ResultIndex(results, shared=True)
 
 
 def _usable(
@@ -237,6 +271,7 @@ class ReusedValues:
     store: CheckpointStore
     schema: pa.Schema
     """The columns of a result, in order."""
+    dataset: lance.LanceDataset
     _open: list[_OpenResult] = field(default_factory=list)
 
     def open(self, found: Sequence[Reuse], wanted: RowSet) -> RowSet:
@@ -247,9 +282,8 @@ class ReusedValues:
             use = left[reuse.target]
             if not use.any():
                 continue
-            opened = self._opened(
-                Reuse(reuse.source[use], reuse.target[use], reuse.path, reuse.key)
-            )
+            chosen = replace(reuse, source=reuse.source[use], target=reuse.target[use])
+            opened = self._opened(chosen)
             if opened is None:
                 continue
             self._open.append(opened)
@@ -265,13 +299,16 @@ class ReusedValues:
                 if values.schema.types != self.schema.types:
                     return None
                 return _OpenResult(reuse.source, reuse.target, values, None)
+            if reuse.fragment_id is not None:
+                taker = RowTaker(self.dataset, reuse.fragment_id, self.schema.names)
+                return _OpenResult(reuse.source, reuse.target, None, _TableRows(taker))
             reader = LanceFileReader(
                 f"{self.ref.uri}/data/{reuse.path}",
                 storage_options=self.ref.storage_options.plain(),
             )
             if int(reader.num_rows()) <= int(reuse.source.max()):
                 return None
-            return _OpenResult(reuse.source, reuse.target, None, reader)
+            return _OpenResult(reuse.source, reuse.target, None, _FileRows(reader))
         except (KeyError, OSError, ValueError, RuntimeError):
             return None
 
@@ -288,7 +325,7 @@ class _OpenResult:
     source: Offsets
     target: Offsets
     values: pa.RecordBatch | None
-    reader: LanceFileReader | None
+    reader: _FileRows | _TableRows | None
 
     def between(self, start: int, end: int, schema: pa.Schema) -> Piece | None:
         low, high = (int(i) for i in np.searchsorted(self.target, (start, end)))
@@ -298,11 +335,28 @@ class _OpenResult:
         if self.values is not None:
             return Piece(target, self.values.take(pa.array(rows)))
         assert self.reader is not None
-        # take_rows wants ascending rows.
-        order = np.argsort(rows, kind="stable")
-        table = self.reader.take_rows(rows[order].tolist(), batch_size=len(rows)).to_table()
-        back = np.empty(len(rows), dtype=np.int64)
-        back[order] = np.arange(len(rows))
-        columns = [column.combine_chunks() for column in table.columns]
-        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        # Readers want ascending rows, each once.
+        unique, back = np.unique(rows, return_inverse=True)
+        batch = pa.RecordBatch.from_arrays(self.reader.take(unique), schema=schema)
         return Piece(target, batch.take(pa.array(back)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FileRows:
+    """Rows of a data file that is not, or no longer, part of the table."""
+
+    reader: LanceFileReader
+
+    def take(self, rows: Offsets) -> list[pa.Array]:
+        table = self.reader.take_rows(rows.tolist(), batch_size=len(rows)).to_table()
+        return [column.combine_chunks() for column in table.columns]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TableRows:
+    """Rows of the table itself."""
+
+    taker: RowTaker
+
+    def take(self, rows: Offsets) -> list[pa.Array]:
+        return list(self.taker.take(rows).columns)

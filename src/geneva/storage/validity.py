@@ -8,9 +8,11 @@ no user code runs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import lance
 import numpy as np
@@ -80,6 +82,18 @@ class Validity:
         """Nothing can be said without looking at the rows."""
         return replace(cls.nothing(size, Reason.PARTIAL), undecided=RowSet.full(size))
 
+    def to_text(self) -> str:
+        """What a worker sends back."""
+        sets = {name: getattr(self, name).encode() for name in _ROW_SETS}
+        return json.dumps({**sets, "reason": self.reason.value, "checked_rows": self.checked_rows})
+
+    @classmethod
+    def from_text(cls, text: str) -> Validity:
+        """What `to_text` wrote."""
+        found: dict[str, Any] = json.loads(text)
+        found |= {name: RowSet.decode(found[name]) for name in _ROW_SETS}
+        return cls(**{**found, "reason": Reason(found["reason"])})
+
     def without(self, stale: RowSet) -> Validity:
         """The same after inputs of some rows changed."""
         if not stale:
@@ -107,6 +121,11 @@ class Validity:
             made_from=self.made_from,
             checked_rows=self.checked_rows + looked.checked_rows,
         )
+
+
+_ROW_SETS = tuple(
+    name for name, found in Validity.__dataclass_fields__.items() if found.type == "RowSet"
+)
 
 
 def signature_of(computation: Computation, fragment: FragmentFacts) -> tuple[str, ...]:
