@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from lance import LanceOperation
+from lancedb.index import BTree
 
 import geneva
-from geneva import Connection, Table
+from geneva import Connection, Table, udf
 from geneva.computation import receipt_name
 from geneva.errors import GenevaError, InvalidUDFError, StaleInputError, UserInputError
 from geneva.execution import prepare, receipt_checks
@@ -484,6 +487,72 @@ class TestMemoize:
         calls.clear()
         table.backfill("m")
         assert calls.rows == []
+
+
+@pytest.fixture
+def at_first_call(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Let something happen when the UDF `doubled` is called for the first time."""
+    waiting: list[Callable[[], None]] = []
+
+    def happen() -> None:
+        if waiting:
+            waiting.pop()()
+
+    # Through sys: the function travels as bytes, and finds what is here when it runs.
+    monkeypatch.setattr(sys, "_geneva_test_hook", happen, raising=False)
+    return waiting.append
+
+
+def doubled(x: int) -> int:
+    sys._geneva_test_hook()  # type: ignore[attr-defined]
+    return x * 2
+
+
+class TestWritersDuringAJob:
+    def table(self, db: Connection) -> Table:
+        table = make_table(db, [pa.table({"id": [1, 2, 3], "x": [1, 2, 3]})])
+        table.add_columns({"b": udf(doubled, data_type=pa.int64())})
+        return table
+
+    def write(self, table: Table, **row: int) -> None:
+        """Upsert a row in place: there is an index on the key."""
+        values = pa.table({name: pa.array([value]) for name, value in row.items()})
+        merge = lance.dataset(table.ref.uri).merge_insert("id").when_matched_update_all()
+        merge.execute(values)
+
+    def test_a_value_written_into_a_fragment_without_receipts_stays(
+        self, local_db: Connection, at_first_call: Callable[[Callable[[], None]], None]
+    ) -> None:
+        table = self.table(local_db)
+        some = pa.table({"id": [10, 11], "x": [10, 11], "b": pa.array([99, None], pa.int64())})
+        table.add(some)
+        table.create_index("id", config=BTree())
+        at_first_call(lambda: self.write(table, id=11, x=70, b=777))
+        table.backfill("b")
+        assert by_id(table, "b") == {1: 2, 2: 4, 3: 6, 10: 99, 11: 777}
+
+    def test_a_value_that_another_job_has_adopted_meanwhile_stays(
+        self, local_db: Connection, at_first_call: Callable[[Callable[[], None]], None]
+    ) -> None:
+        table = self.table(local_db)
+        table.create_index("id", config=BTree())
+
+        def somebody_else() -> None:
+            self.write(table, id=3, b=333)
+            local_db.open_table("t").backfill("b")
+
+        at_first_call(somebody_else)
+        table.backfill("b")
+        assert by_id(table, "b") == {1: 2, 2: 4, 3: 333}
+        assert table.plan_backfill("b").is_empty
+
+
+def test_a_computed_columns_type_is_its_functions(local_db: Connection, calls: Calls) -> None:
+    table = filled(local_db, calls)
+    with pytest.raises(UserInputError, match="its type is its UDF's"):
+        table.alter_columns({"path": "a", "data_type": pa.int32()})
+    table.alter_columns({"path": "a", "rename": "c"})
+    assert table.plan_backfill("c").is_empty
 
 
 class TestMuchToCheck:

@@ -250,6 +250,19 @@ def alter_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] 
     commit_redefinitions(dataset, changes)
 
 
+def refuse_casts(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse another type for a computed column: Lance would make a plain column of it."""
+    for alteration in alterations:
+        path = str(alteration.get("path", ""))
+        schema = open_dataset(ref).schema
+        computed = path in schema.names and read_definition(schema, path) is not None
+        if computed and alteration.get("data_type") is not None:
+            raise UserInputError(
+                f"Column {path!r} of table {ref.name!r} is computed: its type is its UDF's. To "
+                "give it another one, drop it, and add it again with a UDF of that type."
+            )
+
+
 def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse columns that would be computed from each other."""
     reads = {

@@ -80,7 +80,11 @@ def digest_values(columns: Sequence[pa.Array], rows: int) -> npt.NDArray[np.uint
 
 
 def _scrambled(codes: Digests) -> Digests:
-    """Spread the bits of codes that the caller gives away."""
+    """Spread the bits of codes that the caller gives away.
+
+    High bits down first: floats that differ in their sign or exponent differ in these alone.
+    """
+    codes ^= codes >> _HALF
     codes *= _SCRAMBLE
     codes ^= codes >> _HALF
     return codes

@@ -187,6 +187,7 @@ class Table:
         LanceDB's.
         """
         udfs, others = declarations.split_alterations(alterations)
+        declarations.refuse_casts(self.ref, others)
         if udfs:
             declarations.alter_udf_columns(self.ref, udfs)
             self._table.checkout_latest()

@@ -25,7 +25,7 @@ from geneva.storage.dataset import (
 from geneva.storage.fragments import StagedFile, data_file, stage_nulls
 from geneva.storage.provenance import parse_file_name, read_provenance
 from geneva.storage.transactions import JOB_PROPERTY, PLANNED_PROPERTY, read_transaction
-from geneva.storage.validity import output_file, signature_of
+from geneva.storage.validity import output_file
 
 _RETRY_SECONDS = 0.05
 
@@ -62,13 +62,11 @@ def commit_columns(
         if not fitting:
             return CommitOutcome(read_from.version, (), tuple(lost), moved_on)
         try:
-            added = add_missing_fields(ref, read_from, fitting)
-            if added is not None:
-                moved_on = moved_on or added.version > read_from.version + 1
-                read_from = added
-            version = _commit(read_from, fitting, job_id, dataset.version)
-            moved_on = moved_on or version > read_from.version + 1
-            return CommitOutcome(version, tuple(fitting), tuple(lost), moved_on)
+            # After a commit of its own it looks at the table anew, as after one of others.
+            if not add_missing_fields(ref, read_from, fitting):
+                version = _commit(read_from, fitting, job_id, dataset.version)
+                moved_on = moved_on or version > read_from.version + 1
+                return CommitOutcome(version, tuple(fitting), tuple(lost), moved_on)
         except OSError as error:
             # lance.commit.CommitConflictError, or a plain OSError with the same text.
             if not is_conflict(error):
@@ -139,11 +137,11 @@ def _landed_after_all(
 
 def add_missing_fields(
     ref: TableRef, dataset: lance.LanceDataset, staged: Sequence[StagedFile]
-) -> lance.LanceDataset | None:
+) -> bool:
     """Give NULLs to the fields that a fragment has no file for, while it has one for others.
 
     Lance replaces fields that are all there or all new: values that a person appended have no
-    receipts beside them. That there are none is what NULLs say, too. None: there was nothing to do.
+    receipts beside them. That there are none is what NULLs say, too. Returns whether any did.
     """
     groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for file in staged:
@@ -165,7 +163,7 @@ def add_missing_fields(
             ]
         )
         dataset = lance.LanceDataset.commit(dataset, Transaction(dataset.version, operation))
-    return dataset if groups else None
+    return bool(groups)
 
 
 def verify_column(schema: pa.Schema, ref: TableRef, planned: Computation) -> None:
@@ -212,23 +210,6 @@ def _covers_live_rows(
     return provenance is not None and not live.minus(provenance.valid)
 
 
-def _is_right_anyway(
-    staged: StagedFile,
-    fragment: FragmentFacts,
-    computation: Computation,
-) -> bool:
-    """Whether a file may take the place of another job's: it has all rows, by what is there now.
-
-    Not one that was put in place of values which a person wrote meanwhile.
-    """
-    named, present = parse_file_name(staged.path), fragment.files_of(computation.output_ids)
-    if named is None or not named.complete or computation.source is not None:
-        return False
-    if any(parse_file_name(file.path) is None for file in present):
-        return False
-    return signature_of(computation, fragment) == staged.inputs
-
-
 def _misfit(
     staged: StagedFile,
     snapshot: TableSnapshot,
@@ -247,7 +228,7 @@ def _misfit(
         return "deleted rows came back"
     # Inputs that changed are no reason: the file says what it was computed from, so that the rows
     # for which it matters are found and computed again, and only those.
-    present = output_file(computation, fragment)
-    if present != staged.base and not _is_right_anyway(staged, fragment, computation):
-        return "another job wrote the same column"
+    # What another job or a person wrote stays. What was computed is found again by its receipts.
+    if output_file(computation, fragment) != staged.base:
+        return "somebody wrote the same column"
     return None
