@@ -191,8 +191,9 @@ class Job:
             )
             stack.enter_context(Pulse(self._signals, self.job_id, self._pulse, self.cancelled))
             self._follow(self._work.run(control))
-            with _logged("tidy up after", self.job_id):
-                self._work.tidy()
+            if not self.progress.rows_left:
+                with _logged("tidy up after", self.job_id):
+                    self._work.tidy()
 
     def _record_errors(self, records: Sequence[ErrorRecord]) -> None:
         # What was computed is worth more than the record of what was not.

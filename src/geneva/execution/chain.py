@@ -187,6 +187,8 @@ def _refusal(ref: TableRef, column: str, stale: dict[str, PreparedBackfill]) -> 
 
 def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
     """Carry a plan out: the inputs first, then the column, on what they have left behind."""
+    if not chain.upstream:
+        return run_backfill(chain.own, control)
     total = sum(step.plan.rows_to_compute for step in chain.steps)
     sums = Sums(len(chain.steps), total, control)
     for place, planned in enumerate(chain.steps):

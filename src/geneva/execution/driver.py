@@ -99,6 +99,7 @@ def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress
             return run.progress
     if not left:
         # Somebody appends faster than rounds go; the rows that were there at the start are done.
+        run.leave_rest()
         return run.progress
     named = ", ".join(f"{f.fragment_id} ({f.reason.value})" for f in left[:5])
     raise TableChangedError(
@@ -155,6 +156,10 @@ class _BackfillRun:
             self._runner = None
         waiting = self.prepared.plan.rows_to_compute
         self._note(total=self.progress.committed + waiting)
+
+    def leave_rest(self) -> None:
+        """Note that what is planned now is left to the next job."""
+        self._note(rows_left=self.prepared.plan.rows_to_compute)
 
     def round(self) -> bool:
         """Run the plan once; return whether the table moved on under it."""

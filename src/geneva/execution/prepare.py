@@ -509,11 +509,13 @@ class _Gathering:
         for state in states:
             prefix, fragment_id = prefixes[state.fragment_id], state.fragment_id
             keys = index.get((prefix, fragment_id), []) if by_range else []
-            used.update(keys)
-            if CheckpointKey(prefix, fragment_id) in keys:
+            used.update(key for key in keys if key.rows is not None)
+            whole = CheckpointKey(prefix, fragment_id)
+            if whole in keys:
                 file = read_staged(store, ref, prefix, fragment_id)
                 if file is not None and self._still_fits(file, state, facts[fragment_id]):
                     staged[fragment_id] = file
+                    used.add(whole)
             found.append(
                 replace(
                     state,

@@ -36,6 +36,8 @@ class JobProgress:
     commits: int = 0
     tasks: int = 0
     rounds: int = 0
+    rows_left: int = 0
+    """Rows that others added faster than the job could follow: they are the next one's."""
     seconds: float = 0.0
     commit_seconds: float = 0.0
     timings: Timings = field(default_factory=Timings)
