@@ -19,7 +19,8 @@ from geneva.errors import (
     TypeMismatchError,
     UserInputError,
 )
-from geneva.execution.prepare import BackfillRequest, useful_prefixes
+from geneva.execution.prepare import useful_prefixes
+from geneva.execution.request import BackfillRequest
 from geneva.model import ColumnDefinition, Sizes, TableRef, Unproven, Upstream
 from geneva.planning.graph import find_cycle
 from geneva.storage.checkpoints import without_where

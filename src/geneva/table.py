@@ -12,7 +12,7 @@ from geneva import declarations, html
 from geneva.declarations import BackfillOptions
 from geneva.errors import UserInputError
 from geneva.execution.chain import PreparedChain, prepare_chain
-from geneva.execution.prepare import ColumnSubject, Subject
+from geneva.execution.subjects import ColumnSubject, Subject
 from geneva.execution.verify import VerifyReport, verify
 from geneva.execution.work import BackfillWork
 from geneva.jobs import Job, JobFuture, JobResult

@@ -10,8 +10,9 @@ from geneva import declarations
 from geneva.declarations import BackfillOptions
 from geneva.errors import UserInputError
 from geneva.execution.explode import PreparedChunkRefresh, prepare_chunk_refresh
-from geneva.execution.prepare import BackfillRequest, Subject
 from geneva.execution.refresh import PreparedRefresh, RefreshRequest, prepare_refresh
+from geneva.execution.request import BackfillRequest
+from geneva.execution.subjects import Subject
 from geneva.execution.view_groups import GroupSubject, RefreshTarget, view_groups
 from geneva.jobs import JobFuture, JobResult
 from geneva.model import TableRef

@@ -12,15 +12,12 @@ from functools import partial
 
 from geneva.errors import StaleInputError
 from geneva.execution.driver import JobControl, run_backfill
-from geneva.execution.prepare import (
-    BackfillRequest,
-    ColumnSubject,
-    PreparedBackfill,
-    prepare,
-)
+from geneva.execution.prepare import PreparedBackfill, prepare
 from geneva.execution.progress import JobProgress
+from geneva.execution.request import BackfillRequest
 from geneva.execution.runner import Runner
 from geneva.execution.side_by_side import Sums
+from geneva.execution.subjects import ColumnSubject
 from geneva.model import ColumnDefinition, TableRef, Upstream
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.graph import Reads, computed_inputs, upstream_of

@@ -9,16 +9,17 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from geneva.computation import Computation
-from geneva.errors import ColumnChangedError
 from geneva.execution import receipt_checks
 from geneva.execution.receipt_checks import bytes_to_read, check_with
+from geneva.execution.request import BackfillRequest
 from geneva.execution.runner import Runner
+from geneva.execution.subjects import Subject
 from geneva.execution.task import ColumnWork, PartWork
-from geneva.model import ColumnDefinition, Reason, Sizes, TableRef, Unproven, Upstream
+from geneva.execution.unpublished import UnpublishedWork, work_identity, written_fields
+from geneva.model import ColumnDefinition, Reason, TableRef, Unproven
 from geneva.on_error import Limits
 from geneva.planning.backfill import (
     Action,
@@ -31,15 +32,8 @@ from geneva.planning.backfill import (
 from geneva.planning.ranges import disjoint
 from geneva.planning.sizing import Part
 from geneva.rows import RowRange, RowSet
-from geneva.storage.checkpoints import (
-    CheckpointKey,
-    WorkIdentity,
-    head_of,
-    index_keys,
-    without_where,
-)
+from geneva.storage.checkpoints import without_where
 from geneva.storage.columns import computation_of, with_present_inputs
-from geneva.storage.commit import verify_column
 from geneva.storage.dataset import (
     Dataset,
     FragmentFacts,
@@ -50,15 +44,7 @@ from geneva.storage.dataset import (
     read_snapshot,
 )
 from geneva.storage.fragments import StagedFile, size_of_inputs, window_rows
-from geneva.storage.provenance import read_provenance
-from geneva.storage.reuse import (
-    Reuse,
-    committed_results,
-    read_results,
-    reuse_within,
-    reused_rows,
-)
-from geneva.storage.staging import open_checkpoints, read_staged
+from geneva.storage.reuse import Reuse, reuse_within
 from geneva.storage.validity import (
     Validity,
     ValidityReader,
@@ -67,89 +53,6 @@ from geneva.storage.validity import (
     signature_of,
 )
 from geneva.view_definition import SOURCE_ROW_ID
-
-
-@dataclass(frozen=True, slots=True)
-class BackfillRequest:
-    """What was asked for, after checking."""
-
-    where: str | None = None
-    only_stale: bool = False
-    """Of the rows that `where` selects, only those that are not right."""
-    concurrency: int | None = None
-    threads: int = 1
-    sizes: Sizes = field(default_factory=Sizes)
-    commit_granularity: int = 64
-    num_frags: int | None = None
-    only_fragments: frozenset[int] | None = None
-    """Leave all others alone; None: none is left out."""
-    read_version: int | None = None
-    flush_seconds: float | None = None
-    shuffle_diversity: int | None = None
-    timeout_seconds: float | None = None
-    retry_failed: bool = False
-    unproven: Unproven | None = None
-    """What to do with values from before receipts; None: see `_computes_unproven`."""
-    upstream: Upstream = Upstream.COMPUTE
-
-    @property
-    def follows_table(self) -> bool:
-        """Whether the job goes on with what others change meanwhile: not when it was bounded."""
-        return self.read_version is None and self.num_frags is None
-
-    @property
-    def work_where(self) -> str | None:
-        """The clause as it identifies the work: to try failed rows again is another work."""
-        return f"{self.where or ''}\n(failed rows)" if self.retry_failed else self.where
-
-    @property
-    def selects_rows(self) -> bool:
-        """Whether rows are computed because they were asked for, right or not."""
-        return self.where is not None and not self.only_stale
-
-
-SourceJudge = Callable[[FragmentFacts, Validity], Validity | None]
-"""Takes back what changes of a source made stale; None where only receipts can tell."""
-
-
-class Subject(Protocol):
-    """What is computed in which table, at whatever version."""
-
-    @property
-    def ref(self) -> TableRef:
-        """The table that is filled."""
-
-    def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
-        """The computation at one version; ColumnChangedError when it is another one by now."""
-
-    def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
-        """What tells whether inputs in another table changed; None: inputs are in this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnSubject:
-    """A column that is computed from columns of its own table."""
-
-    ref: TableRef
-    definition: ColumnDefinition
-
-    def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
-        """The column, with its inputs as they are called now."""
-        present = with_present_inputs(self.definition, dataset)
-        missing = [path for path in present.inputs if path not in snapshot.field_ids]
-        if missing:
-            raise ColumnChangedError(
-                f"Column {missing[0]!r} of table {self.ref.name!r}, which "
-                f"{self.definition.name!r} is computed from, was dropped meanwhile. What was "
-                "computed is kept. Point the UDF at another column with alter_columns."
-            )
-        computation = computation_of(snapshot, present)
-        verify_column(snapshot.schema, self.ref, computation)
-        return computation
-
-    def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
-        """There is no source."""
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +159,6 @@ class PreparedBackfill:
         )
 
 
-def written_fields(computation: Computation, plan: FragmentPlan) -> tuple[int, ...]:
-    """The fields of a fragment's new data file: of receipts alone, where no value is new."""
-    if plan.action is Action.ADOPT:
-        assert computation.receipt is not None
-        return computation.receipt.field_ids
-    return computation.written_ids
-
-
 def _signature(
     computation: Computation, fragment: FragmentFacts, plan: FragmentPlan
 ) -> tuple[str, ...]:
@@ -344,9 +239,17 @@ class _Gathering:
         if needed and upstream is None:
             ids = {plan.fragment_id for plan in needed}
             kept = [state for state in states if state.fragment_id in ids]
-            kept, staged, reuse = self._with_unpublished(kept, prefixes)
-            if self._shares_results():
-                kept, reuse = self._with_committed(kept, validity, reuse)
+            work = UnpublishedWork(
+                request=request,
+                dataset=self._dataset,
+                snapshot=snapshot,
+                computation=self._computation,
+                reader=self._reader,
+                committed_by_job=self._committed_by_job,
+            )
+            kept, staged, reuse = work.found_for(kept, prefixes)
+            if work.shares_results():
+                kept, reuse = work.shared_for(kept, validity, reuse)
             needed = choose_fragments(map(plan_fragment, kept), None)
         notes = _notes(states, validity.values(), computes_unproven=computes_unproven)
         if overtaken:
@@ -491,140 +394,6 @@ class _Gathering:
             self._computation, self._request, self._snapshot.ref, fragment
         ).prefix()
 
-    # -------------------------------------------------------------------------- unpublished work
-
-    def _with_unpublished(
-        self, states: list[FragmentState], prefixes: dict[int, str]
-    ) -> tuple[list[FragmentState], dict[int, StagedFile], dict[int, tuple[Reuse, ...]]]:
-        """Add what earlier runs left behind: staged files, checkpoints, and results by receipt."""
-        ref = self._snapshot.ref
-        store = open_checkpoints(ref)
-        index = index_keys(store.list_keys("udf-"))
-        facts = {f.id: f for f in self._snapshot.fragments}
-        staged: dict[int, StagedFile] = {}
-        found: list[FragmentState] = []
-        used: set[CheckpointKey] = set()
-        # A clause may select other rows by now: then results are looked up row by row.
-        by_range = not (self._request.selects_rows or self._request.retry_failed)
-        for state in states:
-            prefix, fragment_id = prefixes[state.fragment_id], state.fragment_id
-            keys = index.get((prefix, fragment_id), []) if by_range else []
-            used.update(key for key in keys if key.rows is not None)
-            whole = CheckpointKey(prefix, fragment_id)
-            if whole in keys:
-                file = read_staged(store, ref, prefix, fragment_id)
-                if file is not None and self._still_fits(file, state, facts[fragment_id]):
-                    staged[fragment_id] = file
-                    used.add(whole)
-            found.append(
-                replace(
-                    state,
-                    checkpointed=tuple(key.rows for key in keys if key.rows is not None),
-                    staged=fragment_id in staged,
-                )
-            )
-        heads = {head_of(prefix) for prefix in prefixes.values()}
-        others = (k for keys in index.values() for k in keys if head_of(k.prefix) in heads)
-        results = read_results(
-            ref,
-            store,
-            self._computation,
-            (key for key in others if key not in used),
-            self._own_rows(),
-            with_failed=not self._request.retry_failed,
-        )
-        reuse: dict[int, tuple[Reuse, ...]] = {}
-        for i, state in enumerate(found):
-            if not len(results):
-                break
-            plan = plan_fragment(state)
-            covered = RowSet.from_ranges(state.physical_rows, plan.covered)
-            rows = plan.compute.minus(covered).offsets()
-            if plan.action is not Action.COMPUTE or not len(rows):
-                continue
-            digests = self._reader.input_digests(facts[state.fragment_id], rows)
-            taken = tuple(results.take(rows, digests))
-            if taken:
-                reuse[state.fragment_id] = taken
-                found[i] = replace(state, reused=reused_rows(taken, state.physical_rows))
-        return found, staged, reuse
-
-    def _shares_results(self) -> bool:
-        """Whether a right value of the table serves other rows with the same inputs."""
-        computation = self._computation
-        return (
-            computation.memoizes
-            and computation.receipt is not None
-            and not self._request.selects_rows
-        )
-
-    def _with_committed(
-        self,
-        states: list[FragmentState],
-        validity: dict[int, Validity],
-        reuse: dict[int, tuple[Reuse, ...]],
-    ) -> tuple[list[FragmentState], dict[int, tuple[Reuse, ...]]]:
-        """Add what the table has for equal inputs, for a function that says that this is right."""
-        right = {fragment: found.right for fragment, found in validity.items()}
-        results = committed_results(self._dataset, self._computation, right)
-        facts = {f.id: f for f in self._snapshot.fragments}
-        found: list[FragmentState] = []
-        for state in states:
-            plan = plan_fragment(state)
-            covered = RowSet.from_ranges(state.physical_rows, plan.covered)
-            rows = plan.to_run.minus(covered).offsets()
-            if plan.action is Action.COMPUTE and len(rows) and len(results):
-                digests = self._reader.input_digests(facts[state.fragment_id], rows)
-                taken = (*reuse.get(state.fragment_id, ()), *results.take(rows, digests))
-                reuse = {**reuse, state.fragment_id: taken}
-                state = replace(state, reused=reused_rows(taken, state.physical_rows))
-            found.append(state)
-        return found, reuse
-
-    def _own_rows(self) -> dict[str, RowSet | None]:
-        """Rows in files that this job committed which are elsewhere by now.
-
-        Rows that moved out of a fragment while it was computed: their values are in its file, but
-        not where the rows are. A compaction takes values along; they are asked for again only
-        where a clause selects them.
-        """
-        present = {output_file(self._computation, f): f for f in self._snapshot.fragments}
-        thinned = [
-            present[p] for p in self._committed_by_job if p in present and present[p].deleted_rows
-        ]
-        live = read_live_rows(self._dataset, thinned)
-        own: dict[str, RowSet | None] = {}
-        for path in self._committed_by_job:
-            fragment = present.get(path)
-            if fragment is None:
-                if self._request.selects_rows:
-                    own[path] = None
-            elif fragment.deleted_rows:
-                own[path] = RowSet.full(fragment.physical_rows).minus(live[fragment.id])
-        return own
-
-    def _still_fits(self, file: StagedFile, state: FragmentState, fragment: FragmentFacts) -> bool:
-        """Whether a staged file is of this column, and of these rows; the rest is in its key.
-
-        Rows come back when an old version is restored, and a clause may select others by now.
-        """
-        plan = plan_fragment(state)
-        if (
-            file.column_uuid != self._computation.id
-            or file.physical_rows != state.physical_rows
-            or file.base != output_file(self._computation, fragment)
-            or file.field_ids != written_fields(self._computation, plan)
-        ):
-            return False
-        provenance = read_provenance(self._snapshot.ref, file.path)
-        if provenance is None or (state.retry_failed and provenance.failed):
-            return False
-        known = provenance.valid.union(provenance.failed) if provenance.failed else provenance.valid
-        wanted = plan.valid_after
-        if plan.failed_after is not None:
-            wanted = wanted.union(plan.failed_after)
-        return known.intersect(state.live) == wanted
-
 
 def _to_adopt(found: Validity, *, computes_unproven: bool) -> RowSet:
     """Rows that get a receipt without a call."""
@@ -638,32 +407,6 @@ def _with_upstream(state: FragmentState, changing: RowSet) -> FragmentState:
     reason = state.reason if state.live.minus(state.valid) else Reason.UPSTREAM
     return replace(
         state, valid=state.valid.minus(changing), adopt=state.adopt.minus(changing), reason=reason
-    )
-
-
-def work_identity(
-    computation: Computation, request: BackfillRequest, ref: TableRef, fragment: FragmentFacts
-) -> WorkIdentity:
-    """What the work on a fragment is.
-
-    The file of its present values is a source too: so that a clause that is run again after its
-    result was committed is new work, and one that is run again after a crash isn't. The column's
-    UUID is one as well: a column that was dropped and added again is another one. And so is which
-    rows are deleted: they come back when an old version is restored.
-    """
-    base = output_file(computation, fragment)
-    return WorkIdentity(
-        udf_name=computation.program_name,
-        udf_version=computation.version,
-        column=computation.name,
-        where=request.work_where or "",
-        uri=ref.uri,
-        source_files=(
-            *signature_of(computation, fragment),
-            *((base,) if base else ()),
-            f"deleted:{fragment.deletions}",
-            f"column:{computation.id}",
-        ),
     )
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from geneva.errors import TableChangedError, TableNotFoundError, UserInputError
 from geneva.execution.driver import JobControl
-from geneva.execution.prepare import BackfillRequest, prepare
+from geneva.execution.prepare import prepare
 from geneva.execution.progress import JobProgress
+from geneva.execution.request import BackfillRequest
 from geneva.execution.side_by_side import run_side_by_side
 from geneva.execution.view_groups import (
     NO_ROWS,

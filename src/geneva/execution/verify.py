@@ -16,8 +16,8 @@ import numpy as np
 from geneva import html
 from geneva.computation import Computation
 from geneva.digests import digest_rows
-from geneva.execution.prepare import Subject
 from geneva.execution.program import live_program
+from geneva.execution.subjects import Subject
 from geneva.execution.task import ColumnWork
 from geneva.rows import Offsets, RowRange, RowSet
 from geneva.storage.dataset import (

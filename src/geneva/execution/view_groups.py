@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 
 from geneva.computation import Carry, Computation, Input, Source, source_signature
-from geneva.execution.prepare import BackfillRequest, SourceJudge
+from geneva.execution.request import BackfillRequest
+from geneva.execution.subjects import SourceJudge
 from geneva.model import ColumnDefinition, TableRef
 from geneva.rows import RowSet
 from geneva.storage.columns import bound_output, computation_of, read_definition
