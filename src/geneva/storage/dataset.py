@@ -110,11 +110,17 @@ def fragment_facts(metadata: Any) -> FragmentFacts:
         physical_rows=metadata.physical_rows,
         deleted_rows=deletions.num_deleted_rows if deletions is not None else 0,
         files=tuple(
-            FileFacts(file.path, tuple(file.fields), file.file_size_bytes)
+            FileFacts(file_path(file), tuple(file.fields), file.file_size_bytes)
             for file in metadata.files
         ),
         deletions=f"{deletions.read_version}-{deletions.id}" if deletions is not None else "",
     )
+
+
+def file_path(data_file: Any) -> str:
+    """The path of a data file. Asked for as an attribute, pylance 14 makes a class each time."""
+    known = getattr(data_file, "_path", None)
+    return str(data_file.path) if known is None else str(known)
 
 
 def file_version(dataset: lance.LanceDataset) -> tuple[int, int]:

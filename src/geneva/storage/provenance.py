@@ -11,6 +11,7 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from lance.file import LanceFileReader
@@ -142,5 +143,6 @@ def input_signature(fragment: FragmentFacts, inputs: Sequence[tuple[int, ...]]) 
     )
 
 
+@lru_cache(maxsize=4_096)
 def _digest(text: str, length: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]

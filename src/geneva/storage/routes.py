@@ -15,6 +15,7 @@ from geneva.errors import (
 )
 from geneva.model import TableRef
 from geneva.storage.dataset import (
+    file_path,
     nodes_of,
     open_dataset,
 )
@@ -138,5 +139,5 @@ def read_route(
 def file_paths(metadata: Any, fields: Iterable[int]) -> frozenset[tuple[str, tuple[int, ...]]]:
     """The files behind some fields, and which of the fields each one holds."""
     wanted = frozenset(fields)
-    held = ((file.path, wanted.intersection(file.fields)) for file in metadata.files)
+    held = ((file_path(file), wanted.intersection(file.fields)) for file in metadata.files)
     return frozenset((path, tuple(sorted(fields_))) for path, fields_ in held if fields_)

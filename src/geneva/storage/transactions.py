@@ -10,7 +10,7 @@ from typing import Any
 import lance
 from lance import LanceOperation
 
-from geneva.storage.dataset import FragmentFacts, fragment_facts, is_missing
+from geneva.storage.dataset import FragmentFacts, file_path, fragment_facts, is_missing
 
 JOB_PROPERTY = "geneva.job"
 PLANNED_PROPERTY = "geneva.planned_version"
@@ -72,7 +72,7 @@ def _written_by(operation: Any) -> Iterator[tuple[str, Compaction | None]]:
         case LanceOperation.Overwrite(fragments=fragments):
             yield from _no_compaction(fragments)
         case LanceOperation.DataReplacement(replacements=replacements):
-            yield from ((replaced.new_file.path, None) for replaced in replacements)
+            yield from ((file_path(replaced.new_file), None) for replaced in replacements)
 
 
 def _no_compaction(fragments: Iterable[Any]) -> Iterator[tuple[str, None]]:
