@@ -194,7 +194,7 @@ class World:
     def _killed(self, step: Backfill) -> None:
         """A job that dies: it may have done anything between nothing and all."""
         job = self._job(step)
-        dying = _dying_commits if step.kill == "commit" else self._dying_calls
+        dying = dying_commits if step.kill == "commit" else self._dying_calls
         died = False
         with dying(self.tables.uri, step.at_call) as fuse:
             try:
@@ -213,8 +213,8 @@ class World:
         self.paid |= calls.keys()
 
     @contextmanager
-    def _dying_calls(self, _: str, number: int) -> Iterator[_Fuse]:
-        fuse = _Fuse()
+    def _dying_calls(self, _: str, number: int) -> Iterator[Fuse]:
+        fuse = Fuse()
 
         def die() -> None:
             fuse.blown = True
@@ -356,21 +356,21 @@ class NotPredictable(Exception):
 
 
 @dataclass
-class _Fuse:
+class Fuse:
     blown: bool = False
 
 
 @contextmanager
-def _dying_commits(uri: str, number: int) -> Iterator[_Fuse]:
+def dying_commits(uri: str, number: int) -> Iterator[Fuse]:
     """Let the commits of the table fail from this one on, as if the driver had died."""
     original = lance.LanceDataset.commit
-    fuse, made = _Fuse(), itertools.count(1)
+    fuse, made = Fuse(), itertools.count(1)
 
     def commit(target: Any, *args: Any, **kwargs: Any) -> Any:
-        if str(getattr(target, "uri", target)).rstrip("/").endswith(uri.rsplit("/", 1)[1]):
-            if next(made) >= number:
-                fuse.blown = True
-                raise OSError("the driver is gone")
+        ours = str(getattr(target, "uri", target)).rstrip("/").endswith(uri.rsplit("/", 1)[1])
+        if ours and next(made) >= number:
+            fuse.blown = True
+            raise OSError("the driver is gone")
         return original(target, *args, **kwargs)
 
     lance.LanceDataset.commit = staticmethod(commit)  # type: ignore[method-assign]
