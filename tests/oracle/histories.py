@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from oracle.functions import Function, recording, some_value
+from oracle.functions import Function, Recorder, recording, some_value
 from oracle.model import State, Value
 from oracle.world import (
     Backfill,
@@ -50,6 +51,9 @@ from oracle.writes import (
     Values,
     Write,
 )
+
+W = TypeVar("W")
+S = TypeVar("S")
 
 _FRESH_NAMES = {"x": "x_old", "y": "y_old", "a": "a_new", "u": "u_new"}
 
@@ -260,7 +264,7 @@ class Draw:
 
     def _computed(self, state: State) -> str:
         roles = list(state.columns)
-        return self.rng.choice([*roles, "b"])
+        return self.rng.choice([*roles, roles[-1]])
 
     def _ids(self, state: State) -> tuple[int, ...]:
         ids = list(state.rows) or [0]
@@ -335,83 +339,92 @@ def scratch() -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class Failure:
+class History(Generic[W, S]):
+    """How a kind of history begins, and which steps make sense in it."""
+
+    start: Callable[[Path, Recorder], W]
+    do: Callable[[W, S], None]
+    makes_sense: Callable[[W, S], bool]
+    title: str
+    """How to say its beginning in Python."""
+
+    def run(self, steps: Callable[[W], Iterator[S]]) -> tuple[int, Failure[W, S] | None]:
+        """Do steps; return how many were done, and how it failed, if it did."""
+        done: list[S] = []
+        with scratch() as folder, recording() as recorder:
+            try:
+                world = self.start(folder, recorder)
+                for step in steps(world):
+                    if self.makes_sense(world, step):
+                        done.append(step)
+                        self.do(world, step)
+            except NotPredictable:
+                pass
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - also a panic of Lance
+                return len(done), Failure(self, tuple(done), error)
+        return len(done), None
+
+    def replay(self, steps: Sequence[S]) -> Failure[W, S] | None:
+        """Do these steps again; leave out those that make no sense where they come."""
+        _, failure = self.run(lambda _: iter(steps))
+        return failure
+
+
+@dataclass(frozen=True)
+class Failure(Generic[W, S]):
     """A history that ended badly, and how."""
 
-    setup: Setup
-    steps: tuple[Step, ...]
+    history: History[W, S]
+    steps: tuple[S, ...]
     error: BaseException
 
     @property
-    def kind(self) -> tuple[type, type]:
+    def kind(self) -> tuple[type, ...]:
         """What a shrunk history must have in common with it."""
-        return type(self.error), type(self.steps[-1])
+        return type(self.error), *map(type, self.steps[-1:])
 
     def __str__(self) -> str:
         """Say it as Python that can be run again."""
+        error = f"{type(self.error).__name__}: {self.error}"
         lines = [f"    {step!r}," for step in self.steps]
-        return "\n".join(
-            [
-                f"{type(self.error).__name__}: {self.error}",
-                f"replay({self.setup!r}, [",
-                *lines,
-                "])",
-            ]
-        )
+        return "\n".join([error, f"{self.history.title}.replay([", *lines, "])"])
+
+    def shrunk(self, most_runs: int = 300) -> Failure[W, S]:
+        """Leave out steps, greedily, for as long as the history fails in the same way."""
+        failure, runs, size = self, 0, max(1, len(self.steps) // 2)
+        while size:
+            position = 0
+            while position < len(failure.steps) and runs < most_runs:
+                fewer = (*failure.steps[:position], *failure.steps[position + size :])
+                found = self.history.replay(fewer)
+                runs += 1
+                if found is not None and found.kind == failure.kind:
+                    failure = found
+                else:
+                    position += size
+            size //= 2
+        return failure
 
 
-def run_history(seed: int, steps: int) -> tuple[int, Failure | None]:
-    """Run a random history; return how many steps were done, and how it failed, if it did."""
+def of_table(setup: Setup) -> History[World, Step]:
+    """Histories of a table that begins like this."""
+    return History(
+        start=lambda folder, recorder: World(folder, setup, recorder),
+        do=World.do,
+        makes_sense=lambda world, step: applicable(world.state, step),
+        title=f"of_table({setup!r})",
+    )
+
+
+def run_history(seed: int, steps: int) -> tuple[int, Failure[World, Step] | None]:
+    """Run a random history of a table."""
     rng = random.Random(seed)
     setup, draw = random_setup(rng), Draw(rng)
-    done: list[Step] = []
-    with scratch() as folder, recording() as recorder:
-        try:
-            world = World(folder, setup, recorder)
-            while len(done) < steps:
-                step = draw.step(world.state, failing=recorder.failing)
-                done.append(step)
-                world.do(step)
-        except NotPredictable:
-            return len(done), None
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            return len(done), Failure(setup, tuple(done), error)
-    return len(done), None
 
+    def drawn(world: World) -> Iterator[Step]:
+        for _ in range(steps):
+            yield draw.step(world.state, failing=world.recorder.failing)
 
-def replay(setup: Setup, steps: Sequence[Step]) -> Failure | None:
-    """Run these steps; leave out those that make no sense where they come."""
-    done: list[Step] = []
-    with scratch() as folder, recording() as recorder:
-        try:
-            world = World(folder, setup, recorder)
-            for step in steps:
-                if applicable(world.state, step):
-                    done.append(step)
-                    world.do(step)
-        except NotPredictable:
-            return None
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) or not done:
-                raise
-            return Failure(setup, tuple(done), error)
-    return None
-
-
-def shrunk(failure: Failure, most_runs: int = 300) -> Failure:
-    """Leave out steps, greedily, for as long as the history fails in the same way."""
-    runs, size = 0, max(1, len(failure.steps) // 2)
-    while size:
-        position = 0
-        while position < len(failure.steps) and runs < most_runs:
-            steps = (*failure.steps[:position], *failure.steps[position + size :])
-            found = replay(failure.setup, steps)
-            runs += 1
-            if found is not None and found.kind == failure.kind:
-                failure = found
-            else:
-                position += size
-        size //= 2
-    return failure
+    return of_table(setup).run(drawn)

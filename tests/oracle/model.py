@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -156,6 +156,10 @@ class Job:
 
     def selects(self, row: Row) -> bool:
         return self.where is None or self.where(row)
+
+    def selecting(self, ids: Collection[int]) -> Job:
+        """Return the job with these rows selected as well."""
+        return replace(self, where=lambda row: row.value("id") in ids or self.selects(row))
 
     def _settle(self, column: Column, before: Row) -> Change:
         is_target = column == self.chain[-1]

@@ -1,7 +1,7 @@
-"""Random histories of a table, compared with the model after every step.
+"""Random histories, compared with the model after every step.
 
-The short round has fixed seeds. The long one goes on for GENEVA_ORACLE_STEPS steps, from seed
-GENEVA_ORACLE_SEED on:
+The short rounds have fixed seeds. The long ones go on for GENEVA_ORACLE_STEPS steps, from seed
+GENEVA_ORACLE_SEED on, and show what failed in a form that can be replayed:
 
     GENEVA_ORACLE_STEPS=20000 pytest -m long tests/oracle -s
 """
@@ -10,39 +10,37 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from oracle.histories import Failure, run_history, shrunk
+from oracle.histories import Failure, run_history
+from oracle.view_histories import run_view_history
 
 STEPS_OF_A_HISTORY = 40
+MOST_FAILURES = 20
+
+RunHistory = Callable[[int, int], tuple[int, Failure[Any, Any] | None]]
 
 
-def report(seed: int, failure: Failure) -> str:
-    """Say how to see it again, in full and shrunk."""
-    return (
-        f"seed {seed}, step {len(failure.steps)}: {type(failure.error).__name__}: {failure.error}\n"
-        f"shrunk:\n{shrunk(failure)}"
-    )
+def report(seed: int, failure: Failure[Any, Any]) -> str:
+    """Say what failed, and how to see it again."""
+    first = f"seed {seed}, step {len(failure.steps)}: {failure.error}"
+    return f"{first}\nshrunk:\n{failure.shrunk()}"
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_short_history_agrees_with_the_model(seed: int) -> None:
-    _, failure = run_history(seed, 25)
+def run_short(run: RunHistory, seed: int) -> None:
+    _, failure = run(seed, 25)
     if failure is not None:
         pytest.fail(report(seed, failure))
 
 
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.timeout(0)
-def test_long_histories_agree_with_the_model() -> None:
-    wanted = int(os.environ.get("GENEVA_ORACLE_STEPS", "100000"))
+def run_long(run: RunHistory, wanted: int) -> None:
     first = seed = int(os.environ.get("GENEVA_ORACLE_SEED", "1000"))
-    done = 0
-    reports: list[str] = []
-    while done < wanted and len(reports) < 20:
-        steps, failure = run_history(seed, STEPS_OF_A_HISTORY)
+    done, reports = 0, []
+    while done < wanted and len(reports) < MOST_FAILURES:
+        steps, failure = run(seed, STEPS_OF_A_HISTORY)
         done += steps
         if failure is not None:
             reports.append(report(seed, failure))
@@ -51,3 +49,31 @@ def test_long_histories_agree_with_the_model() -> None:
     sys.stderr.write(f"{done} steps, seeds {first} to {seed - 1}, {len(reports)} failures\n")
     if reports:
         pytest.fail("\n\n".join(reports))
+
+
+def steps_wanted() -> int:
+    return int(os.environ.get("GENEVA_ORACLE_STEPS", "100000"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_short_history_agrees_with_the_model(seed: int) -> None:
+    run_short(run_history, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_short_history_of_a_view_agrees_with_the_model(seed: int) -> None:
+    run_short(run_view_history, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_long_histories_agree_with_the_model() -> None:
+    run_long(run_history, steps_wanted())
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_long_histories_of_views_agree_with_the_model() -> None:
+    run_long(run_view_history, steps_wanted() // 4)

@@ -285,15 +285,15 @@ class World:
         for write in step.writer:
             self.state = write.applied(self.state)
         touched = {key for write in step.writer for key in write.touched}
-        return {
-            key: _union(
-                rows,
-                job.may_run
-                if key not in old.rows or not whole
-                else (job.run_again if key in touched else job.run),
-            )
-            for key, rows in self.state.rows.items()
-        }
+        selected = {key for key, rows in old.rows.items() if any(map(job.selects, rows))}
+
+        def run(key: int) -> Callable[[Row], Outcomes]:
+            if key in old.rows and whole:
+                return job.run_again if key in touched else job.run
+            # Whether it was selected before the writer came or after is all the same.
+            return job.may_run if job.where is None else job.selecting(selected).may_run
+
+        return {key: _union(rows, run(key)) for key, rows in self.state.rows.items()}
 
     def _bound(self, job: Job) -> Counter[str]:
         return _by_role(_most(self._possible(job.run)))

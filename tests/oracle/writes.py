@@ -99,11 +99,6 @@ class Write(Protocol):
     def applied(self, state: State) -> State: ...
 
 
-def knows(state: State, roles: Collection[str]) -> bool:
-    """Whether the table has these columns now (a shrunk history may have lost them)."""
-    return all(role in state.names for role in roles)
-
-
 @dataclass(frozen=True)
 class Append:
     """Rows come, with or without some of their computed values."""
@@ -336,6 +331,7 @@ class Cast(_NoRows):
     via: str = LANCEDB
 
     def write(self, tables: Tables, state: State) -> None:
+        DropIndex(self.role).write(tables, state)  # Lance casts no column that has one
         wanted = pa.type_for_alias(self.type_name)
         change = {"path": state.names[self.role], "data_type": wanted}
         tables.either(self.via).alter_columns(change)
