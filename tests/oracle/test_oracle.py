@@ -38,7 +38,8 @@ def run_short(run: RunHistory, seed: int) -> None:
 
 def run_long(run: RunHistory, wanted: int) -> None:
     first = seed = int(os.environ.get("GENEVA_ORACLE_SEED", "1000"))
-    done, reports = 0, []
+    done = 0
+    reports: list[str] = []
     while done < wanted and len(reports) < MOST_FAILURES:
         steps, failure = run(seed, STEPS_OF_A_HISTORY)
         done += steps

@@ -124,7 +124,9 @@ class ViewWorld:
 
     def _refresh(self, *, dies: bool) -> None:
         wanted = self._wanted()
-        needed = {row: (self.function, (values["a"],)) for row, values in wanted.items()}
+        needed: dict[int, _Known] = {
+            row: (self.function, (values["a"],)) for row, values in wanted.items()
+        }
         least = Counter(
             Call("v", *need) for row, need in needed.items() if self.known.get(row) != need
         )

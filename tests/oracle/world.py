@@ -373,11 +373,11 @@ def dying_commits(uri: str, number: int) -> Iterator[Fuse]:
             raise OSError("the driver is gone")
         return original(target, *args, **kwargs)
 
-    lance.LanceDataset.commit = staticmethod(commit)  # type: ignore[method-assign]
+    lance.LanceDataset.commit = staticmethod(commit)
     try:
         yield fuse
     finally:
-        lance.LanceDataset.commit = original  # type: ignore[method-assign]
+        lance.LanceDataset.commit = original
 
 
 def _union(rows: frozenset[Row], run: Callable[[Row], Outcomes]) -> Outcomes:
