@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -161,7 +162,9 @@ class Draw:
         draws = (self._append, self._delete, self._update, self._upsert, self._layout)
         weights = (2, 2, 3, 6, 2)
         chosen = self.rng.choices(draws, weights, k=self.rng.randint(1, 2))
-        return tuple(draw(state) for draw in chosen)
+        writes = (draw(state) for draw in chosen)
+        # Nobody may delete files that a running job has not committed yet.
+        return tuple(Cleanup() if isinstance(w, Cleanup) else w for w in writes)
 
     def _append(self, state: State) -> Append:
         values = {k: self._values(state) for k in self._new_ids(self.rng.randint(1, 5))}
@@ -381,9 +384,10 @@ class Failure(Generic[W, S]):
     error: BaseException
 
     @property
-    def kind(self) -> tuple[type, ...]:
-        """What a shrunk history must have in common with it."""
-        return type(self.error), *map(type, self.steps[-1:])
+    def kind(self) -> tuple[object, ...]:
+        """What a shrunk history must have in common with it: error, first words, last step."""
+        words = re.sub(r"\d+", "0", str(self.error)).split()[:3]
+        return type(self.error), *words, *map(type, self.steps[-1:])
 
     def __str__(self) -> str:
         """Say it as Python that can be run again."""
