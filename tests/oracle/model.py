@@ -106,10 +106,14 @@ Outcomes = frozenset[Outcome]
 Change = Callable[[Outcome], Iterable[Outcome]]
 
 
+def call_of(row: Row, column: Column) -> Call:
+    return Call(column.role, column.function, inputs_of(row, column))
+
+
 def computed(outcome: Outcome, column: Column, *, failing: bool) -> Outcome:
     """Call the function for a row."""
-    inputs = inputs_of(outcome.row, column)
-    call = Call(column.role, column.function, inputs)
+    call = call_of(outcome.row, column)
+    inputs = call.inputs
     try:
         value = evaluate(column.function, [plain(v) for v in inputs], failing=failing)
         receipt = Receipt(column.function, inputs, canonical(value))
@@ -136,6 +140,8 @@ class Job:
     failing: bool
     where: Callable[[Row], bool] | None = None
     retry_failed: bool = False
+    paid: Collection[Call] = ()
+    """Calls of earlier jobs that may be used again, also those of a function that failed since."""
 
     def run(self, row: Row) -> Outcomes:
         """What a job that ended well has made of a row."""
@@ -167,29 +173,35 @@ class Job:
 
         def settle(outcome: Outcome) -> Iterable[Outcome]:
             found = verdict(outcome.row, column)
-            call = computed(outcome, column, failing=self.failing)
+            calls = self._called(outcome, column)
             keep = adopted(outcome, column) if found is Verdict.ADOPT else outcome
             if not selected:
                 return {outcome, keep}
             if is_target and self.retry_failed:
-                return self._retry(outcome, column, call, keep)
+                return self._retry(outcome, column, calls, keep)
             if is_target and self.where is not None:
-                return {call}
+                return calls
             if found is Verdict.CALL:
-                return {call}
+                return calls
             # Nothing is said about adopting in a column that is only brought up to date.
             return {keep} if is_target else {outcome, keep}
 
         return settle
 
+    def _called(self, outcome: Outcome, column: Column) -> set[Outcome]:
+        either = {self.failing}
+        if call_of(outcome.row, column) in self.paid:
+            either = {True, False}
+        return {computed(outcome, column, failing=failing) for failing in either}
+
     def _retry(
-        self, outcome: Outcome, column: Column, call: Outcome, keep: Outcome
+        self, outcome: Outcome, column: Column, calls: set[Outcome], keep: Outcome
     ) -> Iterable[Outcome]:
         receipt = outcome.row.receipt(column.role)
         if verdict(outcome.row, column) is Verdict.FAILED:
-            return {call}
+            return calls
         if receipt is not None and receipt.failed and keep is outcome:
-            return {call, outcome}  # failed once, and stale since
+            return {*calls, outcome}  # failed once, and stale since
         return {outcome, keep}
 
 

@@ -399,7 +399,9 @@ class TestChains:
         backfill(table, "b")
         assert_chain_is_right(table)
 
-    def test_a_cycle_is_refused_when_it_is_declared(self, local_db: Connection) -> None:
+    def test_a_cycle_is_refused_when_it_is_declared(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
         table = with_chain(table_of(local_db, 2))
         with pytest.raises(UserInputError):
             table.alter_columns({"path": "a", "udf": make_udf("a", A, ["b"])})
@@ -548,6 +550,22 @@ class TestColumns:
         assert calls(log) == [0, 0, 1, 1]
         assert_chain_is_right(table)
 
+    def test_an_overwrite_with_another_order_of_columns_is_read_by_name(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
+        table = with_chain(table_of(local_db, 4))
+        backfill(table, "b")
+        calls(log)
+        schema = pa.schema([table.schema.field(name) for name in ("id", "y", "x", "a", "b")])
+        rows = pa.table({"id": [7, 8], "y": [0, 0], "x": [10, 20], "a": [None, 5], "b": [None] * 2})
+        folder = table.ref.uri.rsplit("/", 1)[0]
+        lancedb.connect(folder).create_table("t", rows.cast(schema), mode="overwrite")
+        table = local_db.open_table("t")
+        backfill(table, "b")
+        assert by_id(table, "a") == {7: 5, 8: 5}
+        assert by_id(table, "b") == {7: 51, 8: 51}
+        assert calls(log) == [5, 5, 10]
+
     def test_another_function_and_back_costs_nothing(
         self, local_db: Connection, log: Recorder
     ) -> None:
@@ -635,3 +653,19 @@ class TestViews:
         assert {r["id"]: r["b"] for r in view.to_arrow().to_pylist()} == {
             i: tens(1, a) for i, a in by_id(source, "a").items()
         }
+
+    def test_rows_that_left_a_cleaned_up_source_leave_the_view(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
+        source = table_of(local_db, 4, 4, stable=True)
+        query = source.query().select(["id"]).add_column({"v": make_udf("v", A, ["x"])})
+        view = local_db.create_materialized_view("view", query)
+        view.refresh()
+        calls(log)
+        plain(source).delete("id IN (1, 6)")
+        upsert(source, id=[2], x=[20])
+        clean_up(source)
+        assert view.refresh().status == "DONE"
+        assert calls(log) == [20]
+        found = {row["id"]: row["v"] for row in view.to_arrow().to_pylist()}
+        assert found == {i: half(1, x) for i, x in by_id(source, "x").items()}

@@ -320,7 +320,7 @@ class World:
     def _job(self, step: Backfill) -> Job:
         chain = self.state.chain(step.role, upstream=step.upstream in (None, "compute"))
         where = None if step.where is None else step.where.selects(step.role)
-        return Job(chain, self.recorder.failing, where, step.retry_failed)
+        return Job(chain, self.recorder.failing, where, step.retry_failed, frozenset(self.paid))
 
     def _options(self, step: Backfill) -> dict[str, Any]:
         options = {
