@@ -174,7 +174,7 @@ class World:
     def _plain(self, step: Backfill) -> None:
         """A job that nobody disturbs: right values, the least calls, and the plan knew them."""
         job = self._job(step)
-        planned = self._planned(step)
+        planned, guessed = self._planned(step), self._has_stale_inputs(step)
         self._run(step)
         calls = self.recorder.taken()
         whole = step.num_frags is None
@@ -182,22 +182,26 @@ class World:
         if not whole:
             bill = replace(bill, least=Counter())
         bill.check(calls, self.paid)
-        self._check_plan(step.role, planned, calls, bill.least - calls)
+        if guessed and calls and not planned:
+            raise Mismatch(f"the plan was empty, and there were calls: {_by_role(calls)}")
+        if not guessed:
+            self._check_plan(step, planned, calls, bill.least - calls)
         if step.checkpoint_size is not None:
             self.paid |= calls.keys()
 
     def _check_plan(
-        self, role: str, planned: int, calls: Counter[Call], saved: Counter[Call]
+        self, step: Backfill, planned: int, calls: Counter[Call], saved: Counter[Call]
     ) -> None:
         """The plan knew the calls; it need not know what was saved by an earlier, killed job."""
-        own, others = _by_role(calls)[role], calls.total() - _by_role(calls)[role]
-        if others:
-            # How many rows change with their input can't be known before that is computed.
-            right = planned > 0
-        else:
-            right = own <= planned <= own + _by_role(saved)[role]
-        if not right:
+        own = _by_role(calls)[step.role]
+        if not own <= planned <= own + _by_role(saved)[step.role]:
             raise Mismatch(f"the plan said {planned} calls, and there were {_by_role(calls)}")
+
+    def _has_stale_inputs(self, step: Backfill) -> bool:
+        """Whether inputs must be computed first: how many rows change with them, nobody knows."""
+        *upstream, _ = self._job(step).chain
+        everyone = [row for rows in self.state.rows.values() for row in rows]
+        return any(verdict(row, column) is Verdict.CALL for column in upstream for row in everyone)
 
     def _killed(self, step: Backfill) -> None:
         """A job that dies: it may have done anything between nothing and all."""
@@ -349,10 +353,12 @@ class World:
     def _refuses(self, step: Backfill) -> bool:
         """Whether the job must be refused because an input is stale; then see that it is."""
         *upstream, _ = self.state.chain(step.role, upstream=True)
+        job = self._job(step)
         verdicts = [
             {verdict(row, column) for row in rows}
             for column in upstream
             for rows in self.state.rows.values()
+            if any(map(job.selects, rows))
         ]
         if not any(Verdict.CALL in found for found in verdicts):
             return False
