@@ -149,6 +149,8 @@ class Draw:
             writer = (self._input_upsert(state, "x"), Recompute("a"))
         elif role == "b" and self.rng.random() < 0.5:
             at_role = "a"
+        elif self.rng.random() < 0.1:
+            writer = (Recompute(role),)
         return Backfill(
             role,
             where=self._where(state, role) if self.rng.random() < 0.2 else None,

@@ -149,6 +149,18 @@ class TestSuppliedValues:
         assert calls(log) == [10]
         assert by_id(table, "a") == {0: None, 1: None, 10: 5, 11: 501}
 
+    def test_are_computed_where_a_condition_asks_for_it_also_after_a_job_of_their_reader_died(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
+        table = with_chain(table_of(local_db, 2))
+        backfill(table, "a")
+        plain(table).add(pa.table({"id": [10, 11], "x": [10, 12], "a": [500, None]}))
+        table.checkout_latest()
+        with dying_commits(table.ref.uri, 1), pytest.raises(OSError, match="driver"):
+            table.backfill("b", where="id >= 10", checkpoint_size=1)
+        backfill(table, "a", where="id >= 10")
+        assert by_id(table, "a") == {0: 0, 1: 0, 10: 5, 11: 6}
+
     def test_go_stale_through_optimize_and_another_upsert(
         self, local_db: Connection, log: Recorder
     ) -> None:
@@ -184,6 +196,21 @@ class TestUpserts:
         assert calls(log) == [20, 30]
         assert by_id(table, "a")[1] == 10
         assert by_id(table, "a")[6] == 15
+
+    @HOW_TO_WRITE
+    def test_of_rows_of_a_partial_backfill_that_were_compacted(
+        self, local_db: Connection, log: Recorder, indexed: bool
+    ) -> None:
+        table = with_chain(table_of(local_db, 6, 2, 3, 3, 2))
+        if indexed:
+            index_id(table)
+        backfill(table, "a", where="id IN (1, 12)")
+        plain(table).optimize()
+        upsert(table, id=[1, 2, 11], x=[20, 30, 40])
+        calls(log)
+        backfill(table, "a")
+        assert by_id(table, "a") == {i: half(1, x) for i, x in by_id(table, "x").items()}
+        assert len(calls(log)) == 15
 
     @HOW_TO_WRITE
     def test_one_row_of_a_thousand_costs_one_call_after_a_clean_up(
@@ -305,6 +332,18 @@ class TestWritersDuringAJob:
         assert planned(table, "a") == 0
         assert len(calls(log)) <= 12 + 2
         assert by_id(table, "a") == {i: half(1, i) for i in range(12)}
+
+    def test_rows_that_failed_are_not_called_again_after_a_compaction(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
+        table = table_of(local_db, 6, 6, 6)
+        table.add_columns({"d": make_udf("d", Function("flaky"), ["y"])})
+        log.failing = True
+        log.at_call(1, "d", lambda: lance.dataset(table.ref.uri).optimize.compact_files())
+        backfill(table, "d", checkpoint_size=2)
+        assert len(calls(log)) <= 18 + 2 * 2
+        expected = {i: None if i % 3 == 0 else i + 1 for i in range(18)}
+        assert by_id(table, "d") == expected
 
     @HOW_TO_WRITE
     def test_a_column_is_right_when_its_input_was_computed_again_meanwhile(
@@ -566,6 +605,21 @@ class TestColumns:
         assert by_id(table, "b") == {7: 51, 8: 51}
         assert calls(log) == [5, 5, 10]
 
+    def test_a_plan_after_another_function_and_an_overwrite_knows_what_was_supplied(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
+        table = with_chain(table_of(local_db, 4))
+        table.alter_columns({"path": "a", "udf": make_udf("a", Function("half", 2), ["x"])})
+        schema = pa.schema([table.schema.field(name) for name in ("id", "x", "a")])
+        rows = pa.table({"id": [7, 8], "x": [10, 20], "a": [None, 500]})
+        folder = table.ref.uri.rsplit("/", 1)[0]
+        lancedb.connect(folder).create_table("t", rows.cast(schema), mode="overwrite")
+        table = local_db.open_table("t")
+        assert planned(table, "a") == 1
+        backfill(table, "a")
+        assert calls(log) == [10]
+        assert by_id(table, "a") == {7: 10, 8: 500}
+
     def test_another_function_and_back_costs_nothing(
         self, local_db: Connection, log: Recorder
     ) -> None:
@@ -606,6 +660,20 @@ class TestVersions:
         upsert(table, id=[1], x=[20])
         backfill(table, "b")
         assert calls(log) == [10, 20]
+
+    def test_a_plan_after_a_restore_knows_the_calls(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
+        table = with_chain(table_of(local_db, 3))
+        version = lance.dataset(table.ref.uri).version
+        upsert(table, id=[1], x=[20])
+        backfill(table, "a", checkpoint_size=2)
+        calls(log)
+        plain(table).restore(version)
+        wanted = planned(table, "a")
+        backfill(table, "a")
+        assert wanted == len(calls(log))
+        assert by_id(table, "a") == {0: 0, 1: 0, 2: 1}
 
     @pytest.mark.parametrize("commit", [1, 2])
     def test_a_job_whose_driver_died_is_taken_up(

@@ -31,7 +31,7 @@ def report(seed: int, failure: Failure[Any, Any]) -> str:
 
 
 def run_short(run: RunHistory, seed: int) -> None:
-    _, failure = run(seed, 25)
+    _, failure = run(seed, 20)
     if failure is not None:
         pytest.fail(report(seed, failure))
 
@@ -56,12 +56,12 @@ def steps_wanted() -> int:
     return int(os.environ.get("GENEVA_ORACLE_STEPS", "100000"))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_short_history_agrees_with_the_model(seed: int) -> None:
     run_short(run_history, seed)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_short_history_of_a_view_agrees_with_the_model(seed: int) -> None:
     run_short(run_view_history, seed)
 
