@@ -139,8 +139,12 @@ class Draw:
     def _killed(self, state: State) -> Step:
         role = self.rng.choice([r for r in state.columns if r != "d"])
         kill = self.rng.choice(["commit", "call"])
-        size, at = self._checkpoint_size(), self.rng.randint(1, 6)
-        return Backfill(role, kill=kill, checkpoint_size=size, at_call=at if kill == "call" else 1)
+        at = self.rng.randint(1, 6) if kill == "call" else self.rng.randint(1, 2)
+        granularity = self.rng.choice([1, None])
+        size = self._checkpoint_size()
+        return Backfill(
+            role, kill=kill, checkpoint_size=size, commit_granularity=granularity, at_call=at
+        )
 
     def _backfill_with_writer(self, state: State) -> Step:
         role = self._computed(state)
@@ -155,6 +159,7 @@ class Draw:
             role,
             where=self._where(state, role) if self.rng.random() < 0.2 else None,
             checkpoint_size=self.rng.choice([1, 2, 2, None]),
+            commit_granularity=self.rng.choice([1, None]),
             writer=writer,
             at_call=self.rng.randint(1, 8),
             at_role=at_role,
@@ -430,6 +435,8 @@ def run_history(seed: int, steps: int) -> tuple[int, Failure[World, Step] | None
     setup, draw = random_setup(rng), Draw(rng)
 
     def drawn(world: World) -> Iterator[Step]:
+        if rng.random() < 0.4:
+            yield Index("id")
         for _ in range(steps):
             yield draw.step(world.state, failing=world.recorder.failing)
 

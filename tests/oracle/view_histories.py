@@ -28,7 +28,7 @@ from oracle.functions import (
     plain,
 )
 from oracle.histories import Draw, Failure, History, applicable
-from oracle.model import Mismatch, Value
+from oracle.model import Column, Mismatch, Value, call_of, new_row
 from oracle.world import Backfill, Restore, Setup, Step, World, dying_commits
 from oracle.writes import (
     Alter,
@@ -57,8 +57,9 @@ class Refresh:
 
 @dataclass(frozen=True)
 class AlterView:
-    """The view's own column gets another version of its function."""
+    """A column of the view's own gets another version of its function."""
 
+    role: str
     factor: int
 
 
@@ -70,7 +71,6 @@ class TidyView:
 
 
 ViewStep = Step | Refresh | AlterView | TidyView
-_Known = tuple[Function, tuple[Value, ...]]
 
 
 class ViewWorld:
@@ -79,12 +79,17 @@ class ViewWorld:
     def __init__(self, path: Path, setup: Setup, recorder: Recorder, *, filtered: bool) -> None:
         self.source = World(path, setup, recorder)
         self.recorder, self.filtered = recorder, filtered
-        self.function = Function("tens")
-        self.known: dict[int, _Known] = {}
+        self.columns = {
+            "v": Column("v", Function("tens"), ("a",)),
+            "t": Column("t", Function("text"), ("x", "y")),
+        }
+        self.known: dict[tuple[int, str], Call] = {}
         self.paid: Counter[Call] = Counter()
         table = self.source.tables.ours()
         query = table.query().where(FILTER) if filtered else table.query()
-        query = query.select(["id", "u", "a"]).add_column({"v": self._udf()})
+        query = query.select(["id", "u", "a"])
+        for role in self.columns:
+            query = query.add_column({role: self._udf(role)})
         self.source.tables.db.create_materialized_view(VIEW, query)
 
     def do(self, step: ViewStep) -> None:
@@ -93,15 +98,18 @@ class ViewWorld:
             case Refresh():
                 self._refresh(dies=step.dies)
             case AlterView():
-                self.function = replace(self.function, factor=step.factor)
-                self._view().alter_columns({"path": "v", "udf": self._udf()})
+                column = self.columns[step.role]
+                function = replace(column.function, factor=step.factor)
+                self.columns[step.role] = replace(column, function=function)
+                self._view().alter_columns({"path": step.role, "udf": self._udf(step.role)})
             case TidyView():
                 self._tidy(step)
             case _:
                 self.source.do(step)
 
-    def _udf(self) -> Any:
-        return make_udf("v", self.function, ["a"])
+    def _udf(self, role: str) -> Any:
+        column = self.columns[role]
+        return make_udf(role, column.function, column.inputs)
 
     def _view(self) -> MaterializedView:
         view = self.source.tables.db.open_table(VIEW)
@@ -118,18 +126,20 @@ class ViewWorld:
     def _wanted(self) -> dict[int, dict[str, Value]]:
         """The rows of the source that belong to the view, by stable row id."""
         data = self.source.tables.lance().to_table(
-            columns=["id", "u", "a"], with_row_id=True, filter=FILTER if self.filtered else None
+            columns=["id", "u", "a", "x", "y"],
+            with_row_id=True,
+            filter=FILTER if self.filtered else None,
         )
         return {row.pop("_rowid"): row for row in data.to_pylist()}
 
     def _refresh(self, *, dies: bool) -> None:
         wanted = self._wanted()
-        needed: dict[int, _Known] = {
-            row: (self.function, (values["a"],)) for row, values in wanted.items()
+        needed = {
+            (row, column.role): call_of(new_row(values), column)
+            for row, values in wanted.items()
+            for column in self.columns.values()
         }
-        least = Counter(
-            Call("v", *need) for row, need in needed.items() if self.known.get(row) != need
-        )
+        least = Counter(call for key, call in needed.items() if self.known.get(key) != call)
         if dies:
             return self._die(least)
         planned = self._view().plan_refresh().rows_to_run
@@ -164,16 +174,19 @@ class ViewWorld:
     def _compare(self, wanted: dict[int, dict[str, Value]]) -> None:
         rows = self._view().to_arrow().to_pylist()
         actual = {row["id"]: {k: canonical(v) for k, v in row.items()} for row in rows}
-        expected = {
-            values["id"]: {**values, "v": self._value(values["a"])} for values in wanted.values()
-        }
+        expected = {values["id"]: self._shown(values) for values in wanted.values()}
         if len(rows) != len(actual) or actual != expected:
             wrong = {i for i in {*actual, *expected} if actual.get(i) != expected.get(i)}
             shown = [(actual.get(i), expected.get(i)) for i in sorted(wrong)[:3]]
             raise Mismatch(f"rows of the view (is, should be): {shown}")
 
-    def _value(self, a: Value) -> Value:
-        return canonical(evaluate(self.function, [plain(a)], failing=False))
+    def _shown(self, source: dict[str, Value]) -> dict[str, Value]:
+        """The row that the view must have for a row of the source."""
+        shown = {name: source[name] for name in ("id", "u", "a")}
+        for role, column in self.columns.items():
+            inputs = [plain(v) for v in call_of(new_row(source), column).inputs]
+            shown[role] = canonical(evaluate(column.function, inputs, failing=False))
+        return shown
 
 
 @dataclass
@@ -188,7 +201,7 @@ class DrawView:
         if draw < 0.25:
             return Refresh(dies=self.rng.random() < 0.1)
         if draw < 0.28:
-            return AlterView(self.rng.choice([1, 2]))
+            return AlterView(self.rng.choice(["v", "t"]), self.rng.choice([1, 2]))
         if draw < 0.34:
             return TidyView(compact=self.rng.random() < 0.5)
         if draw < 0.5:

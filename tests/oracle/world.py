@@ -104,6 +104,7 @@ class Backfill:
     upstream: str | None = None
     retry_failed: bool = False
     checkpoint_size: int | None = None
+    commit_granularity: int | None = None
     kill: str | None = None
     writer: tuple[Write, ...] = ()
     at_call: int = 1
@@ -331,6 +332,7 @@ class World:
             "where": step.where and step.where.sql(self.state, step.role),
             "num_frags": step.num_frags,
             "checkpoint_size": step.checkpoint_size,
+            "commit_granularity": step.commit_granularity,
             "retry_failed": step.retry_failed or None,
             "upstream": step.upstream,
         }
