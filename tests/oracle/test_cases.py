@@ -318,6 +318,19 @@ class TestWritersDuringAJob:
         assert found[1] == 0
         assert found[10] == 5
 
+    @HOW_TO_WRITE
+    @pytest.mark.parametrize("columns", [{"a": [700]}, {"a": [700], "x": [40]}], ids=["a", "ax"])
+    def test_a_correction_is_kept_beside_a_supplied_value(
+        self, local_db: Connection, log: Recorder, indexed: bool, columns: dict[str, list[int]]
+    ) -> None:
+        table = with_chain(table_of(local_db, 4))
+        plain(table).add(pa.table({"id": [10, 11], "x": [10, 11], "a": [500, None]}))
+        if indexed:
+            index_id(table)
+        log.at_call(1, "a", lambda: upsert(table, id=[11], **columns))
+        backfill(table, "a", concurrency=1)
+        assert by_id(table, "a") == {0: 0, 1: 0, 2: 1, 3: 1, 10: 500, 11: 700}
+
     def test_compaction_and_a_clean_up_cost_little(
         self, local_db: Connection, log: Recorder
     ) -> None:
