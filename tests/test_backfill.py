@@ -317,7 +317,8 @@ class TestParameters:
         for key in checkpoint_keys(table):
             if key.rows is not None:
                 batch = store[key.path()]
-                value, receipt, address = batch.schema.names
+                value, receipt, address, digest = batch.schema.names
+                assert digest == "_digest"
                 assert (value, address) == ("x", "_rowaddr")
                 assert receipt.startswith("__receipt_")
                 addresses = batch.column("_rowaddr").to_pylist()

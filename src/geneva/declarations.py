@@ -25,6 +25,7 @@ from geneva.model import ColumnDefinition, Sizes, TableRef, Unproven, Upstream
 from geneva.planning.graph import find_cycle
 from geneva.storage.checkpoints import without_where
 from geneva.storage.columns import (
+    FieldsNow,
     commit_new_columns,
     commit_redefinitions,
     define_column,
@@ -266,8 +267,9 @@ def refuse_casts(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> Non
 
 def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse columns that would be computed from each other."""
+    fields = FieldsNow(dataset)
     reads = {
-        name: with_present_inputs(definition, dataset).inputs
+        name: with_present_inputs(definition, dataset, fields).inputs
         for name, definition in read_definitions(dataset.schema).items()
         if not reads_source(definition.arrow_field)
     }

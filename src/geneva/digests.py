@@ -49,12 +49,12 @@ def seed_of(text: str) -> int:
 def digest_rows(columns: Sequence[pa.Array], seed: int, rows: int) -> Digests:
     """Digest the rows of several columns of equal length, in order, with what `seed` stands for."""
     digests = np.empty(rows, dtype=np.uint64)
+    columns = [_without_dictionary(column) for column in columns]
     for start in range(0, rows, _BLOCK_ROWS):
         end = min(start + _BLOCK_ROWS, rows)
         total = np.full(end - start, seed, dtype=np.uint64)
         for position, column in enumerate(columns):
-            codes = _codes(column.slice(start, end - start))
-            total += _scrambled(codes) * _key(position)
+            total += _scrambled(_part(column, start, end)) * _key(position)
         digests[start:end] = _finished(total)
     return digests
 
@@ -62,18 +62,29 @@ def digest_rows(columns: Sequence[pa.Array], seed: int, rows: int) -> Digests:
 def digest_values(columns: Sequence[pa.Array], rows: int) -> npt.NDArray[np.uint16]:
     """A short digest of each row, never 0: enough to notice that somebody wrote another value."""
     short = np.empty(rows, dtype=np.uint16)
+    columns = [_without_dictionary(column) for column in columns]
     for start in range(0, rows, _BLOCK_ROWS):
         end = min(start + _BLOCK_ROWS, rows)
         total = np.zeros(end - start, dtype=np.uint64)
         for position, column in enumerate(columns):
-            codes = _codes(column.slice(start, end - start))
-            total += _scrambled(codes) * _key(position)
+            total += _scrambled(_part(column, start, end)) * _key(position)
         total ^= total >> _HALF
         total *= _FINISH_1
         total >>= np.uint64(48)
         short[start:end] = total
     short[short == 0] = 1
     return short
+
+
+def _without_dictionary(column: pa.Array) -> pa.Array | Digests:
+    """The codes of a dictionary column: its dictionary is looked at once, however many blocks."""
+    return _dictionary_codes(column) if pa.types.is_dictionary(column.type) else column
+
+
+def _part(column: pa.Array | Digests, start: int, end: int) -> Digests:
+    if isinstance(column, np.ndarray):
+        return column[start:end].copy()
+    return _codes(column.slice(start, end - start))
 
 
 # ------------------------------------------------------------------------------------- arithmetic

@@ -23,6 +23,7 @@ from geneva.planning.backfill import BackfillPlan
 from geneva.planning.graph import Reads, computed_inputs, upstream_of
 from geneva.rows import RowSet
 from geneva.storage.columns import (
+    FieldsNow,
     commit_rebound,
     commit_receipt_columns,
     read_definitions,
@@ -40,6 +41,8 @@ class PreparedChain:
     own: PreparedBackfill
     upstream: tuple[PreparedBackfill, ...] = ()
     """In the order in which they run. All of them are planned on the present version."""
+    inputs: tuple[PreparedBackfill, ...] = ()
+    """All computed inputs, near and far: kept up to date with what others add meanwhile."""
 
     @property
     def plan(self) -> BackfillPlan:
@@ -69,8 +72,9 @@ def prepare_chain(
     subject = ColumnSubject(ref, definition)
     definitions = {**read_definitions(dataset.schema), definition.name: definition}
     # A view's own columns come from its source: its refresh keeps them.
+    fields = FieldsNow(dataset)
     present = {
-        name: with_present_inputs(found, dataset)
+        name: with_present_inputs(found, dataset, fields)
         for name, found in definitions.items()
         if not reads_source(found.arrow_field)
     }
@@ -99,12 +103,13 @@ def prepare_chain(
     stale = {name: step for name, step in steps.items() if step.plan.rows_to_compute}
     if stale and request.upstream is Upstream.REFUSE:
         raise _refusal(ref, definition.name, stale)
+    inputs = tuple(steps.values())
     needed = {name: step for name, step in steps.items() if not step.plan.is_empty}
     if not needed or request.upstream is Upstream.REFUSE:
-        return PreparedChain(plan(subject, request, dataset=dataset))
+        return PreparedChain(plan(subject, request, dataset=dataset), inputs=inputs)
     changing = _changing(needed, computed_inputs(definition.name, reads))
     chain = PreparedChain(
-        plan(subject, request, dataset=dataset, upstream=changing), tuple(needed.values())
+        plan(subject, request, dataset=dataset, upstream=changing), tuple(needed.values()), inputs
     )
     if request.num_frags is None:
         return chain
@@ -184,13 +189,22 @@ def _refusal(ref: TableRef, column: str, stale: dict[str, PreparedBackfill]) -> 
 
 def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
     """Carry a plan out: the inputs first, then the column, on what they have left behind."""
+    renew = partial(_renew_inputs, chain, control)
     if not chain.upstream:
-        return run_backfill(chain.own, control)
+        return run_backfill(chain.own, control, renew)
     total = sum(step.plan.rows_to_compute for step in chain.steps)
     sums = Sums(len(chain.steps), total, control)
     for place, planned in enumerate(chain.steps):
         step = planned if not place else planned.again(frozenset())
         listeners = (partial(sums.take, place),)
         if not step.plan.is_empty:
-            run_backfill(step, replace(control, listeners=listeners))
+            run_backfill(step, replace(control, listeners=listeners), renew)
     return sums.now()
+
+
+def _renew_inputs(chain: PreparedChain, control: JobControl) -> None:
+    """Compute inputs of rows that others have added or changed while the job ran."""
+    for planned in chain.inputs:
+        step = planned.again(frozenset())
+        if step.plan.rows_to_compute:
+            run_backfill(step, replace(control, listeners=()))

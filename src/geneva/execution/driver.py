@@ -81,11 +81,16 @@ class JobControl:
     """Keeps what is known of rows that failed."""
 
 
-def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress:
+def run_backfill(
+    prepared: PreparedBackfill,
+    control: JobControl,
+    before_round: Callable[[], None] = lambda: None,
+) -> JobProgress:
     """Carry a plan out, round after round, until what was asked for is in the table.
 
     A round that meets changes made by others may leave fragments over, or make some of its own
-    results stale; the next one plans again on the latest version.
+    results stale; the next one plans again on the latest version. `before_round` is called before
+    that, for what has to be brought up to date first.
     """
     run = _BackfillRun(prepared, control)
     for _ in range(control.max_conflict_retries + 1):
@@ -93,6 +98,7 @@ def run_backfill(prepared: PreparedBackfill, control: JobControl) -> JobProgress
             moved_on = run.round()
         if not moved_on or not prepared.request.follows_table:
             return run.progress
+        before_round()
         run.replan()
         left = [f for f in run.prepared.plan.fragments if f.reason is not Reason.NEW]
         if run.prepared.plan.is_empty:

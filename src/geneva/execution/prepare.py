@@ -247,7 +247,8 @@ class _Gathering:
                 reader=self._reader,
                 committed_by_job=self._committed_by_job,
             )
-            kept, staged, reuse = work.found_for(kept, prefixes)
+            right = {fragment: found.right for fragment, found in validity.items()}
+            kept, staged, reuse = work.found_for(kept, prefixes, right)
             if work.shares_results():
                 kept, reuse = work.shared_for(kept, validity, reuse)
             needed = choose_fragments(map(plan_fragment, kept), None)
@@ -295,7 +296,9 @@ class _Gathering:
                 rows = fragment.physical_rows
                 validity = judge(fragment, validity) or Validity.unknown(rows)
             found[fragment.id] = validity
-        undecided = [(f, found[f.id].undecided) for f in fragments if found[f.id].undecided]
+        open_ = [f for f in fragments if found[f.id].undecided]
+        live = read_live_rows(self._dataset, open_)
+        undecided = [(f, found[f.id].undecided.intersect(live[f.id])) for f in open_]
         checks = self._checked(undecided, make_runner)
         for (fragment, _), looked in zip(undecided, checks, strict=True):
             if judge is not None and self._computation.receipt is None:
@@ -348,7 +351,9 @@ class _Gathering:
             if computes_unproven and found.unproven and not found.right:
                 state = replace(state, reason=Reason.UNPROVEN)
             changing = upstream(fragment) if upstream is not None else None
-            states.append(_with_upstream(state, changing) if changing else state)
+            if changing:
+                state = _with_upstream(state, changing, found.supplied)
+            states.append(state)
         return states
 
     def _computes_unproven(self, validity: dict[int, Validity]) -> bool:
@@ -359,6 +364,9 @@ class _Gathering:
         """
         if self._request.unproven is not None:
             return self._request.unproven is Unproven.COMPUTE
+        if self._computation.source is not None:
+            # Of a view nobody writes values: what is not proven may be of other source rows.
+            return True
         stale = (Reason.INPUT_CHANGED, Reason.UDF_CHANGED)
         return bool(self._computation.former_versions) or any(
             v.reason in stale for v in validity.values()
@@ -401,9 +409,12 @@ def _to_adopt(found: Validity, *, computes_unproven: bool) -> RowSet:
     return adopted if computes_unproven else adopted.union(found.unproven)
 
 
-def _with_upstream(state: FragmentState, changing: RowSet) -> FragmentState:
-    """The state after inputs of some rows were computed anew: they may all be other ones."""
-    changing = changing.intersect(state.live)
+def _with_upstream(state: FragmentState, changing: RowSet, supplied: RowSet) -> FragmentState:
+    """The state after inputs of some rows were computed anew: they may all be other ones.
+
+    What a person wrote is adopted with whatever inputs it has then.
+    """
+    changing = changing.intersect(state.live).minus(supplied)
     reason = state.reason if state.live.minus(state.valid) else Reason.UPSTREAM
     return replace(
         state, valid=state.valid.minus(changing), adopt=state.adopt.minus(changing), reason=reason

@@ -6,13 +6,17 @@ the computation are looked up row by row, by their receipts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from geneva.computation import Computation
+from geneva.digests import Digests
 from geneva.execution.request import BackfillRequest
 from geneva.model import TableRef
 from geneva.planning.backfill import Action, FragmentPlan, FragmentState, plan_fragment
-from geneva.rows import RowSet
+from geneva.rows import Offsets, RowSet
 from geneva.storage.checkpoints import CheckpointKey, WorkIdentity, head_of, index_keys
 from geneva.storage.dataset import (
     Dataset,
@@ -24,6 +28,7 @@ from geneva.storage.fragments import StagedFile
 from geneva.storage.provenance import read_provenance
 from geneva.storage.reuse import (
     Reuse,
+    committed_receipts,
     committed_results,
     read_results,
     reused_rows,
@@ -79,7 +84,10 @@ class UnpublishedWork:
     """Data files that this very job has committed."""
 
     def found_for(
-        self, states: list[FragmentState], prefixes: dict[int, str]
+        self,
+        states: list[FragmentState],
+        prefixes: dict[int, str],
+        right: Mapping[int, RowSet],
     ) -> tuple[list[FragmentState], dict[int, StagedFile], dict[int, tuple[Reuse, ...]]]:
         """Add what earlier runs left behind: staged files, checkpoints, and results by receipt."""
         ref = self.snapshot.ref
@@ -118,6 +126,10 @@ class UnpublishedWork:
             self._own_rows(),
             with_failed=not self.request.retry_failed,
         )
+        if len(results):
+            results.drop(
+                committed_receipts(self.dataset, self.computation, self._live_right(right))
+            )
         reuse: dict[int, tuple[Reuse, ...]] = {}
         for i, state in enumerate(found):
             if not len(results):
@@ -133,6 +145,12 @@ class UnpublishedWork:
                 reuse[state.fragment_id] = taken
                 found[i] = replace(state, reused=reused_rows(taken, state.physical_rows))
         return found, staged, reuse
+
+    def _live_right(self, right: Mapping[int, RowSet]) -> dict[int, RowSet]:
+        """The rows that have a right value, deleted ones left out."""
+        facts = [f for f in self.snapshot.fragments if right.get(f.id)]
+        live = read_live_rows(self.dataset, facts)
+        return {f.id: right[f.id].intersect(live[f.id]) for f in facts}
 
     def shares_results(self) -> bool:
         """Whether a right value of the table serves other rows with the same inputs."""
@@ -151,7 +169,7 @@ class UnpublishedWork:
     ) -> tuple[list[FragmentState], dict[int, tuple[Reuse, ...]]]:
         """Add what the table has for equal inputs, for a function that says that this is right."""
         right = {fragment: found.right for fragment, found in validity.items()}
-        results = committed_results(self.dataset, self.computation, right)
+        results = committed_results(self.dataset, self.computation, self._live_right(right))
         facts = {f.id: f for f in self.snapshot.fragments}
         found: list[FragmentState] = []
         for state in states:
@@ -160,11 +178,25 @@ class UnpublishedWork:
             rows = plan.to_run.minus(covered).offsets()
             if plan.action is Action.COMPUTE and len(rows) and len(results):
                 digests = self.reader.input_digests(facts[state.fragment_id], rows)
-                taken = (*reuse.get(state.fragment_id, ()), *results.take(rows, digests))
+                shared = self._of_equal_inputs(results.take(rows, digests), rows, digests)
+                taken = (*reuse.get(state.fragment_id, ()), *shared)
                 reuse = {**reuse, state.fragment_id: taken}
                 state = replace(state, reused=reused_rows(taken, state.physical_rows))
             found.append(state)
         return found, reuse
+
+    def _of_equal_inputs(self, found: list[Reuse], rows: Offsets, digests: Digests) -> list[Reuse]:
+        """Those whose inputs have the same digest as a whole: 47 bits are few for a whole table."""
+        facts = {f.id: f for f in self.snapshot.fragments}
+        kept = []
+        for reuse in found:
+            assert reuse.fragment_id is not None
+            sources, back = np.unique(reuse.source, return_inverse=True)
+            there = self.reader.input_digests(facts[reuse.fragment_id], sources)[back]
+            same = there == digests[np.searchsorted(rows, reuse.target)]
+            if same.any():
+                kept.append(replace(reuse, source=reuse.source[same], target=reuse.target[same]))
+        return kept
 
     def _own_rows(self) -> dict[str, RowSet | None]:
         """Rows in files that this job committed which are elsewhere by now.

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from geneva.execution.chain import PreparedChain, run_chain
 from geneva.execution.driver import JobControl
 from geneva.execution.progress import JobProgress
+from geneva.storage.columns import commit_sealed
+from geneva.storage.dataset import open_dataset
 from geneva.storage.housekeeping import drop_column_leftovers
 
 
@@ -106,3 +108,5 @@ class BackfillWork:
             if request.where is None and request.num_frags is None:
                 own = set(step.prefixes.values())
                 drop_column_leftovers(step.ref, step.plan.column, own)
+                if step.computation.older_than_receipts:
+                    commit_sealed(open_dataset(step.ref), step.computation)

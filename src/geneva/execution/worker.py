@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from geneva.digests import digest_rows
+from geneva.digests import Digests, digest_rows
 from geneva.errors import GenevaError, InvalidUDFError, UDFError, UDFIntegrityError
 from geneva.execution.apply import Applied
 from geneva.execution.complaints import CellFailure
@@ -32,12 +32,13 @@ from geneva.execution.trail import BatchGuard, Trail
 from geneva.planning.ranges import gaps
 from geneva.planning.sizing import BatchRule
 from geneva.rows import Offsets, RowRange, RowSet
-from geneva.storage.checkpoints import ERROR_COLUMN, CheckpointKey
+from geneva.storage.checkpoints import DIGEST_COLUMN, ERROR_COLUMN, CheckpointKey
 from geneva.storage.dataset import row_addresses
 from geneva.storage.fragments import (
     Piece,
     StagedFile,
     concat_batches,
+    digests_of,
     fitting_window,
     merged,
     read_windows,
@@ -47,7 +48,7 @@ from geneva.storage.fragments import (
     written_schema,
 )
 from geneva.storage.provenance import Provenance
-from geneva.storage.receipts import is_failed, make_receipts
+from geneva.storage.receipts import is_failed, make_receipts, receipts_for
 from geneva.storage.reuse import ReusedValues
 from geneva.storage.staging import drop_staged, read_staged_batches
 
@@ -391,7 +392,7 @@ class _PartRun:
                 memo.add(digests[to_compute], made)
             parts.append(made)
         self._rows_reused += len(offsets) - len(to_compute)
-        piece = Piece(offsets, concat_batches(parts).take(pa.array(places)))
+        piece = Piece(offsets, concat_batches(parts).take(pa.array(places)), digests)
         self._carry_failed(piece)
         return piece
 
@@ -439,23 +440,26 @@ class _PartRun:
         if applied.failures:
             self._failed.add(offsets, applied.failures)
             self._failed.check(self._work.max_failed, self._task.rows_failed)
-        values = self._with_receipts(batch, applied)
+        values, digests = self._with_receipts(batch, applied)
         full = self._task.batch_rows or self._rule.first
         if len(offsets) >= full:
             wish = self._rule.next_size(full, seconds)
             most = _BUFFER_BYTES * len(offsets) // max(values.nbytes, 1)
             self._task.batch_rows = max(self._rule.first, min(wish, most))
-        return Piece(offsets, values)
+        return Piece(offsets, values, digests)
 
-    def _with_receipts(self, inputs: pa.RecordBatch, applied: Applied) -> pa.RecordBatch:
-        """The computed values, each with its receipt."""
+    def _with_receipts(
+        self, inputs: pa.RecordBatch, applied: Applied
+    ) -> tuple[pa.RecordBatch, Digests | None]:
+        """The computed values, each with its receipt, and the digests of their inputs."""
+        digests = None
         task, computation = self._task, self._work.computation
         columns = [storable(task.dataset, values) for values in applied.values]
         if computation.receipt is not None:
             failed = [failure.row for failure in applied.failures if failure.row is not None]
-            seed, rows = computation.receipt_seed(), inputs.num_rows
-            columns.append(make_receipts(inputs.columns, columns, seed, rows, failed=failed))
-        return pa.RecordBatch.from_arrays(columns, schema=task.schema)
+            digests = digest_rows(inputs.columns, computation.receipt_seed(), inputs.num_rows)
+            columns.append(receipts_for(digests, columns, failed=failed))
+        return pa.RecordBatch.from_arrays(columns, schema=task.schema), digests
 
     def _save(self, piece: Piece) -> None:
         unsaved, clock = self._unsaved, self._task.clock
@@ -490,6 +494,9 @@ class _PartRun:
         addresses = pa.array(row_addresses(part.fragment_id, offsets), pa.uint64())
         values = concat_batches([piece.values for piece in pieces])
         columns, names = [*values.columns, addresses], [*values.schema.names, "_rowaddr"]
+        if self._work.computation.receipt is not None:
+            columns.append(pa.array(digests_of(pieces), pa.uint64()))
+            names.append(DIGEST_COLUMN)
         errors = self._failed.column(offsets) if self._failed else None
         if errors is not None:
             columns, names = [*columns, errors], [*names, ERROR_COLUMN]

@@ -29,6 +29,8 @@ _TAIL = re.compile(
 )
 
 
+DIGEST_COLUMN = "_digest"
+"""In a batch checkpoint: the whole digest of each row's inputs, of which a receipt has a part."""
 ERROR_COLUMN = "_error"
 """In a batch checkpoint with rows that failed: what happened to each, as JSON; else NULL."""
 

@@ -79,8 +79,40 @@ def _fields_behind(
     return tuple((nodes[path], str(field_at(dataset.schema, path).type)) for path in inputs)
 
 
+class FieldsNow:
+    """The fields of one version of a table: looked up by name, or by id and type."""
+
+    def __init__(self, dataset: lance.LanceDataset) -> None:
+        """Look at the schema once."""
+        self.nodes = nodes_of(dataset.lance_schema)
+        kinds = kinds_of(dataset.schema)
+        self._present = {
+            (node, kinds[path]): path for path, node in self.nodes.items() if path in kinds
+        }
+
+    def named(self, field: tuple[int, str]) -> str | None:
+        """What the field of an id and a type is called; None: there is none."""
+        return self._present.get(field)
+
+
+def kinds_of(schema: pa.Schema) -> dict[str, str]:
+    """The type of every column path, as text."""
+    kinds: dict[str, str] = {}
+
+    def walk(arrow_field: pa.Field, path: str) -> None:
+        kinds.setdefault(path, str(arrow_field.type))
+        if pa.types.is_struct(arrow_field.type):
+            for i in range(arrow_field.type.num_fields):
+                child = arrow_field.type.field(i)
+                walk(child, f"{path}.{child.name}")
+
+    for top in schema:
+        walk(top, top.name)
+    return kinds
+
+
 def with_present_inputs(
-    definition: ColumnDefinition, dataset: lance.LanceDataset
+    definition: ColumnDefinition, dataset: lance.LanceDataset, fields: FieldsNow | None = None
 ) -> ColumnDefinition:
     """The definition with its inputs as they are called now.
 
@@ -89,21 +121,17 @@ def with_present_inputs(
     column itself has another one, or no receipts, and its inputs go by their names. So does a
     field that is gone, or of another type: a cast makes a new field.
     """
-    nodes = nodes_of(dataset.lance_schema)
-    receipts = nodes.get(receipt_name(definition.uuid))
-    if receipts is None or definition.own_field != nodes.get(definition.name):
+    fields = FieldsNow(dataset) if fields is None else fields
+    receipts = fields.nodes.get(receipt_name(definition.uuid))
+    if receipts is None or definition.own_field != fields.nodes.get(definition.name):
         return definition
-    present = {
-        (node, str(field_at(dataset.schema, path).type)): path
-        for path, node in nodes.items()
-        if has_path(dataset.schema, path)
-    }
     inputs = []
     for path, field in zip(definition.inputs, definition.input_fields, strict=True):
-        found = present.get(field)
-        # Lance gives the highest id away again once its column was dropped.
-        is_same = found is not None and (found == path or field[0] < receipts)
-        inputs.append(found if is_same and found is not None else path)
+        found = fields.named(field)
+        # Lance gives the highest id away again once its column was dropped: such an id is the
+        # input's where another, younger column has got its name.
+        is_old = field[0] < receipts or fields.nodes.get(path, -1) > field[0]
+        inputs.append(found if found is not None and (found == path or is_old) else path)
     return replace(definition, inputs=tuple(inputs))
 
 
@@ -313,6 +341,14 @@ def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
     known = [rebound(definition, dataset) for definition in there]
     if known:
         dataset.update_field_metadata({d.name: definition_metadata(d) for d in known})
+
+
+def commit_sealed(dataset: lance.LanceDataset, computation: Computation) -> None:
+    """Write down that every value of a column has a receipt: those without are people's now."""
+    found = read_definition(dataset.schema, computation.name)
+    if found is not None and found.uuid == computation.id and not found.has_receipts:
+        sealed = {f"{_PREFIX}.receipts": json.dumps(True)}
+        dataset.update_field_metadata({computation.name: sealed})
 
 
 def _is_there(dataset: lance.LanceDataset, paths: Iterable[str]) -> Iterator[bool]:

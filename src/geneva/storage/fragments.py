@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from lance.file import LanceFileWriter
 
+from geneva.digests import Digests
 from geneva.model import TableRef
 from geneva.rows import Offsets, RowRange
 from geneva.storage.dataset import (
@@ -38,6 +39,8 @@ class Piece:
 
     offsets: Offsets
     values: pa.RecordBatch
+    digests: Digests | None = None
+    """The digests of the rows' inputs, 0 where they are not known; None: of none they are."""
 
     @property
     def is_contiguous(self) -> bool:
@@ -312,7 +315,19 @@ def merged(pieces: Sequence[Piece]) -> Piece:
     offsets = np.concatenate([piece.offsets for piece in pieces])
     order = np.argsort(offsets, kind="stable")
     values = concat_batches([piece.values for piece in pieces]).take(pa.array(order))
-    return Piece(offsets[order], values)
+    return Piece(offsets[order], values, digests_of(pieces)[order])
+
+
+def digests_of(pieces: Sequence[Piece]) -> Digests:
+    """The digests of the inputs of several pieces' rows, 0 where they are not known."""
+    return np.concatenate(
+        [
+            np.zeros(len(piece.offsets), dtype=np.uint64)
+            if piece.digests is None
+            else piece.digests
+            for piece in pieces
+        ]
+    )
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

@@ -136,11 +136,18 @@ def input_signature(fragment: FragmentFacts, inputs: Sequence[tuple[int, ...]]) 
     `inputs` are the field ids of each input, in order: f(a, b) is not f(b, a). Names are left out
     on purpose: a renamed input is the same input.
     """
-    return tuple(
-        f"{position}:{file.path}:{','.join(map(str, sorted(set(field_ids) & set(file.fields))))}"
-        for position, field_ids in enumerate(inputs)
-        for file in sorted(fragment.files_of(field_ids), key=lambda file: file.path)
-    )
+    signature: list[str] = []
+    for position, field_ids in enumerate(inputs):
+        files = sorted(fragment.files_of(field_ids), key=lambda file: file.path)
+        left = set(field_ids)
+        for file in files:
+            held = sorted(set(field_ids) & set(file.fields))
+            left.difference_update(held)
+            signature.append(f"{position}:{file.path}:{','.join(map(str, held))}")
+        if files and left:
+            # A struct that got a child since: its values are others now.
+            signature.append(f"{position}::{','.join(map(str, sorted(left)))}")
+    return tuple(signature)
 
 
 @lru_cache(maxsize=4_096)

@@ -34,11 +34,21 @@ def make_receipts(
     adopted: bool = False,
 ) -> pa.Array:
     """The receipts of rows: where the function `failed`, or of values that are `adopted`."""
-    receipts = digest_rows(inputs, seed, rows)
-    values = digest_values(outputs, rows)
+    return receipts_for(digest_rows(inputs, seed, rows), outputs, failed=failed, adopted=adopted)
+
+
+def receipts_for(
+    digests: Digests,
+    outputs: Sequence[pa.Array],
+    *,
+    failed: Sequence[int] = (),
+    adopted: bool = False,
+) -> pa.Array:
+    """The same, given the digests of the inputs."""
+    values = digest_values(outputs, len(digests))
     if len(failed):
         values[np.asarray(failed, dtype=np.int64)] = 0
-    receipts &= ~(_VALUE_MASK | _ADOPTED)
+    receipts = digests & ~(_VALUE_MASK | _ADOPTED)
     receipts |= values
     if adopted:
         receipts |= _ADOPTED
@@ -95,8 +105,13 @@ class Written:
         return self.present & (input_part(self.bits) == input_part(digests))
 
 
-def read_receipts(receipts: pa.Array, outputs: Sequence[pa.Array] | None) -> Written:
-    """Look at receipts and their values; without `outputs`, each value counts as intact."""
+def read_receipts(
+    receipts: pa.Array, outputs: Sequence[pa.Array] | None, *, null_structs: bool = True
+) -> Written:
+    """Look at receipts and their values; without `outputs`, each value counts as intact.
+
+    Without `null_structs`, as in Lance's format 2.0, a struct of NULLs counts as no value.
+    """
     rows = len(receipts)
     present = np.asarray(receipts.is_valid())
     bits = np.asarray(receipts.fill_null(0)) if receipts.null_count else np.asarray(receipts)
@@ -105,10 +120,20 @@ def read_receipts(receipts: pa.Array, outputs: Sequence[pa.Array] | None) -> Wri
         return Written(present, present & ~failed, present, failed, bits)
     has_value = np.zeros(rows, dtype=np.bool_)
     for output in outputs:
-        has_value |= np.asarray(output.is_valid())
+        has_value |= _has_value(output, null_structs=null_structs)
     intact = present & ((bits & _VALUE_MASK) == digest_values(outputs, rows))
     failed &= ~has_value
     return Written(present, has_value, intact | failed, failed, bits)
+
+
+def _has_value(array: pa.Array, *, null_structs: bool) -> Mask:
+    present: Mask = np.array(array.is_valid())
+    if null_structs or not pa.types.is_struct(array.type):
+        return present
+    below = np.zeros(len(array), dtype=np.bool_)
+    for child in array.flatten():
+        below |= _has_value(child, null_structs=False)
+    return present & below
 
 
 def joined_receipts(parts: Sequence[Written]) -> Written:

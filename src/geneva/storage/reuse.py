@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import lance
 import numpy as np
@@ -21,7 +22,7 @@ from geneva.computation import Computation
 from geneva.digests import Digests
 from geneva.model import TableRef
 from geneva.rows import Mask, Offsets, RowRange, RowSet
-from geneva.storage.checkpoints import CheckpointKey, CheckpointStore
+from geneva.storage.checkpoints import DIGEST_COLUMN, CheckpointKey, CheckpointStore
 from geneva.storage.dataset import is_damage
 from geneva.storage.fragments import Piece, RowTaker, concat, merged, read_windows
 from geneva.storage.provenance import read_provenance
@@ -64,6 +65,11 @@ def reused_rows(found: Iterable[Reuse], size: int) -> RowSet | None:
     return RowSet.from_mask(mask) if mask.any() else None
 
 
+_MAX_PAIRS = 2**30
+"""Pairs of rows and results that may be compared by the 47 bits of a receipt: of so many, one in a
+hundred thousand times two are taken for equal that are not. Whole digests know no such limit."""
+
+
 class ResultIndex:
     """Unpublished results of one computation, to be looked up by the digest of their inputs."""
 
@@ -71,29 +77,45 @@ class ResultIndex:
         """Take all of them. `shared`: one result serves any number of rows."""
         self._shared = shared
         self._results = list(results)
-        parts = [(r.digests, r.rows, i) for i, r in enumerate(self._results)]
-        digests = np.concatenate([d for d, _, _ in parts] or [np.empty(0, dtype=np.uint64)])
-        rows = np.concatenate([r for _, r, _ in parts] or [np.empty(0, dtype=np.int64)])
-        owners = np.repeat([i for _, _, i in parts], [len(d) for d, _, _ in parts])
-        order = np.argsort(digests, kind="stable")
-        self._digests, self._rows = digests[order], rows[order]
-        self._owners = owners[order].astype(np.int64)
+        self._pairs = 0
+        every = self._results
+        receipts = _together([r.receipts for r in every], np.uint64)
+        order = np.argsort(input_part(receipts), kind="stable")
+        self._receipts = receipts[order]
+        self._whole = _together([r.whole for r in every], np.uint64)[order]
+        self._rows = _together([r.rows for r in every], np.int64)[order]
+        owners = [np.full(len(r.rows), i) for i, r in enumerate(every)]
+        self._owners = _together(owners, np.int64)[order]
 
     def __len__(self) -> int:
         """How many results are left."""
-        return len(self._digests)
+        return len(self._receipts)
+
+    def drop(self, receipts: Digests) -> None:
+        """Leave out results that stand in the table: one for each of these receipts."""
+        order = np.argsort(self._receipts, kind="stable")
+        mine, taken = self._receipts[order], np.sort(receipts)
+        count = np.searchsorted(taken, mine, "right") - np.searchsorted(taken, mine, "left")
+        left = np.ones(len(order), dtype=np.bool_)
+        left[order[_rank_among_equals(mine) < count]] = False
+        self._keep(left)
+
+    def _keep(self, left: Mask) -> None:
+        self._receipts, self._whole = self._receipts[left], self._whole[left]
+        self._rows, self._owners = self._rows[left], self._owners[left]
 
     def take(self, offsets: Offsets, digests: Digests) -> list[Reuse]:
         """Results for rows with these input digests; nobody else gets them."""
-        wanted = input_part(digests)
+        wanted, known = input_part(digests), input_part(self._receipts)
         order = np.argsort(wanted, kind="stable")
         wanted = wanted[order]
-        first = np.searchsorted(self._digests, wanted, side="left")
-        last = np.searchsorted(self._digests, wanted, side="right")
+        first = np.searchsorted(known, wanted, side="left")
+        last = np.searchsorted(known, wanted, side="right")
         # Of several rows with the same inputs, each takes the next result.
         place = first if self._shared else first + _rank_among_equals(wanted)
-        hit = place < last
-        if not hit.any():
+        hit = np.flatnonzero(place < last)
+        hit = hit[self._is_same(place[hit], digests[order[hit]], len(digests))]
+        if not len(hit):
             return []
         chosen, targets = place[hit], offsets[order[hit]]
         found = []
@@ -103,13 +125,22 @@ class ResultIndex:
             source, target = self._rows[chosen[own]][by_target], targets[own][by_target]
             result = self._results[owner]
             found.append(Reuse(source, target, result.path, result.key, result.fragment_id))
-        if self._shared:
-            return found
-        left = np.ones(len(self._digests), dtype=np.bool_)
-        left[chosen] = False
-        self._digests, self._rows = self._digests[left], self._rows[left]
-        self._owners = self._owners[left]
+        if not self._shared:
+            left = np.ones(len(self), dtype=np.bool_)
+            left[chosen] = False
+            self._keep(left)
         return found
+
+    def _is_same(self, places: Offsets, digests: Digests, rows: int) -> Mask:
+        """Whether results that agree in 47 bits are of these very inputs."""
+        unknown = self._whole == 0
+        self._pairs += rows * int(np.count_nonzero(unknown))
+        same: Mask = self._whole[places] == digests
+        return same | unknown[places] if self._pairs <= _MAX_PAIRS else same
+
+
+def _together(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
 
 
 def _rank_among_equals(ordered: Digests) -> npt.NDArray[np.int64]:
@@ -124,7 +155,9 @@ def _rank_among_equals(ordered: Digests) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Result:
-    digests: Digests
+    receipts: Digests
+    whole: Digests
+    """The whole digests of the inputs; 0 where only a receipt is known."""
     rows: Offsets
     failed: Mask
     path: str | None = None
@@ -157,7 +190,11 @@ def _without_failed(result: _Result) -> _Result | None:
     if not kept.any():
         return None
     return replace(
-        result, digests=result.digests[kept], rows=result.rows[kept], failed=result.failed[kept]
+        result,
+        receipts=result.receipts[kept],
+        whole=result.whole[kept],
+        rows=result.rows[kept],
+        failed=result.failed[kept],
     )
 
 
@@ -171,21 +208,43 @@ def _results(
     assert computation.receipt is not None
     name = computation.receipt.name
     files = dict(own_files)
+    whole: set[tuple[str, int]] = set()
+    """Work whose checkpoints went into a file that is there: they hold the same results."""
     for key in keys:
         if key.rows is None:
             staged = read_staged(store, ref, key.prefix, key.fragment_id)
             if staged is not None and staged.column_uuid == computation.id:
                 files.setdefault(staged.path, None)
+                whole.add((key.prefix, key.fragment_id))
+    for key in keys:
+        if key.rows is None or (key.prefix, key.fragment_id) in whole:
             continue
         batch = read_checkpoint(store, key.path(), name)
         if batch is not None:
-            yield from _usable(batch.column(name), None, key=key.path())
+            digests = batch.column(DIGEST_COLUMN) if DIGEST_COLUMN in batch.schema.names else None
+            yield from _usable(batch.column(name), None, digests, key=key.path())
     for path, rows in files.items():
         found = _receipts_of_file(ref, path, computation)
         if found is not None:
             receipts, made = found
             usable = made if rows is None else made & rows.mask()
-            yield from _usable(receipts, usable, path=path)
+            yield from _usable(receipts, usable, None, path=path)
+
+
+def committed_receipts(
+    dataset: lance.LanceDataset, computation: Computation, rows: Mapping[int, RowSet]
+) -> Digests:
+    """The receipts of some rows of a table, per fragment."""
+    assert computation.receipt is not None
+    name = computation.receipt.name
+    parts = []
+    for fragment_id, members in rows.items():
+        fragment = dataset.get_fragment(fragment_id)
+        everything = RowRange(0, fragment.physical_rows)
+        windows = read_windows(dataset, fragment_id, [name], everything, 65_536)
+        receipts = concat([batch.column(0) for _, batch in windows])
+        parts.append(np.asarray(receipts.fill_null(0))[members.mask()])
+    return _together(parts, np.uint64)
 
 
 def committed_results(
@@ -208,7 +267,7 @@ def committed_results(
             dataset, fragment_id, [name], RowRange(0, fragment.physical_rows), 65_536
         )
         receipts = concat([batch.column(0) for _, batch in windows])
-        for found in _usable(receipts, rows.mask()):
+        for found in _usable(receipts, rows.mask(), None):
             kept = _without_failed(found)
             if kept is not None:
                 results.append(replace(kept, fragment_id=fragment_id))
@@ -216,15 +275,21 @@ def committed_results(
 
 
 def _usable(
-    receipts: pa.Array, made: Mask | None, path: str | None = None, key: str | None = None
+    receipts: pa.Array,
+    made: Mask | None,
+    digests: pa.Array | None,
+    path: str | None = None,
+    key: str | None = None,
 ) -> Iterator[_Result]:
     bits = np.asarray(receipts.fill_null(0))
+    whole = np.zeros(len(bits), np.uint64) if digests is None else np.asarray(digests)
     usable = is_result(receipts)
     if made is not None:
         usable &= made
     rows = np.flatnonzero(usable)
     if len(rows):
-        yield _Result(input_part(bits[rows]), rows, is_failed(receipts)[rows], path, key)
+        failed = is_failed(receipts)[rows]
+        yield _Result(bits[rows], whole[rows], rows, failed, path, key)
 
 
 def _receipts_of_file(

@@ -9,7 +9,7 @@ no user code runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ from geneva.computation import Computation
 from geneva.digests import Digests, digest_rows
 from geneva.model import Reason, TableRef
 from geneva.rows import Mask, Offsets, RowRange, RowSet
-from geneva.storage.dataset import FragmentFacts, TableSnapshot, read_live_rows
+from geneva.storage.dataset import FragmentFacts, TableSnapshot, file_version
 from geneva.storage.fragments import fitting_window, read_windows, size_of_inputs, window_rows
 from geneva.storage.inputs import InputReader
 from geneva.storage.provenance import (
@@ -162,6 +162,7 @@ class ValidityReader:
         `reads_values`: compare receipts with values also where nobody can have written others.
         """
         self._reads_values = reads_values
+        self._null_structs = file_version(dataset) >= (2, 1)
         self._dataset, self._snapshot, self._computation = dataset, snapshot, computation
         self._ref: TableRef = snapshot.ref
         self._known: dict[tuple[object, ...], Validity] = {}
@@ -257,6 +258,11 @@ class ValidityReader:
         if child.files_of(fields) != files or child.physical_rows != fragment.physical_rows:
             # Something was written into it since.
             return unknown
+        if _held(child, fields) != frozenset().union(
+            *(_held(p, fields) for p in compaction.parents)
+        ):
+            # A column was dropped before it, and its field's id may have been given away since.
+            return unknown
         judged = [self.by_files(parent, generation + 1) for parent in compaction.parents]
         if any(v.undecided or v.failed or not _is_uniform(v) for v in judged):
             return unknown
@@ -277,9 +283,7 @@ class ValidityReader:
     # --------------------------------------------------------------------------------- by receipt
 
     def by_receipt(self, fragment: FragmentFacts, rows: RowSet) -> Validity:
-        """Look at the receipts and inputs of some rows. Each that is live gets decided."""
-        if fragment.deleted_rows:
-            rows = rows.intersect(read_live_rows(self._dataset, [fragment])[fragment.id])
+        """Look at the receipts and inputs of some live rows. Each of them gets decided."""
         if self._computation.receipt is None:
             return self._by_value(fragment, rows)
         written = self._read_written(fragment)
@@ -382,7 +386,7 @@ class ValidityReader:
         for batch in self._scan(fragment, [*names, receipt.name] if receipts else names):
             own = batch.columns[: len(names)]
             found = batch.columns[-1] if receipts else pa.nulls(batch.num_rows, RECEIPT_TYPE)
-            parts.append(read_receipts(found, own))
+            parts.append(read_receipts(found, own, null_structs=self._null_structs))
         return joined_receipts(parts)
 
     def _scan(self, fragment: FragmentFacts, paths: list[str]) -> Iterator[pa.RecordBatch]:
@@ -412,6 +416,12 @@ class ValidityReader:
         if computation.older_than_receipts:
             return replace(judged, unproven=found, checked_rows=rows.count)
         return replace(judged, supplied=found, checked_rows=rows.count)
+
+
+def _held(fragment: FragmentFacts, fields: Iterable[int]) -> frozenset[int]:
+    """Which of some fields a fragment has files for."""
+    wanted = frozenset(fields)
+    return frozenset(i for file in fragment.files for i in file.fields if i in wanted)
 
 
 def _is_uniform(validity: Validity) -> bool:
