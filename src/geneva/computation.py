@@ -6,7 +6,7 @@ worker and commit are told nothing else about what they work on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -169,7 +169,3 @@ class Computation:
     def receipt_seed(self, version: str | None = None) -> int:
         """What a receipt begins with: the column and the version of its function."""
         return seed_of(f"{self.id}\n{self.version if version is None else version}")
-
-    def at(self, source: Source) -> Computation:
-        """The same, reading another version of its source."""
-        return replace(self, source=source)

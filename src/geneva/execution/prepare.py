@@ -151,6 +151,7 @@ class PreparedBackfill:
             receipts_only=plan.action is Action.ADOPT,
             covered=covered,
             prefix=self.prefixes[plan.fragment_id],
+            field_ids=written_fields(computation, plan),
             inputs=_signature(computation, fragment, plan),
             base=output_file(computation, fragment),
             reuse=reuse_within(self.reuse.get(plan.fragment_id, ()), rows),
@@ -253,6 +254,10 @@ class _Gathering:
                 kept, reuse = work.shared_for(kept, validity, reuse)
             needed = choose_fragments(map(plan_fragment, kept), None)
         notes = _notes(states, validity.values(), computes_unproven=computes_unproven)
+        if self._computation.memoizes and needed:
+            notes += ("rows with equal inputs share a call, so that there may be fewer calls",)
+        if upstream is not None and any(p.reason is Reason.UPSTREAM for p in needed):
+            notes += ("inputs that come out the same make no call: the numbers are upper bounds",)
         if overtaken:
             notes += (
                 f"{len(overtaken)} fragments of version {snapshot.version} were rewritten or "

@@ -63,7 +63,7 @@ def _staged_before(
         != (
             work.computation.id,
             part.physical_rows,
-            written_fields(work, part),
+            part.field_ids,
             part.inputs,
             part.base,
         )
@@ -75,11 +75,3 @@ def _staged_before(
         return None
     rows = part.rows
     return PartResult(part.fragment_id, rows.start, rows.end, 0, part.compute.count, (), file.path)
-
-
-def written_fields(work: ColumnWork, part: PartWork) -> tuple[int, ...]:
-    """The fields of a part's data file: of receipts alone, where no value is new."""
-    receipt = work.computation.receipt
-    if part.receipts_only and receipt is not None:
-        return receipt.field_ids
-    return work.computation.written_ids

@@ -57,6 +57,8 @@ class PartWork:
     covered: tuple[RowRange, ...]
     prefix: str
     """Prefix of the checkpoints' keys."""
+    field_ids: tuple[int, ...]
+    """The fields of its data file."""
     inputs: tuple[str, ...]
     """Input signature of the fragment."""
     base: str | None

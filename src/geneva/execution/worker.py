@@ -19,7 +19,7 @@ from geneva.execution.apply import Applied
 from geneva.execution.complaints import CellFailure
 from geneva.execution.failed_rows import FailedRows, row_failure, with_row_ids
 from geneva.execution.memo import Memo, shared_memo
-from geneva.execution.retry import attempt_number, resume_task, written_fields
+from geneva.execution.retry import attempt_number, resume_task
 from geneva.execution.task import (
     PartFailure,
     PartResult,
@@ -193,7 +193,7 @@ class _PartRun:
             path=path,
             physical_rows=part.physical_rows,
             column_uuid=work.computation.id,
-            field_ids=written_fields(work, part),
+            field_ids=part.field_ids,
             inputs=part.inputs,
             base=part.base,
         )

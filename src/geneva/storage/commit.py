@@ -58,7 +58,8 @@ def commit_columns(
     """
     fitting, lost = list(staged), list[tuple[StagedFile, str]]()
     read_from, moved_on = dataset, False
-    for attempt in range(max_retries + 1):
+    # One more than retries: giving NULLs to missing fields is no conflict.
+    for attempt in range(max_retries + 2):
         if not fitting:
             return CommitOutcome(read_from.version, (), tuple(lost), moved_on)
         try:
@@ -76,7 +77,13 @@ def commit_columns(
                 return CommitOutcome(landed, tuple(fitting), tuple(lost), moved_on=True)
         time.sleep(_RETRY_SECONDS * attempt)
         moved_on = True
-        read_from = open_dataset(ref)
+        refused, read_from = read_from, open_dataset(ref)
+        if attempt and read_from.version == refused.version:
+            raise ColumnChangedError(
+                f"Lance can't put the values of column {computation.name!r} into table "
+                f"{ref.name!r}, though nobody has changed it: its fields were changed since it was "
+                "declared (a struct that got a child). Drop the column, and add it again."
+            )
         snapshot = read_snapshot(read_from, ref)
         verify_column(snapshot.schema, ref, computation)
         checked = [(file, _misfit(file, snapshot, read_from, computation)) for file in fitting]
