@@ -152,12 +152,12 @@ class _BackfillRun:
         self._started = self._looked = time.monotonic()
         self._runner: Runner | None = None
         self._speed: float | None = None
-        self._committed_files: set[str] = set()
+        self._files: set[str] = set()
         self._leftovers: dict[int, set[str]] = {}
 
     def replan(self) -> None:
         """Plan what is left, on the latest version."""
-        self.prepared = self.prepared.again(frozenset(self._committed_files))
+        self.prepared = self.prepared.again(frozenset(self._files))
         if isinstance(self._runner, InProcessRunner):
             self._runner = None
         waiting = self.prepared.plan.rows_to_compute
@@ -417,7 +417,8 @@ class _BackfillRun:
             # Its fragment is gone, but its rows are not: the next plan finds out where they are
             # now.
             record_staged(store, self.prepared.prefixes[file.fragment_id], file)
-        self._committed_files.update(file.path for file in outcome.landed)
+        self._files.update(file.path for file in outcome.landed)
+        self._files.update(file.path for file, _ in outcome.lost)
         self._prune([file.fragment_id for file in outcome.landed])
         landed = sum(self._plans[f.fragment_id].compute.count for f in outcome.landed)
         lost = sum(self._plans[f.fragment_id].compute.count for f, _ in outcome.lost)

@@ -79,12 +79,12 @@ class PreparedBackfill:
         """The table that is filled."""
         return self.subject.ref
 
-    def again(self, committed_by_job: frozenset[str]) -> PreparedBackfill:
-        """Plan what is left on the latest version, given the files that this job has committed."""
+    def again(self, files_of_job: frozenset[str]) -> PreparedBackfill:
+        """Plan what is left on the latest version, given the files that this job has made."""
         return prepare(
             self.subject,
             self.request,
-            committed_by_job=committed_by_job,
+            files_of_job=files_of_job,
             make_runner=self.make_runner,
         )
 
@@ -172,21 +172,21 @@ def prepare(
     request: BackfillRequest,
     *,
     dataset: Dataset | None = None,
-    committed_by_job: frozenset[str] = frozenset(),
+    files_of_job: frozenset[str] = frozenset(),
     upstream: Callable[[FragmentFacts], RowSet | None] | None = None,
     make_runner: Callable[[], Runner] | None = None,
 ) -> PreparedBackfill:
     """Look at the table and decide what to do. Reads only; runs no user code.
 
-    `committed_by_job` are data files that this very job committed in an earlier round: the rows
-    that an explicit where clause asked for are done there. `upstream` says which rows of a
+    `files_of_job` are data files that this very job made in earlier rounds, committed or not: the
+    rows that an explicit where clause asked for are done there. `upstream` says which rows of a
     fragment get another input before this is run. `make_runner` makes what checks receipts, where
     there is much to read.
     """
     dataset = open_dataset(subject.ref) if dataset is None else dataset
     snapshot = read_snapshot(dataset, subject.ref)
     computation = subject.bind(dataset, snapshot)
-    gathering = _Gathering(subject, request, dataset, snapshot, computation, committed_by_job)
+    gathering = _Gathering(subject, request, dataset, snapshot, computation, files_of_job)
     return replace(gathering.prepared(upstream, make_runner), make_runner=make_runner)
 
 
@@ -200,11 +200,11 @@ class _Gathering:
         dataset: Dataset,
         snapshot: TableSnapshot,
         computation: Computation,
-        committed_by_job: frozenset[str],
+        files_of_job: frozenset[str],
     ) -> None:
         self._subject, self._request, self._dataset = subject, request, dataset
         self._snapshot, self._computation = snapshot, computation
-        self._committed_by_job = committed_by_job
+        self._files_of_job = files_of_job
         self._reader = ValidityReader(dataset, snapshot, computation)
 
     def prepared(
@@ -246,7 +246,7 @@ class _Gathering:
                 snapshot=snapshot,
                 computation=self._computation,
                 reader=self._reader,
-                committed_by_job=self._committed_by_job,
+                files_of_job=self._files_of_job,
             )
             right = {fragment: found.right for fragment, found in validity.items()}
             kept, staged, reuse = work.found_for(kept, prefixes, right)
@@ -384,7 +384,7 @@ class _Gathering:
         return {
             f.id
             for f in self._snapshot.fragments
-            if output_file(self._computation, f) in self._committed_by_job
+            if output_file(self._computation, f) in self._files_of_job
         }
 
     def _overtaken(self) -> set[int]:

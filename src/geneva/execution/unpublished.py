@@ -80,8 +80,8 @@ class UnpublishedWork:
     snapshot: TableSnapshot
     computation: Computation
     reader: ValidityReader
-    committed_by_job: frozenset[str]
-    """Data files that this very job has committed."""
+    files_of_job: frozenset[str]
+    """Data files that this very job has made, committed or not: their results are its own."""
 
     def found_for(
         self,
@@ -127,9 +127,9 @@ class UnpublishedWork:
             with_failed=not self.request.retry_failed,
         )
         if len(results):
-            results.drop(
-                committed_receipts(self.dataset, self.computation, self._live_right(right))
-            )
+            committed = self._live_right(right)
+            receipts = committed_receipts(self.dataset, self.computation, committed)
+            results.drop(receipts, self.files_of_job)
         reuse: dict[int, tuple[Reuse, ...]] = {}
         for i, state in enumerate(found):
             if not len(results):
@@ -207,11 +207,11 @@ class UnpublishedWork:
         """
         present = {output_file(self.computation, f): f for f in self.snapshot.fragments}
         thinned = [
-            present[p] for p in self.committed_by_job if p in present and present[p].deleted_rows
+            present[p] for p in self.files_of_job if p in present and present[p].deleted_rows
         ]
         live = read_live_rows(self.dataset, thinned)
         own: dict[str, RowSet | None] = {}
-        for path in self.committed_by_job:
+        for path in self.files_of_job:
             fragment = present.get(path)
             if fragment is None:
                 if self.request.selects_rows:

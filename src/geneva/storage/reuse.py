@@ -8,7 +8,7 @@ a function may give another value each time on purpose.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,12 +91,17 @@ class ResultIndex:
         """How many results are left."""
         return len(self._receipts)
 
-    def drop(self, receipts: Digests) -> None:
-        """Leave out results that stand in the table: one for each of these receipts."""
-        order = np.argsort(self._receipts, kind="stable")
+    def drop(self, receipts: Digests, kept_files: Collection[str]) -> None:
+        """Leave out results that stand in the table: one for each of these receipts.
+
+        Those in `kept_files` stay: who asks has computed them.
+        """
+        kept = np.array([r.path in kept_files for r in self._results], dtype=np.bool_)
+        order = np.flatnonzero(~kept[self._owners])
+        order = order[np.argsort(self._receipts[order], kind="stable")]
         mine, taken = self._receipts[order], np.sort(receipts)
         count = np.searchsorted(taken, mine, "right") - np.searchsorted(taken, mine, "left")
-        left = np.ones(len(order), dtype=np.bool_)
+        left = np.ones(len(self), dtype=np.bool_)
         left[order[_rank_among_equals(mine) < count]] = False
         self._keep(left)
 

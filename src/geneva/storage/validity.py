@@ -264,15 +264,15 @@ class ValidityReader:
             # A column was dropped before it, and its field's id may have been given away since.
             return unknown
         judged = [self.by_files(parent, generation + 1) for parent in compaction.parents]
-        if any(v.undecided or v.failed or not _is_uniform(v) for v in judged):
-            return unknown
         parents = list(zip(compaction.parents, judged, strict=True))
+        if any(v.undecided or v.failed or not _is_uniform(p, v) for p, v in parents):
+            return unknown
         own = slice(start, start + fragment.physical_rows)
-        right = _copied([(p.live_rows, bool(v.right)) for p, v in parents])[own]
-        unsealed = _copied([(p.live_rows, bool(v.unsealed)) for p, v in parents])[own]
+        right = _copied([(p, v.right) for p, v in parents])[own]
+        unsealed = _copied([(p, v.unsealed) for p, v in parents])[own]
         if len(right) != fragment.physical_rows:
             return unknown
-        reasons = [v.reason for v in judged if not v.right] or [Reason.UP_TO_DATE]
+        reasons = [v.reason for v in judged if not v.right.is_full] or [Reason.UP_TO_DATE]
         return replace(
             Validity.nothing(fragment.physical_rows, reasons[0]),
             right=RowSet.from_mask(right),
@@ -424,12 +424,18 @@ def _held(fragment: FragmentFacts, fields: Iterable[int]) -> frozenset[int]:
     return frozenset(i for file in fragment.files for i in file.fields if i in wanted)
 
 
-def _is_uniform(validity: Validity) -> bool:
-    """Whether a fragment's rows are all alike, so that it doesn't matter which were deleted."""
+def _is_uniform(fragment: FragmentFacts, validity: Validity) -> bool:
+    """Whether it is known which of the live rows are right: all or none, or no row is deleted."""
     sets = (validity.right, validity.unsealed)
-    return all(found.is_full or not found for found in sets)
+    return not fragment.deleted_rows or all(found.is_full or not found for found in sets)
 
 
-def _copied(parts: list[tuple[int, bool]]) -> Mask:
-    masks = [np.full(rows, flag, dtype=np.bool_) for rows, flag in parts]
+def _copied(parts: list[tuple[FragmentFacts, RowSet]]) -> Mask:
+    """Sets of rows of several fragments as a compaction copies them: live rows, in order."""
+    masks = [
+        np.full(fragment.live_rows, bool(rows), dtype=np.bool_)
+        if fragment.deleted_rows
+        else rows.mask()
+        for fragment, rows in parts
+    ]
     return np.concatenate(masks) if masks else np.zeros(0, dtype=np.bool_)
