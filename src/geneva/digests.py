@@ -52,9 +52,8 @@ def digest_rows(columns: Sequence[pa.Array], seed: int, rows: int) -> Digests:
     columns = [_without_dictionary(column) for column in columns]
     for start in range(0, rows, _BLOCK_ROWS):
         end = min(start + _BLOCK_ROWS, rows)
-        total = np.full(end - start, seed, dtype=np.uint64)
-        for position, column in enumerate(columns):
-            total += _scrambled(_part(column, start, end)) * _key(position)
+        total = _total(columns, start, end)
+        total += np.uint64(seed)
         digests[start:end] = _finished(total)
     return digests
 
@@ -65,15 +64,26 @@ def digest_values(columns: Sequence[pa.Array], rows: int) -> npt.NDArray[np.uint
     columns = [_without_dictionary(column) for column in columns]
     for start in range(0, rows, _BLOCK_ROWS):
         end = min(start + _BLOCK_ROWS, rows)
-        total = np.zeros(end - start, dtype=np.uint64)
-        for position, column in enumerate(columns):
-            total += _scrambled(_part(column, start, end)) * _key(position)
+        total = _total(columns, start, end)
         total ^= total >> _HALF
         total *= _FINISH_1
         total >>= np.uint64(48)
         short[start:end] = total
     short[short == 0] = 1
     return short
+
+
+def _total(columns: Sequence[pa.Array | Digests], start: int, end: int) -> Digests:
+    """The keyed sum over the codes of a row's columns."""
+    total: Digests | None = None
+    for position, column in enumerate(columns):
+        codes = _scrambled(_part(column, start, end))
+        codes *= _key(position)
+        if total is None:
+            total = codes
+        else:
+            total += codes
+    return np.zeros(end - start, dtype=np.uint64) if total is None else total
 
 
 def _without_dictionary(column: pa.Array) -> pa.Array | Digests:
@@ -216,7 +226,9 @@ def _fixed_codes(array: pa.Array) -> Digests:
         return _bits(array.cast(pa.uint8())).astype(np.uint64) ^ _BOOL
     if types.is_floating(kind):
         bits = _bits(array).astype(np.float64).view(np.uint64)
-        bits[_is_nan(bits)] = _NAN
+        no_number = _is_nan(bits)
+        if no_number.any():
+            bits[no_number] = _NAN
         bits ^= _FLOAT
         return bits
     if types.is_integer(kind):

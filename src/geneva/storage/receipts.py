@@ -18,7 +18,8 @@ import pyarrow as pa
 from geneva.digests import Digests, digest_rows, digest_values
 from geneva.rows import Mask
 
-RECEIPT_TYPE = pa.uint64()
+RECEIPT_TYPE = pa.int64()
+"""Lance writes it faster than the unsigned kind; the bits are the same."""
 _VALUE_MASK = np.uint64(0xFFFF)
 _ADOPTED = np.uint64(0x10000)
 _INPUT_SHIFT = np.uint64(17)
@@ -52,7 +53,14 @@ def receipts_for(
     receipts |= values
     if adopted:
         receipts |= _ADOPTED
-    return pa.array(receipts, RECEIPT_TYPE)
+    return pa.array(receipts.view(np.int64), RECEIPT_TYPE)
+
+
+def receipt_bits(receipts: pa.Array) -> Digests:
+    """The bits of receipts; 0 where there is none."""
+    filled = receipts.fill_null(0) if receipts.null_count else receipts
+    bits: Digests = np.asarray(filled).view(np.uint64)
+    return bits
 
 
 def input_part(receipts: npt.NDArray[np.uint64]) -> Digests:
@@ -62,20 +70,19 @@ def input_part(receipts: npt.NDArray[np.uint64]) -> Digests:
 
 def is_adopted(receipts: pa.Array) -> Mask:
     """Rows whose receipt says that a person wrote the value."""
-    found: Mask = (np.asarray(receipts.fill_null(0)) & _ADOPTED) != 0
+    found: Mask = (receipt_bits(receipts) & _ADOPTED) != 0
     return found
 
 
 def is_result(receipts: pa.Array) -> Mask:
     """Rows whose receipt says that the function computed the value, or failed on the row."""
-    bits = np.asarray(receipts.fill_null(0))
-    found: Mask = np.asarray(receipts.is_valid()) & ((bits & _ADOPTED) == 0)
+    found: Mask = np.asarray(receipts.is_valid()) & ~is_adopted(receipts)
     return found
 
 
 def is_failed(receipts: pa.Array) -> Mask:
     """Rows whose receipt says that the function failed on them."""
-    bits = np.asarray(receipts.fill_null(0))
+    bits = receipt_bits(receipts)
     found: Mask = np.asarray(receipts.is_valid()) & ((bits & _VALUE_MASK) == 0)
     return found
 
@@ -114,7 +121,7 @@ def read_receipts(
     """
     rows = len(receipts)
     present = np.asarray(receipts.is_valid())
-    bits = np.asarray(receipts.fill_null(0)) if receipts.null_count else np.asarray(receipts)
+    bits = receipt_bits(receipts)
     failed = present & ((bits & _VALUE_MASK) == 0)
     if outputs is None:
         return Written(present, present & ~failed, present, failed, bits)

@@ -26,7 +26,7 @@ from geneva.storage.checkpoints import DIGEST_COLUMN, CheckpointKey, CheckpointS
 from geneva.storage.dataset import is_damage
 from geneva.storage.fragments import Piece, RowTaker, concat, merged, read_windows
 from geneva.storage.provenance import read_provenance
-from geneva.storage.receipts import input_part, is_failed, is_result
+from geneva.storage.receipts import input_part, is_failed, is_result, receipt_bits
 from geneva.storage.staging import read_staged
 
 
@@ -248,7 +248,7 @@ def committed_receipts(
         everything = RowRange(0, fragment.physical_rows)
         windows = read_windows(dataset, fragment_id, [name], everything, 65_536)
         receipts = concat([batch.column(0) for _, batch in windows])
-        parts.append(np.asarray(receipts.fill_null(0))[members.mask()])
+        parts.append(receipt_bits(receipts)[members.mask()])
     return _together(parts, np.uint64)
 
 
@@ -286,7 +286,7 @@ def _usable(
     path: str | None = None,
     key: str | None = None,
 ) -> Iterator[_Result]:
-    bits = np.asarray(receipts.fill_null(0))
+    bits = receipt_bits(receipts)
     whole = np.zeros(len(bits), np.uint64) if digests is None else np.asarray(digests)
     usable = is_result(receipts)
     if made is not None:
