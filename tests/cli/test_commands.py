@@ -489,3 +489,20 @@ def test_logs_are_sentences_and_py4js_own_are_left_out(capsys: pytest.CaptureFix
     for path in ("/site-packages/py4j/java_gateway.py", "/geneva/jobs.py"):
         handler.emit(logging.LogRecord("root", logging.ERROR, path, 1, f"from {path}", (), None))
     assert capsys.readouterr().err == "warning: from /geneva/jobs.py\n"
+
+
+# -------------------------------------------------------------------------------------- verify
+
+
+def test_verify(folder: Path) -> None:
+    fill()
+    rows = read("describe", "db", "articles")["rows"]
+    shown = run("verify", "db", "articles", "words", "--run").stdout
+    assert f"{rows} of {rows} rows looked at" in shown
+    report = read("verify", "db", "articles", "words", "--sample", "2")
+    assert (report["ok"], report["rows"], report["counts"]) == (True, 2, {"right": 2})
+    geneva.connect("db").open_table("articles").update(where="id = 1", values={"text": "other"})
+    report = read("verify", "db", "articles", "words")
+    assert report["counts"]["stale"] == 1
+    assert [found["state"] for found in report["examples"]] == ["stale"]
+    assert "no column 'wrds'" in refused("verify", "db", "articles", "wrds")
