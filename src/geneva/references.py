@@ -152,7 +152,7 @@ def globals_of(function: types.FunctionType) -> dict[str, Any]:
 
 def _followed(function: types.FunctionType, chain: Sequence[str]) -> tuple[Any, int]:
     """Return what a dotted name leads to, through the user's modules, and how much of it did."""
-    built_in: dict[str, Any] = function.__builtins__
+    built_in: dict[str, Any] = getattr(function, "__builtins__", {})
     value = function.__globals__.get(chain[0], built_in.get(chain[0], Missing))
     used = 1
     while used < len(chain) and _is_user_module_object(value):
