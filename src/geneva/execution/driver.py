@@ -103,7 +103,7 @@ def run_backfill(
         left = [f for f in run.prepared.plan.fragments if f.reason is not Reason.NEW]
         if run.prepared.plan.is_empty:
             return run.progress
-    if not left:
+    if not left or _is_only_new(prepared, run):
         # Somebody appends faster than rounds go; the rows that were there at the start are done.
         run.leave_rest()
         return run.progress
@@ -113,6 +113,23 @@ def run_backfill(
         f"through {control.max_conflict_retries + 1} rounds. Fragments left over: {named}. What "
         "was computed is kept; run the backfill again when the table is calmer. "
         "(GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number of rounds.)"
+    )
+
+
+_NEVER_COMPUTED = (Reason.NEW, Reason.PARTIAL, Reason.NULL)
+
+
+def _is_only_new(began: PreparedBackfill, run: _BackfillRun) -> bool:
+    """Whether what is left came after the job began, as far as numbers tell.
+
+    A compaction may have put new rows into one fragment with old ones, so that the fragment is not
+    new. What was owed is committed, nothing is stale, and no more is left than the table grew by.
+    """
+    plan = run.prepared.plan
+    return (
+        run.progress.committed >= began.plan.rows_to_compute
+        and all(fragment.reason in _NEVER_COMPUTED for fragment in plan.fragments)
+        and plan.rows_to_compute <= plan.total_rows - began.plan.total_rows
     )
 
 
