@@ -107,10 +107,6 @@ class Written:
         """Rows whose value a person wrote: without a receipt, or in place of another value."""
         return np.where(self.present, ~self.intact, self.has_value)
 
-    def fits(self, digests: Digests) -> Mask:
-        """Rows whose receipt is for inputs with these digests."""
-        return self.present & (input_part(self.bits) == input_part(digests))
-
 
 def read_receipts(
     receipts: pa.Array, outputs: Sequence[pa.Array] | None, *, null_structs: bool = True

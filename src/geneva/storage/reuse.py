@@ -65,6 +65,7 @@ def reused_rows(found: Iterable[Reuse], size: int) -> RowSet | None:
     return RowSet.from_mask(mask) if mask.any() else None
 
 
+_WINDOW_ROWS = 65_536
 _MAX_PAIRS = 2**30
 """Pairs of rows and results that may be compared by the 47 bits of a receipt: of so many, one in a
 hundred thousand times two are taken for equal that are not. Whole digests know no such limit."""
@@ -240,16 +241,22 @@ def committed_receipts(
     dataset: lance.LanceDataset, computation: Computation, rows: Mapping[int, RowSet]
 ) -> Digests:
     """The receipts of some rows of a table, per fragment."""
-    assert computation.receipt is not None
-    name = computation.receipt.name
-    parts = []
-    for fragment_id, members in rows.items():
-        fragment = dataset.get_fragment(fragment_id)
-        everything = RowRange(0, fragment.physical_rows)
-        windows = read_windows(dataset, fragment_id, [name], everything, 65_536)
-        receipts = concat([batch.column(0) for _, batch in windows])
-        parts.append(receipt_bits(receipts)[members.mask()])
+    parts = [
+        receipt_bits(_receipts_of_fragment(dataset, computation, fragment_id))[members.mask()]
+        for fragment_id, members in rows.items()
+    ]
     return _together(parts, np.uint64)
+
+
+def _receipts_of_fragment(
+    dataset: lance.LanceDataset, computation: Computation, fragment_id: int
+) -> pa.Array:
+    """The receipts of a fragment of the table, deleted rows included."""
+    assert computation.receipt is not None
+    everything = RowRange(0, dataset.get_fragment(fragment_id).physical_rows)
+    paths = [computation.receipt.name]
+    windows = read_windows(dataset, fragment_id, paths, everything, _WINDOW_ROWS)
+    return concat([batch.column(0) for _, batch in windows])
 
 
 def committed_results(
@@ -261,17 +268,11 @@ def committed_results(
 
     `right` are the rows whose value is right, per fragment.
     """
-    assert computation.receipt is not None
-    name = computation.receipt.name
     results = []
     for fragment_id, rows in right.items():
         if not rows:
             continue
-        fragment = dataset.get_fragment(fragment_id)
-        windows = read_windows(
-            dataset, fragment_id, [name], RowRange(0, fragment.physical_rows), 65_536
-        )
-        receipts = concat([batch.column(0) for _, batch in windows])
+        receipts = _receipts_of_fragment(dataset, computation, fragment_id)
         for found in _usable(receipts, rows.mask(), None):
             kept = _without_failed(found)
             if kept is not None:
@@ -313,7 +314,7 @@ def _receipts_of_file(
         )
         if len(reader.metadata().schema.names) != len(computation.written):
             return None
-        table = reader.read_all(batch_size=65_536).to_table()
+        table = reader.read_all(batch_size=_WINDOW_ROWS).to_table()
     except BaseException as error:
         if not is_damage(error):
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -106,34 +105,3 @@ def aligned(
         yield (start, old.slice(0, rows)), (start, new.slice(0, rows))
         a = (start + rows, old.slice(rows)) if old.num_rows > rows else next(left, None)
         b = (start + rows, new.slice(rows)) if new.num_rows > rows else next(right, None)
-
-
-_LONGEST_TEXT = 64
-
-
-def row_texts(array: pa.Array) -> list[str]:
-    """A short text for each value, the same for equal values only; `None` for NULL."""
-    if _is_numeric_vector(array):
-        rows = array.flatten().to_numpy(zero_copy_only=False).reshape(-1, array.type.list_size)
-        vectors = iter(rows)
-        return [
-            _shortened(next(vectors).tobytes()) if there else repr(None)
-            for there in array.is_valid().to_pylist()
-        ]
-    return [_shortened(repr(value)) for value in array.to_pylist()]
-
-
-def _is_numeric_vector(array: pa.Array) -> bool:
-    kind = array.type
-    if not pa.types.is_fixed_size_list(kind) or not kind.list_size:
-        return False
-    item = kind.value_type
-    numeric = pa.types.is_floating(item) or pa.types.is_integer(item)
-    return bool(numeric) and not array.flatten().null_count
-
-
-def _shortened(text: str | bytes) -> str:
-    if isinstance(text, str) and len(text) <= _LONGEST_TEXT:
-        return text
-    data = text.encode() if isinstance(text, str) else text
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
