@@ -14,7 +14,7 @@ import pyarrow as pa
 import geneva
 from benchmarks import functions, processes
 from geneva.config import Settings
-from geneva.execution.local_spark import available_cores
+from geneva.spark.embedded.settings import available_cores
 
 
 @dataclass(frozen=True)

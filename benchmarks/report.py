@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib import metadata
 
 from benchmarks.cases import Outcome
-from geneva.execution.local_spark import available_cores
+from geneva.spark.embedded.settings import available_cores
 
 HEADINGS = ("case", "Geneva", "reference", "ratio", "target", "reached")
 

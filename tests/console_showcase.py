@@ -16,7 +16,7 @@ from geneva import Connection, udf
 from geneva.cli.demo_udfs import make_pictures
 from geneva.config import Settings
 from geneva.execution.runner import InProcessRunner
-from geneva.on_error import skip_on_error
+from geneva.udf.policy import skip_on_error
 
 HOSTILE = "<script>alert('x')</script>\"'&🦆"
 STABLE = {"new_table_enable_stable_row_ids": "true"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from execution.cluster import wait_for
+from cluster import wait_for
 
 ACCESS_KEY = "AKIAGENEVATESTONLY00"
 SECRET_KEY = "s3cr3t/Zq8+NeverInTheClear+40characters00"

@@ -21,8 +21,8 @@ import geneva
 from geneva import UDF, udf
 from geneva.config import Settings
 from geneva.execution.runner import Runner
-from geneva.storage import commit
-from geneva.storage.checkpoints import CheckpointKey, LanceCheckpointStore
+from geneva.storage.checkpoints.store import CheckpointKey, LanceCheckpointStore
+from geneva.storage.columns import publish as commit
 
 if TYPE_CHECKING:
     from geneva import Connection, Table

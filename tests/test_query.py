@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from geneva import UDF, udf
-from geneva.chunker import chunker
 from geneva.errors import (
     ColumnExistsError,
     ColumnNotFoundError,
@@ -20,12 +19,13 @@ from geneva.errors import (
     UDFExecutionError,
     UserInputError,
 )
-from geneva.model import TableRef
+from geneva.model.tables import TableRef
+from geneva.model.view_query import ColumnKind, ViewQuery
 from geneva.query import Query
-from geneva.storage.columns import read_definition
-from geneva.storage.dataset import open_dataset
-from geneva.storage.views import append_placeholders, create_view_table, reads_source
-from geneva.view_definition import ColumnKind, ViewQuery
+from geneva.storage.columns.definitions import read_definition
+from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.views.definition import append_placeholders, create_view_table, reads_source
+from geneva.udf.chunker import chunker
 from support import Calls, counted, make_table
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import lance
 import pyarrow as pa
 
 from geneva import UDF, Connection, Table, chunker, udf
-from geneva.chunker import Chunker
 from geneva.query import Query
-from geneva.storage.dataset import quote_path
+from geneva.storage.lance.dataset import quote_path
+from geneva.udf.chunker import Chunker
 from geneva.view import MaterializedView
 
 CALLS: list[tuple[str, tuple[Any, ...]]] = []

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from geneva.fingerprint import fingerprint
+from geneva.udf.identity.fingerprint import fingerprint
 
 
 def of(function: Any) -> str:

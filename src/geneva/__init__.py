@@ -10,14 +10,22 @@ from typing import Any as _Any
 _os.environ.setdefault("LANCE_LOG", "error")
 
 # Not lazy like the rest: these modules have the names of their decorators, and must not win.
-from geneva.chunker import Chunker, chunker
-from geneva.on_error import Fail, Retry, Skip, fail_fast, retry_all, retry_transient, skip_on_error
-from geneva.udf import UDF, udf
+from geneva.udf.chunker import Chunker, chunker
+from geneva.udf.declare import UDF, udf
+from geneva.udf.policy import (
+    Fail,
+    Retry,
+    Skip,
+    fail_fast,
+    retry_all,
+    retry_transient,
+    skip_on_error,
+)
 
 if TYPE_CHECKING:
     from geneva.connection import Connection, connect
     from geneva.jobs import JobFuture, JobHandle, JobResult
-    from geneva.model import JobStatus
+    from geneva.model.jobs import JobStatus
     from geneva.query import Query
     from geneva.table import Table
     from geneva.view import MaterializedView
@@ -53,7 +61,7 @@ _HOMES = {
     "JobFuture": "geneva.jobs",
     "JobHandle": "geneva.jobs",
     "JobResult": "geneva.jobs",
-    "JobStatus": "geneva.model",
+    "JobStatus": "geneva.model.jobs",
     "MaterializedView": "geneva.view",
     "Query": "geneva.query",
     "Table": "geneva.table",

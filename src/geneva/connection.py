@@ -8,34 +8,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geneva.chunker import Chunker
 from geneva.config import Settings
 from geneva.errors import TableNotFoundError, UserInputError
-from geneva.execution.pulse import is_lost
+from geneva.execution.backfill.work import Work
+from geneva.execution.jobs.heartbeat import is_lost
+from geneva.execution.refresh.create import create_view
 from geneva.execution.runner import Runner
-from geneva.execution.view_creation import create_view
-from geneva.execution.work import Work
 from geneva.jobs import Job, JobHandle
-from geneva.model import JobStatus, Secrets, TableRef
+from geneva.model.jobs import JobStatus
+from geneva.model.tables import Secrets, TableRef
+from geneva.model.view_query import ViewQuery
 from geneva.query import Query
-from geneva.storage.database import (
+from geneva.storage.jobs.events import JobHistory, JobRecord
+from geneva.storage.jobs.failures import FailureStore
+from geneva.storage.jobs.heartbeats import JobSignals
+from geneva.storage.lance.database import (
     check_table_name,
     is_missing_table,
     list_table_names,
     open_database,
 )
-from geneva.storage.dataset import open_dataset
-from geneva.storage.failures import FailureStore
-from geneva.storage.history import JobHistory, JobRecord
-from geneva.storage.signals import JobSignals
-from geneva.storage.views import is_view
+from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.views.definition import is_view
 from geneva.table import Table
-from geneva.udf import serialize_udf, udf_digest
+from geneva.udf.chunker import Chunker
+from geneva.udf.declare import serialize_udf, udf_digest
 from geneva.view import MaterializedView
-from geneva.view_definition import ViewQuery
 
 if TYPE_CHECKING:
-    from geneva.execution.spark import SparkSession
+    from geneva.spark.session import SparkSession
 
 
 def connect(
@@ -231,8 +232,8 @@ class Connection:
     def _make_runner(self) -> Runner:
         if self._runner is not None:
             return self._runner()
-        from geneva.execution.local_spark import LocalOptions
-        from geneva.execution.spark import SparkRunner, embedded_session
+        from geneva.spark.embedded.settings import LocalOptions
+        from geneva.spark.session import SparkRunner, embedded_session
 
         session = self._spark
         if session is None:

@@ -13,20 +13,20 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from geneva import html
 from geneva.config import Settings
 from geneva.errors import JobCancelledError, JobError, JobTimeoutError
-from geneva.execution.driver import JobControl
-from geneva.execution.notebook import NotebookBars
-from geneva.execution.progress import JobProgress, ProgressBars, in_notebook, wants_bars
-from geneva.execution.pulse import Pulse, driver_identity
+from geneva.execution.backfill.driver import JobControl
+from geneva.execution.backfill.work import Work
+from geneva.execution.jobs.heartbeat import Pulse, driver_identity
+from geneva.execution.jobs.notebook import NotebookBars
+from geneva.execution.jobs.progress import JobProgress, ProgressBars, in_notebook, wants_bars
+from geneva.execution.jobs.tracing import span, tell
 from geneva.execution.runner import Runner
-from geneva.execution.tracing import span, tell
-from geneva.execution.work import Work
-from geneva.model import JobStatus
-from geneva.storage.failures import ErrorRecord, FailureStore
-from geneva.storage.history import JobEvent, JobHistory, JobRecord
-from geneva.storage.signals import JobSignals
+from geneva.model.jobs import JobStatus
+from geneva.render import html
+from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord
+from geneva.storage.jobs.failures import ErrorRecord, FailureStore
+from geneva.storage.jobs.heartbeats import JobSignals
 
 _LOG = logging.getLogger("geneva")
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from geneva.errors import UserInputError
 from geneva.execution.evaluate import evaluate
+from geneva.model.view_query import ColumnKind, QueryColumn, ViewColumn, ViewQuery
 from geneva.planning.membership import RowIds, choose_rows
 from geneva.query_columns import (
     ColumnSource,
@@ -25,16 +26,15 @@ from geneva.query_columns import (
     named_like_itself,
     plain_column,
 )
-from geneva.storage.dataset import Dataset, open_dataset
-from geneva.storage.expressions import read_condition, unrepeatable_part
-from geneva.storage.row_ids import read_row_ids
-from geneva.storage.views import source_udf_field
-from geneva.udf import UDF, serialize_udf, udf_digest
-from geneva.view_definition import ColumnKind, QueryColumn, ViewColumn, ViewQuery
+from geneva.storage.lance.dataset import Dataset, open_dataset
+from geneva.storage.lance.expressions import read_condition, unrepeatable_part
+from geneva.storage.lance.row_ids import read_row_ids
+from geneva.storage.views.definition import source_udf_field
+from geneva.udf.declare import UDF, serialize_udf, udf_digest
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
-    from geneva.model import TableRef
+    from geneva.model.tables import TableRef
     from geneva.table import Table
 
 _SEED_BITS = 63

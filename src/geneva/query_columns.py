@@ -7,13 +7,13 @@ from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 
-from geneva.chunker import Chunker
 from geneva.errors import ColumnExistsError, ColumnNotFoundError, InvalidUDFError, UserInputError
-from geneva.storage.dataset import Dataset, check_column_name, has_path
-from geneva.storage.expressions import missing_column, read_expression
-from geneva.storage.views import copied_field, visible_schema
-from geneva.udf import UDF, resolve_inputs
-from geneva.view_definition import ColumnKind, QueryColumn
+from geneva.model.view_query import ColumnKind, QueryColumn
+from geneva.storage.lance.dataset import Dataset, check_column_name, has_path
+from geneva.storage.lance.expressions import missing_column, read_expression
+from geneva.storage.views.definition import copied_field, visible_schema
+from geneva.udf.chunker import Chunker
+from geneva.udf.declare import UDF, resolve_inputs
 
 ColumnSource: TypeAlias = str | UDF | Chunker | tuple[UDF | Chunker, Sequence[str]]
 

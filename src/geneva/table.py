@@ -8,23 +8,24 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from geneva import declarations, html
-from geneva.declarations import BackfillOptions
 from geneva.errors import UserInputError
-from geneva.execution.chain import PreparedChain, prepare_chain
-from geneva.execution.subjects import ColumnSubject, Subject
-from geneva.execution.verify import VerifyReport, verify
-from geneva.execution.work import BackfillWork
+from geneva.execution import declarations
+from geneva.execution.backfill.chain import PreparedChain, prepare_chain
+from geneva.execution.backfill.subjects import ColumnSubject, Subject
+from geneva.execution.backfill.verify import VerifyReport, verify
+from geneva.execution.backfill.work import BackfillWork
+from geneva.execution.declarations import BackfillOptions
 from geneva.jobs import Job, JobFuture, JobResult
-from geneva.model import ColumnDefinition, TableRef
+from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
-from geneva.storage.columns import read_definitions
-from geneva.storage.dataset import compact, open_dataset
-from geneva.storage.failures import ErrorRecord
-from geneva.storage.housekeeping import CleanupReport
-from geneva.storage.views import visible_schema
-from geneva.udf import UDF
+from geneva.render import html
+from geneva.storage.checkpoints.cleanup import CleanupReport
+from geneva.storage.columns.definitions import read_definitions
+from geneva.storage.jobs.failures import ErrorRecord
+from geneva.storage.lance.dataset import compact, open_dataset
+from geneva.storage.views.definition import visible_schema
+from geneva.udf.declare import UDF
 
 if TYPE_CHECKING:
     from geneva.connection import Connection

@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from geneva import declarations
-from geneva.declarations import BackfillOptions
 from geneva.errors import UserInputError
-from geneva.execution.explode import PreparedChunkRefresh, prepare_chunk_refresh
-from geneva.execution.refresh import PreparedRefresh, RefreshRequest, prepare_refresh
-from geneva.execution.request import BackfillRequest
-from geneva.execution.subjects import Subject
-from geneva.execution.view_groups import GroupSubject, RefreshTarget, view_groups
+from geneva.execution import declarations
+from geneva.execution.backfill.request import BackfillRequest
+from geneva.execution.backfill.subjects import Subject
+from geneva.execution.declarations import BackfillOptions
+from geneva.execution.refresh.explode import PreparedChunkRefresh, prepare_chunk_refresh
+from geneva.execution.refresh.groups import GroupSubject, RefreshTarget, view_groups
+from geneva.execution.refresh.run import PreparedRefresh, RefreshRequest, prepare_refresh
 from geneva.jobs import JobFuture, JobResult
-from geneva.model import TableRef
+from geneva.model.tables import TableRef
+from geneva.model.view_query import ViewQuery
 from geneva.planning.refresh import RefreshPlan
-from geneva.storage.chunks import CHUNKS, inner_ref
-from geneva.storage.dataset import open_dataset
-from geneva.storage.views import ViewInfo, read_view
+from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.views.definition import ViewInfo, read_view
+from geneva.storage.views.explode import CHUNKS, inner_ref
 from geneva.table import Table
-from geneva.udf import UDF
-from geneva.view_definition import ViewQuery
+from geneva.udf.declare import UDF
 
 _SYSTEM = "__"
 

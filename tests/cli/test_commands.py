@@ -25,7 +25,7 @@ STABLE = {"new_table_enable_stable_row_ids": "true"}
 FUNCTIONS = """
 import geneva
 import pyarrow as pa
-from geneva.on_error import skip_on_error
+from geneva.udf.policy import skip_on_error
 
 @geneva.udf
 def words(text: str) -> int:
@@ -444,7 +444,7 @@ def test_what_the_doctor_misses_is_exit_code_three(
     def no_java() -> None:
         raise JavaNotFoundError("no Java\nInstall one")
 
-    monkeypatch.setattr("geneva.execution.java.find_java", no_java)
+    monkeypatch.setattr("geneva.spark.embedded.java.find_java", no_java)
     shown = run("doctor", code=3).stdout
     assert "FAIL  java" in shown
     assert "Install one" in shown

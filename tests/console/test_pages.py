@@ -19,9 +19,10 @@ from geneva.console.guard import answered_hosts, host_name
 from geneva.console.readings import Readings
 from geneva.console.words import place
 from geneva.errors import UserInputError
-from geneva.model import JobStatus, Secrets
-from geneva.storage.history import JobEvent, JobHistory
-from geneva.storage.signals import JobSignals
+from geneva.model.jobs import JobStatus
+from geneva.model.tables import Secrets
+from geneva.storage.jobs.events import JobEvent, JobHistory
+from geneva.storage.jobs.heartbeats import JobSignals
 
 TOKEN = "a-token-of-this-test-alone"
 ADDRESS = "http://127.0.0.1:8765"

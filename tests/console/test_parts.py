@@ -13,7 +13,7 @@ from geneva.console.live import changes
 from geneva.console.markup import Html, tag
 from geneva.console.plots import throughput
 from geneva.console.readings import ErrorRow
-from geneva.storage.preview import Binary, picture_type
+from geneva.storage.lance.preview import Binary, picture_type
 
 
 def test_markup_escapes_what_is_not_markup() -> None:

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geneva.model import Reason
+from geneva.model.rows import RowRange, RowSet
+from geneva.model.tables import Reason
 from geneva.planning.backfill import (
     Action,
     BackfillPlan,
@@ -14,7 +15,6 @@ from geneva.planning.backfill import (
     choose_fragments,
     plan_fragment,
 )
-from geneva.rows import RowRange, RowSet
 
 
 @st.composite

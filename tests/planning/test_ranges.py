@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geneva.model.rows import RowRange
 from geneva.planning.ranges import disjoint, gaps
-from geneva.rows import RowRange
 
 SIZE = 40
 

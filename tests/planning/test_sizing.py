@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geneva.model import Reason, Sizes
+from geneva.model.rows import RowRange, RowSet
+from geneva.model.tables import Reason, Sizes
 from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.ranges import disjoint, gaps
 from geneva.planning.sizing import MAX_FRAGMENTS_PER_TASK, BatchRule, Part, WorkQueue, rows_to_run
-from geneva.rows import RowRange, RowSet
 
 
 @st.composite

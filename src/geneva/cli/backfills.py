@@ -24,7 +24,7 @@ from geneva.cli.terminal import emit, say
 from geneva.errors import UserInputError
 
 if TYPE_CHECKING:
-    from geneva.execution.verify import VerifyReport
+    from geneva.execution.backfill.verify import VerifyReport
     from geneva.jobs import JobResult
     from geneva.planning.backfill import BackfillPlan
     from geneva.table import Table

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from geneva.connection import Connection
     from geneva.jobs import JobResult
     from geneva.table import Table
-    from geneva.udf import UDF
+    from geneva.udf.declare import UDF
 
 TABLE = "pictures"
 FRAGMENTS = 4
@@ -37,7 +37,7 @@ def demo(
     ] = 4_000,
 ) -> None:
     """Make a table of pictures, add three computed columns, and watch them fill on local Spark."""
-    from geneva.execution.java import find_java
+    from geneva.spark.embedded.java import find_java
 
     find_java()  # Without one nothing below can end well: say so before anything is written.
     import geneva

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from geneva.udf import udf
+from geneva.udf.declare import udf
 
 BINS = 4
 """Brightness levels that the embedding tells apart in each colour channel."""

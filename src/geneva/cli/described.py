@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from geneva.model import ColumnDefinition
+    from geneva.model.tables import ColumnDefinition
     from geneva.planning.refresh import RefreshPlan
     from geneva.table import Table
     from geneva.view import MaterializedView
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def table_summary(table: Table) -> dict[str, Any]:
     """A table in a line."""
-    from geneva.storage.dataset import open_dataset
+    from geneva.storage.lance.dataset import open_dataset
     from geneva.view import MaterializedView
 
     dataset = open_dataset(table.ref)

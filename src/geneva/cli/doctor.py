@@ -113,15 +113,15 @@ def _package(name: str) -> str:
 
 
 def _java() -> str:
-    from geneva.execution.java import find_java
+    from geneva.spark.embedded.java import find_java
 
     java = find_java()
     return f"{java.version} ({java.path})"
 
 
 def _storage(db: str, storage_option: list[str] | None) -> str:
-    from geneva.model import Secrets
-    from geneva.storage.signals import JobSignals
+    from geneva.model.tables import Secrets
+    from geneva.storage.jobs.heartbeats import JobSignals
 
     connection = options.connect(db, storage_option)
     tables = len(connection.table_names())

@@ -15,7 +15,7 @@ from geneva.errors import JobNotFoundError, UserInputError
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
-    from geneva.storage.history import JobRecord
+    from geneva.storage.jobs.events import JobRecord
 
 app = typer.Typer(
     help="Jobs: backfills and refreshes, running and past, of all processes.",
@@ -228,7 +228,7 @@ def find_job(connection: Connection, start: str) -> JobRecord:
 
 
 def _listed(connection: Connection, table: str | None, status: str | None) -> list[JobRecord]:
-    from geneva.model import JobStatus
+    from geneva.model.jobs import JobStatus
 
     known = [each.value for each in JobStatus]
     if status is not None and status.upper() not in known:

@@ -184,7 +184,7 @@ def sample(
 
 
 def _check_condition(table: Table, where: str) -> None:
-    from geneva.storage.dataset import open_dataset
-    from geneva.storage.expressions import read_condition
+    from geneva.storage.lance.dataset import open_dataset
+    from geneva.storage.lance.expressions import read_condition
 
     read_condition(open_dataset(table.ref), where)

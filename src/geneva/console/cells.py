@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from geneva.console.markup import Html, tag
 from geneva.console.words import cut, path, size
-from geneva.storage.preview import Binary, Preview
+from geneva.storage.lance.preview import Binary, Preview
 
 MOST_PICTURE_BYTES = 8 * 2**20
 _MOST_TEXT = 160

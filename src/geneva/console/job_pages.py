@@ -10,8 +10,8 @@ from geneva.console.layout import badge, card, facts, grid, heading, nothing, ro
 from geneva.console.markup import Child, Html, tag
 from geneva.console.plots import stage_times, throughput
 from geneva.console.words import count, cut, moment, path, rate, seconds
-from geneva.model import JobStatus
-from geneva.storage.history import JobEvent, JobRecord
+from geneva.model.jobs import JobStatus
+from geneva.storage.jobs.events import JobEvent, JobRecord
 
 STATES = (
     ("checkpointed", "Checkpointed", "computed, and safe from a crash"),

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from geneva.console.markup import Child, Html, join, tag
 from geneva.console.words import place
-from geneva.model import JobStatus
+from geneva.model.jobs import JobStatus
 
 _NAVIGATION = (
     ("Tables", "/"),

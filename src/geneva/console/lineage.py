@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from geneva.console.markup import Child, Html, tag
 from geneva.console.readings import TableInfo
 from geneva.console.words import count, cut, path
-from geneva.view_definition import ColumnKind
+from geneva.model.view_query import ColumnKind
 
 _BOX, _ROW, _GAP, _PAD, _HEAD = 172, 30, 64, 14, 36
 _LETTERS = 20

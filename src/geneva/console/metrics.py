@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from geneva.console.plots import STAGES
 from geneva.console.readings import Freshness, TableInfo
-from geneva.model import JobStatus
-from geneva.storage.history import JobRecord
+from geneva.model.jobs import JobStatus
+from geneva.storage.jobs.events import JobRecord
 
 _STATES = ("total", "checkpointed", "ready_to_commit", "committed")
 Sample = tuple[Mapping[str, str], float]

@@ -12,16 +12,17 @@ from typing import Any
 
 from geneva.connection import Connection, connect
 from geneva.errors import GenevaError, TableNotFoundError
-from geneva.model import ColumnDefinition, JobStatus, Secrets
+from geneva.model.jobs import JobStatus
+from geneva.model.tables import ColumnDefinition, Secrets
+from geneva.model.view_query import ViewQuery
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
-from geneva.storage.failures import ErrorRecord, FailureStore
-from geneva.storage.history import JobRecord
-from geneva.storage.signals import JobSignals
-from geneva.storage.views import reads_source
+from geneva.storage.jobs.events import JobRecord
+from geneva.storage.jobs.failures import ErrorRecord, FailureStore
+from geneva.storage.jobs.heartbeats import JobSignals
+from geneva.storage.views.definition import reads_source
 from geneva.table import Table
 from geneva.view import MaterializedView
-from geneva.view_definition import ViewQuery
 
 _FRESH_SECONDS = 10.0
 _PLANS_AT_ONCE = 2

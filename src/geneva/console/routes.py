@@ -37,8 +37,8 @@ from geneva.console.table_pages import PREVIEW_ROWS, freshness_part, table_page,
 from geneva.console.view_pages import views_page
 from geneva.console.words import path
 from geneva.errors import JobError, JobNotFoundError, TableNotFoundError
-from geneva.model import JobStatus
-from geneva.storage.preview import read_picture, read_preview
+from geneva.model.jobs import JobStatus
+from geneva.storage.lance.preview import read_picture, read_preview
 
 _STATIC = Path(__file__).parent / "static"
 _MOST_FORM_BYTES = 4_096

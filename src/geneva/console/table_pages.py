@@ -10,8 +10,8 @@ from geneva.console.markup import Child, Html, tag
 from geneva.console.readings import ColumnFreshness, Freshness, TableInfo
 from geneva.console.words import count, cut, path
 from geneva.planning.refresh import RefreshPlan
-from geneva.storage.preview import Preview
-from geneva.storage.views import visible_schema
+from geneva.storage.lance.preview import Preview
+from geneva.storage.views.definition import visible_schema
 
 PREVIEW_ROWS = 10
 _SHORT_VERSION = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from geneva.on_error import ErrorPolicy, OnError, policy_of
+from geneva.udf.policy import ErrorPolicy, OnError, policy_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from geneva.execution.apply import Applier
-from geneva.model import TableRef
+from geneva.execution.apply.batch import Applier
+from geneva.model.tables import TableRef
+from geneva.model.view_query import ColumnKind, QueryColumn
 from geneva.planning.membership import RowIds
-from geneva.storage.dataset import Dataset, read_snapshot
-from geneva.storage.expressions import RowReader
-from geneva.storage.fragments import window_rows
-from geneva.view_definition import ColumnKind, QueryColumn
+from geneva.storage.lance.dataset import Dataset, read_snapshot
+from geneva.storage.lance.expressions import RowReader
+from geneva.storage.lance.fragments import window_rows
 
 
 def evaluate(

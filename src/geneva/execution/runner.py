@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 import cloudpickle
 import pyarrow as pa
 
-from geneva.computation import Resources
 from geneva.errors import JobCancelledError
+from geneva.model.computation import Resources
 
 T = TypeVar("T")
 

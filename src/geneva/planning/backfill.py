@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from geneva import html
-from geneva.model import Reason
+from geneva.model.rows import RowRange, RowSet
+from geneva.model.tables import Reason
 from geneva.planning.ranges import disjoint
-from geneva.rows import RowRange, RowSet
+from geneva.render import html
 
 _FEW_ROWS = 100_000
 _ADOPTED_PER_RUN = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from geneva.rows import RowRange
+from geneva.model.rows import RowRange
 
 
 def disjoint(ranges: Iterable[RowRange], size: int) -> tuple[RowRange, ...]:

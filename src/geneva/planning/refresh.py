@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from geneva import html
+from geneva.render import html
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from geneva.model import Sizes
+from geneva.model.rows import RowRange
+from geneva.model.tables import Sizes
 from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.ranges import gaps
-from geneva.rows import RowRange
 
 MAX_FRAGMENTS_PER_TASK = 256
 _LEAST_TASK_SECONDS = 0.15

@@ -1,0 +1,1 @@
+"""Calling a function on a batch and checking what it returned."""

@@ -1,0 +1,1 @@
+"""Preparing and running one computation, or a chain of them."""

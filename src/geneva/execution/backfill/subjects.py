@@ -1,0 +1,58 @@
+"""What is computed in which table, at any version: a column, or columns of a view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from geneva.errors import ColumnChangedError
+from geneva.model.computation import Computation
+from geneva.model.tables import ColumnDefinition, TableRef
+from geneva.storage.columns.definitions import computation_of, with_present_inputs
+from geneva.storage.columns.publish import verify_column
+from geneva.storage.columns.validity import Validity
+from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
+
+SourceJudge: TypeAlias = Callable[[FragmentFacts, Validity], Validity | None]
+"""Takes back what changes of a source made stale; None where only receipts can tell."""
+
+
+class Subject(Protocol):
+    """What is computed in which table, at whatever version."""
+
+    @property
+    def ref(self) -> TableRef:
+        """The table that is filled."""
+
+    def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
+        """The computation at one version; ColumnChangedError when it is another one by now."""
+
+    def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
+        """What tells whether inputs in another table changed; None: inputs are in this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSubject:
+    """A column that is computed from columns of its own table."""
+
+    ref: TableRef
+    definition: ColumnDefinition
+
+    def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
+        """The column, with its inputs as they are called now."""
+        present = with_present_inputs(self.definition, dataset)
+        missing = [path for path in present.inputs if path not in snapshot.field_ids]
+        if missing:
+            raise ColumnChangedError(
+                f"Column {missing[0]!r} of table {self.ref.name!r}, which "
+                f"{self.definition.name!r} is computed from, was dropped meanwhile. What was "
+                "computed is kept. Point the UDF at another column with alter_columns."
+            )
+        computation = computation_of(snapshot, present)
+        verify_column(snapshot.schema, self.ref, computation)
+        return computation
+
+    def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
+        """There is no source."""
+        return None

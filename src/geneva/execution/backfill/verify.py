@@ -1,0 +1,251 @@
+"""A second opinion on a computed column: receipts, and on request values, recomputed row by row.
+
+Planning trusts files and transactions where they prove a value right. This trusts neither: it reads
+the rows. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from geneva.execution.backfill.subjects import Subject
+from geneva.execution.worker.program import live_program
+from geneva.execution.worker.task import ColumnWork
+from geneva.model.computation import Computation
+from geneva.model.digests import digest_rows
+from geneva.model.rows import Offsets, RowRange, RowSet
+from geneva.render import html
+from geneva.storage.columns.inputs import InputReader
+from geneva.storage.columns.receipts import is_adopted
+from geneva.storage.columns.validity import Validity, ValidityReader
+from geneva.storage.lance.dataset import (
+    Dataset,
+    FragmentFacts,
+    open_dataset,
+    read_live_rows,
+    read_snapshot,
+    row_addresses,
+)
+from geneva.storage.lance.fragments import RowTaker
+
+_MAX_EXAMPLES = 100
+_ROWS_AT_ONCE = 1_024
+
+
+class RowState(StrEnum):
+    """What a look at one row has shown."""
+
+    RIGHT = "right"
+    """Its receipt is of the present function, inputs and value."""
+    STALE = "stale"
+    """Its inputs or the function changed since: the next backfill computes it."""
+    NOT_COMPUTED = "not computed"
+    FAILED = "failed"
+    """The function failed on it, and it was skipped."""
+    SUPPLIED = "supplied"
+    """A person wrote its value: the next backfill keeps it and adds a receipt."""
+    UNPROVEN = "unproven"
+    """It has a value from before the column had receipts."""
+    WRONG = "wrong"
+    """The table's files say that it is right, and its receipt says that it is not."""
+    DIFFERS = "differs"
+    """The function gives another value now than the one that is stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowReport:
+    """A row that is not right."""
+
+    address: int
+    """The row's address: `fragment << 32 | offset`."""
+    state: RowState
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was found in the rows that were looked at."""
+
+    table: str
+    column: str
+    version: int
+    rows: int
+    """Rows that were looked at."""
+    total_rows: int
+    counts: dict[RowState, int] = field(default_factory=dict)
+    examples: tuple[RowReport, ...] = ()
+    """Some of the rows that are not right, the worst first."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no value is other than its column says: nothing wrong, nothing that differs."""
+        return not (self.counts.get(RowState.WRONG, 0) or self.counts.get(RowState.DIFFERS, 0))
+
+    def __str__(self) -> str:
+        """Return the report as text."""
+        lines = [
+            f"Column {self.column!r} of table {self.table!r} at version {self.version}: "
+            f"{self.rows:,} of {self.total_rows:,} rows looked at"
+        ]
+        lines += [f"  {state.value:13}{rows:,}" for state, rows in self._shown()]
+        lines += [f"    row address {e.address}: {e.state.value}" for e in self.examples[:10]]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Show the report in a notebook."""
+        rows = [(state.value, f"{count:,}") for state, count in self._shown()]
+        title = f"Column {self.column!r} of table {self.table!r} at version {self.version}"
+        return html.section(title, html.grid(("rows that are", "number"), rows))
+
+    def _shown(self) -> list[tuple[RowState, int]]:
+        return [(state, self.counts[state]) for state in RowState if self.counts.get(state)]
+
+
+_WORST_FIRST = (
+    RowState.WRONG,
+    RowState.DIFFERS,
+    RowState.STALE,
+    RowState.UNPROVEN,
+    RowState.FAILED,
+    RowState.SUPPLIED,
+    RowState.NOT_COMPUTED,
+)
+
+
+def verify(
+    subject: Subject, *, sample: int | float | None = None, run: bool = False, seed: int = 0
+) -> VerifyReport:
+    """Look at all rows of a column, or at a sample: a number of rows, or a share below 1.
+
+    With `run` the user's function is called here, for the rows that are right by their receipts.
+    """
+    dataset = open_dataset(subject.ref)
+    snapshot = read_snapshot(dataset, subject.ref)
+    computation = subject.bind(dataset, snapshot)
+    reader = ValidityReader(dataset, snapshot, computation, reads_values=True)
+    live = read_live_rows(dataset, snapshot.fragments)
+    judge = subject.judge_source(dataset, computation)
+    found: dict[RowState, list[int]] = {}
+    rows = 0
+    for fragment, chosen in _sampled(snapshot.fragments, live, sample, seed):
+        rows += chosen.count
+        claimed = reader.by_files(fragment)
+        if judge is not None:
+            claimed = judge(fragment, claimed) or Validity.unknown(fragment.physical_rows)
+        seen = reader.by_receipt(fragment, chosen)
+        states = _states(claimed, seen, chosen, has_receipts=computation.receipt is not None)
+        if run:
+            right = states.pop(RowState.RIGHT)
+            differing = _differing(dataset, subject, computation, fragment, right)
+            states[RowState.DIFFERS] = differing
+            states[RowState.RIGHT] = right.minus(differing)
+        for state, members in states.items():
+            addresses = row_addresses(fragment.id, members.offsets()).tolist()
+            found.setdefault(state, []).extend(addresses)
+    worst = (RowReport(a, state) for state in _WORST_FIRST for a in found.get(state, ()))
+    return VerifyReport(
+        table=subject.ref.name,
+        column=computation.name,
+        version=snapshot.version,
+        rows=rows,
+        total_rows=sum(f.live_rows for f in snapshot.fragments),
+        counts={state: len(members) for state, members in found.items() if members},
+        examples=tuple(report for report, _ in zip(worst, range(_MAX_EXAMPLES), strict=False)),
+    )
+
+
+def _sampled(
+    fragments: tuple[FragmentFacts, ...],
+    live: dict[int, RowSet],
+    sample: int | float | None,
+    seed: int,
+) -> Iterator[tuple[FragmentFacts, RowSet]]:
+    """The rows to look at, fragment by fragment."""
+    total = sum(rows.count for rows in live.values())
+    wanted = total
+    if sample is not None:
+        wanted = min(total, int(sample) if sample >= 1 else round(sample * total))
+    places = (
+        np.arange(total)
+        if wanted == total
+        else np.sort(np.array(random.Random(seed).sample(range(total), wanted), dtype=np.int64))
+    )
+    before = 0
+    for fragment in fragments:
+        own = live[fragment.id].offsets()
+        low, high = np.searchsorted(places, (before, before + len(own)))
+        if high > low:
+            offsets = own[places[low:high] - before]
+            yield fragment, RowSet.from_offsets(fragment.physical_rows, offsets)
+        before += len(own)
+
+
+def _states(
+    claimed: Validity, seen: Validity, chosen: RowSet, *, has_receipts: bool
+) -> dict[RowState, RowSet]:
+    """What each row is, by its receipt, and against what files and history say of it."""
+    right = seen.right.union(seen.unsealed).intersect(chosen)
+    if not has_receipts:
+        right = right.union(claimed.right.intersect(chosen))
+    unproven = seen.unproven.intersect(chosen).minus(right)
+    # By files it is right, but without a receipt: made before there were any.
+    sealed = claimed.right.minus(claimed.unsealed).intersect(chosen)
+    right = right.union(claimed.unsealed.intersect(unproven))
+    unproven = unproven.minus(right)
+    failed = seen.failed.intersect(chosen)
+    supplied = seen.supplied.intersect(chosen)
+    wrong = sealed.minus(right)
+    rest = chosen.minus(right).minus(failed).minus(supplied).minus(unproven).minus(wrong)
+    stale = rest.intersect(seen.stale)
+    return {
+        RowState.RIGHT: right,
+        RowState.WRONG: wrong,
+        RowState.STALE: stale,
+        RowState.NOT_COMPUTED: rest.minus(stale),
+        RowState.FAILED: failed.minus(wrong),
+        RowState.SUPPLIED: supplied.minus(wrong),
+        RowState.UNPROVEN: unproven.minus(wrong),
+    }
+
+
+def _differing(
+    dataset: Dataset,
+    subject: Subject,
+    computation: Computation,
+    fragment: FragmentFacts,
+    rows: RowSet,
+) -> RowSet:
+    """Rows for which the function gives another value than the one that is stored."""
+    work = ColumnWork(
+        job_id="verify",
+        ref=subject.ref,
+        version=int(dataset.version),
+        computation=computation,
+        sizes=computation.sizes,
+    )
+    program = live_program(work)
+    inputs = InputReader(dataset, computation)
+    stored = RowTaker(dataset, fragment.id, [output.name for output in computation.written])
+    outputs = len(computation.outputs)
+    everything = RowRange(0, fragment.physical_rows)
+    differing: list[Offsets] = []
+    for offsets, batch in inputs.read(fragment.id, rows.offsets(), everything, _ROWS_AT_ONCE):
+        size = computation.sizes.batch_size or len(offsets)
+        for at in range(0, len(offsets), size):
+            some = offsets[at : at + size]
+            applied = program.run(batch.slice(at, size))
+            now = digest_rows(applied.values, 0, len(some))
+            there = stored.take(some).columns
+            then = digest_rows(there[:outputs], 0, len(some))
+            other = now != then
+            other[[f.row for f in applied.failures if f.row is not None]] = True
+            if computation.receipt is not None:
+                # What a person wrote is not for the function to say.
+                other &= ~is_adopted(there[outputs])
+            differing.append(some[other])
+    members = np.concatenate(differing) if differing else np.empty(0, dtype=np.int64)
+    return RowSet.from_offsets(fragment.physical_rows, members)

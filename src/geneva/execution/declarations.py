@@ -1,0 +1,431 @@
+"""Declaring computed columns: what is refused, what is stored. Metadata only; no UDF runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from geneva.errors import (
+    ColumnExistsError,
+    ColumnNotFoundError,
+    InvalidUDFError,
+    TypeMismatchError,
+    UserInputError,
+)
+from geneva.execution.backfill.prepare import useful_prefixes
+from geneva.execution.backfill.request import BackfillRequest
+from geneva.model.computation import RECEIPT_PREFIX, receipt_name
+from geneva.model.tables import ColumnDefinition, Sizes, TableRef, Unproven, Upstream
+from geneva.planning.graph import find_cycle
+from geneva.storage.checkpoints.cleanup import (
+    CleanupReport,
+    forget_attempts,
+    job_tags,
+    release_dead_tags,
+    remove_leftovers,
+)
+from geneva.storage.checkpoints.store import without_where
+from geneva.storage.columns.definitions import (
+    FieldsNow,
+    commit_new_columns,
+    commit_redefinitions,
+    define_column,
+    read_definition,
+    read_definitions,
+    redefine_column,
+    required_definition,
+    stage_udf,
+    with_present_inputs,
+)
+from geneva.storage.lance.dataset import Dataset, check_column_name, has_path, open_dataset
+from geneva.storage.lance.fragments import is_blob
+from geneva.storage.views.definition import reads_source
+from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillOptions:
+    """The arguments of a backfill, as they were given."""
+
+    where: str | None = None
+    concurrency: int | None = None
+    intra_applier_concurrency: int = 1
+    checkpoint_size: int | None = None
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    task_size: int | None = None
+    commit_granularity: int = 64
+    read_version: int | None = None
+    num_frags: int | None = None
+    batch_checkpoint_flush_interval_seconds: float | None = None
+    task_shuffle_diversity: int | None = None
+    timeout: float | timedelta | None = None
+    retry_failed: bool = False
+    unproven: str | None = None
+    upstream: str = "compute"
+
+    def request(self) -> BackfillRequest:
+        """Check the numbers."""
+        for name in (
+            "concurrency",
+            "intra_applier_concurrency",
+            "checkpoint_size",
+            "min_checkpoint_size",
+            "max_checkpoint_size",
+            "task_size",
+            "commit_granularity",
+            "read_version",
+            "num_frags",
+        ):
+            check_count(name, getattr(self, name))
+        if self.task_shuffle_diversity is not None:
+            check_count("task_shuffle_diversity", self.task_shuffle_diversity, least=0)
+        low, high = self.min_checkpoint_size, self.max_checkpoint_size
+        if low is not None and high is not None and low > high:
+            raise UserInputError(
+                f"min_checkpoint_size ({low}) can't be larger than max_checkpoint_size ({high})."
+            )
+        _check_condition(self.where)
+        return BackfillRequest(
+            where=self.where,
+            concurrency=self.concurrency,
+            threads=self.intra_applier_concurrency,
+            sizes=Sizes(None, self.checkpoint_size, low, high, self.task_size),
+            commit_granularity=self.commit_granularity,
+            num_frags=self.num_frags,
+            read_version=self.read_version,
+            flush_seconds=_seconds(
+                "batch_checkpoint_flush_interval_seconds",
+                self.batch_checkpoint_flush_interval_seconds,
+            ),
+            shuffle_diversity=self.task_shuffle_diversity,
+            timeout_seconds=_seconds("timeout", self.timeout),
+            retry_failed=bool(self.retry_failed),
+            unproven=_choice(Unproven, "unproven", self.unproven),
+            upstream=_choice(Upstream, "upstream", self.upstream) or Upstream.COMPUTE,
+        )
+
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def _choice(kind: type[_Choice], name: str, value: Any) -> _Choice | None:
+    if value is None:
+        return None
+    try:
+        return kind(value)
+    except ValueError:
+        known = " or ".join(repr(choice.value) for choice in kind)
+        raise UserInputError(f"{name} must be {known}, not {value!r}.") from None
+
+
+def check_count(name: str, value: Any, *, least: int = 1) -> None:
+    """Refuse what is not a whole number of at least `least`; None is fine."""
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UserInputError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+
+
+def _check_condition(where: Any) -> None:
+    if where is not None and (not isinstance(where, str) or not where.strip()):
+        raise UserInputError(f"where must be an SQL condition, not {where!r}.")
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or value < 0
+    ):
+        raise UserInputError(f"{name} must be a number of seconds, not {value!r}.")
+    return value
+
+
+def split_transforms(transforms: Any) -> tuple[dict[str, tuple[UDF, list[str] | None]], Any]:
+    """The UDF columns of an `add_columns` call, and what is left of it for LanceDB."""
+    if not isinstance(transforms, Mapping):
+        return {}, transforms
+    udfs: dict[str, tuple[UDF, list[str] | None]] = {}
+    others: dict[str, Any] = {}
+    for name, source in transforms.items():
+        if isinstance(source, str):
+            others[name] = source
+        else:
+            udfs[name] = _as_udf(name, source)
+    return udfs, others or None
+
+
+def _as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
+    if isinstance(source, UDF):
+        return source, None
+    if isinstance(source, tuple | list) and len(source) == 2 and isinstance(source[0], UDF):
+        columns = source[1]
+        return source[0], [columns] if isinstance(columns, str) else list(columns)
+    hint = " Decorate it with @udf." if callable(source) else ""
+    raise InvalidUDFError(
+        f"Column {name!r} must be given a UDF, (udf, [input columns]) or an SQL string, "
+        f"not {type(source).__name__}.{hint}"
+    )
+
+
+def split_alterations(
+    alterations: Sequence[Mapping[str, Any]],
+) -> tuple[dict[str, tuple[UDF, list[str] | None]], list[Mapping[str, Any]]]:
+    """The alterations that give a column another UDF, and the others, which are LanceDB's."""
+    udfs: dict[str, tuple[UDF, list[str] | None]] = {}
+    others: list[Mapping[str, Any]] = []
+    for alteration in alterations:
+        if "udf" not in alteration:
+            others.append(alteration)
+            continue
+        unknown = set(alteration) - {"path", "udf", "input_columns"}
+        if "path" not in alteration or unknown:
+            raise UserInputError(
+                'To change a column\'s UDF give {"path": column, "udf": udf}, with "input_columns" '
+                f"if need be, and nothing else; got {sorted(alteration)}."
+            )
+        udf, columns = _as_udf(alteration["path"], alteration["udf"])
+        if alteration.get("input_columns") is not None:
+            columns = list(alteration["input_columns"])
+        udfs[alteration["path"]] = (udf, columns)
+    return udfs, others
+
+
+def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | None]]) -> None:
+    """Add computed columns in one commit, NULL everywhere."""
+    dataset = open_dataset(ref)
+    schema = dataset.schema
+    for name, (udf, _) in columns.items():
+        check_column_name(name)
+        refuse_blob_output(name, udf)
+        clash = next((n for n in schema.names if n.lower() == name.lower()), None)
+        if clash is not None:
+            raise ColumnExistsError(
+                f"Column {name!r} already exists in table {ref.name!r}"
+                + (f" (as {clash!r}; names differ by more than case)" if clash != name else "")
+                + ". To give it another UDF use alter_columns, or drop it first."
+            )
+    resolved = {
+        name: (udf, inputs_of(udf, own, schema, name)) for name, (udf, own) in columns.items()
+    }
+    _refuse_cycles(ref, dataset, {name: inputs for name, (_, inputs) in resolved.items()})
+    commit_new_columns(
+        dataset,
+        [
+            define_column(dataset, name, udf, inputs, stage_udf(ref, udf))
+            for name, (udf, inputs) in resolved.items()
+        ],
+    )
+
+
+def refuse_blob_output(name: str, udf: UDF) -> None:
+    """Blob columns of format 2.2 can't be filled file by file: what is written can't be read."""
+    if is_blob(pa.field(name, udf.data_type, metadata=udf.field_metadata)):
+        raise InvalidUDFError(
+            f"Column {name!r} can't be a computed blob column (lance-encoding:blob). Leave that "
+            "field metadata out: large_binary values are stored well without it."
+        )
+
+
+def alter_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | None]]) -> None:
+    """Give columns other UDFs, in one commit. Their values stay until the next backfill."""
+    dataset = open_dataset(ref)
+    changes = []
+    fed = {n: inputs_of(udf, own, dataset.schema, n) for n, (udf, own) in columns.items()}
+    _refuse_cycles(ref, dataset, fed)
+    for name, (udf, _) in columns.items():
+        current = _existing(dataset.schema, ref, name, udf)
+        inputs = fed[name]
+        digest = stage_udf(ref, udf)
+        changes.append(
+            define_column(dataset, name, udf, inputs, digest)
+            if current is None
+            else redefine_column(dataset, current, udf, inputs, digest)
+        )
+    commit_redefinitions(dataset, changes)
+
+
+def refuse_casts(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse another type for a computed column: Lance would make a plain column of it."""
+    for alteration in alterations:
+        path = str(alteration.get("path", ""))
+        schema = open_dataset(ref).schema
+        computed = path in schema.names and read_definition(schema, path) is not None
+        if computed and alteration.get("data_type") is not None:
+            raise UserInputError(
+                f"Column {path!r} of table {ref.name!r} is computed: its type is its UDF's. To "
+                "give it another one, drop it, and add it again with a UDF of that type."
+            )
+
+
+def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse columns that would be computed from each other."""
+    fields = FieldsNow(dataset)
+    reads = {
+        name: with_present_inputs(definition, dataset, fields).inputs
+        for name, definition in read_definitions(dataset.schema).items()
+        if not reads_source(definition.arrow_field)
+    }
+    cycle = find_cycle({**reads, **fed})
+    if cycle is not None:
+        raise InvalidUDFError(
+            f"Columns of table {ref.name!r} can't be computed from each other: "
+            f"{' reads '.join(map(repr, cycle))}."
+        )
+
+
+def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDefinition | None:
+    if name not in schema.names:
+        close = get_close_matches(name, schema.names, 1)
+        raise ColumnNotFoundError(
+            f"Column {name!r} is not defined in this table ({ref.name!r})."
+            + (f" Did you mean {close[0]!r}?" if close else f" It has {schema.names}.")
+        )
+    kind = schema.field(name).type
+    if is_blob(schema.field(name)):
+        raise InvalidUDFError(
+            f"Column {name!r} of table {ref.name!r} is a blob column (lance-encoding:blob), which "
+            "can't be computed. Compute a plain large_binary column instead."
+        )
+    if udf.data_type != kind:
+        raise TypeMismatchError(
+            f"Type mismatch for column {name!r}: it is {kind}, and UDF {udf.name!r} returns "
+            f"{udf.data_type}. Declare the UDF with data_type={kind}, or drop the column and add "
+            "it anew."
+        )
+    return read_definition(schema, name)
+
+
+def inputs_of(udf: UDF, own: list[str] | None, schema: pa.Schema, column: str) -> tuple[str, ...]:
+    """The columns that a UDF reads, checked against the table."""
+    bound = udf.with_inputs(own) if own is not None else udf
+    inputs = tuple(found.path for found in resolve_inputs(bound, schema))
+    if column in inputs or any(path.split(".")[0] == column for path in inputs):
+        raise InvalidUDFError(f"Column {column!r} can't be computed from itself.")
+    return inputs
+
+
+def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
+    """Refuse to drop a column that a computed one still reads."""
+    schema = open_dataset(ref).schema
+    missing = [name for name in names if name.split(".")[0] not in schema.names]
+    if missing:
+        raise ColumnNotFoundError(
+            f"Column {missing[0]!r} is not defined in this table ({ref.name!r} has {schema.names})."
+        )
+    for definition in read_definitions(schema).values():
+        if definition.name in names:
+            continue
+        needed = [name for name in names if _reads(definition, name)]
+        if needed:
+            raise UserInputError(
+                f"Column {needed[0]!r} can't be dropped: computed column {definition.name!r} reads "
+                f"it. Drop {definition.name!r} first (or in the same call), or give it another UDF."
+            )
+
+
+def receipts_of(ref: TableRef, names: Sequence[str]) -> list[str]:
+    """The columns of receipts that go with columns that are dropped, and those left over."""
+    schema = open_dataset(ref).schema
+    kept = {
+        receipt_name(definition.uuid)
+        for definition in read_definitions(schema).values()
+        if definition.name not in names
+    }
+    return [n for n in schema.names if n.startswith(RECEIPT_PREFIX) and n not in kept]
+
+
+def _reads(definition: ColumnDefinition, name: str) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for path in definition.inputs)
+
+
+def definition_for(
+    ref: TableRef,
+    dataset: Dataset,
+    column: str,
+    udf: UDF | tuple[UDF, Sequence[str]] | None,
+    *,
+    store: bool,
+) -> ColumnDefinition:
+    """The definition that a backfill goes by: the column's own, or one made of the given UDF.
+
+    A plain column that is backfilled with a UDF becomes a computed one. With `store=False`, for
+    planning, nothing is written.
+    """
+    schema = dataset.schema
+    if column in schema.names and reads_source(schema.field(column)):
+        raise UserInputError(
+            f"Column {column!r} of view {ref.name!r} is computed from the view's source: use "
+            "refresh(). (To change its UDF use alter_columns, then refresh.)"
+        )
+    if udf is None:
+        definition = with_present_inputs(required_definition(schema, ref.name, column), dataset)
+        _check_inputs_present(definition, schema)
+        return definition
+    function, own = _as_udf(column, udf)
+    current = _existing(schema, ref, column, function)
+    inputs = inputs_of(function, own, schema, column)
+    _refuse_cycles(ref, dataset, {column: inputs})
+    digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
+    if current is not None:
+        return replace(redefine_column(dataset, current, function, inputs, digest), overrides=True)
+    definition = define_column(dataset, column, function, inputs, digest)
+    if store:
+        commit_redefinitions(dataset, [definition])
+    return definition
+
+
+def _check_inputs_present(definition: ColumnDefinition, schema: pa.Schema) -> None:
+    for path in definition.inputs:
+        if not has_path(schema, path):
+            raise ColumnNotFoundError(
+                f"UDF expects input columns [{path!r}] which are not found in the table: column "
+                f"{definition.name!r} is computed from it. Point the UDF at another column with "
+                f'alter_columns({{"path": {definition.name!r}, "udf": ..., '
+                '"input_columns": [...]}).'
+            )
+
+
+def cleanup(
+    ref: TableRef, is_running: Callable[[str], bool], older_than: timedelta
+) -> CleanupReport:
+    """Remove what no plan can use again. While a job runs on the table, checkpoints all stay."""
+    dataset = open_dataset(ref)
+    release_dead_tags(dataset, is_running)
+    busy = bool(job_tags(dataset))
+    definitions = read_definitions(dataset.schema)
+    useful: set[str] = set()
+    own = [d for d in definitions.values() if not reads_source(d.arrow_field)]
+    if not busy:
+        forget_attempts(ref)
+    for definition in () if busy else own:
+        useful |= useful_prefixes(ref, dataset, with_present_inputs(definition, dataset))
+    return remove_leftovers(
+        ref,
+        dataset,
+        list(definitions.values()),
+        lambda key: busy or without_where(key.prefix) in useful,
+        older_than,
+        may_delete_files=not busy,
+    )
+
+
+def alter_view_column(
+    ref: TableRef, source: Dataset, name: str, change: tuple[UDF, list[str] | None]
+) -> None:
+    """Give a view's UDF column another UDF over the source's columns."""
+    view = open_dataset(ref)
+    udf, own = change
+    current = _existing(view.schema, ref, name, udf)
+    if current is None:
+        raise InvalidUDFError(f"Column {name!r} of view {ref.name!r} is not computed by a UDF.")
+    inputs = inputs_of(udf, own, source.schema, name)
+    digest = stage_udf(ref, udf)
+    commit_redefinitions(view, [redefine_column(source, current, udf, inputs, digest)])

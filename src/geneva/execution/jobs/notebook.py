@@ -1,0 +1,71 @@
+"""Bars in a notebook: one display that is updated in place. Needs IPython, and no widgets.
+
+(Rich's live displays in Jupyter need ipywidgets, and without it show a warning and no bars.)
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from geneva.execution.jobs.progress import JobProgress
+from geneva.render import html
+
+_REDRAW_SECONDS = 0.2
+
+
+class _Shown:
+    """HTML that a notebook takes for what it is."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def _repr_html_(self) -> str:
+        return self._text
+
+
+class NotebookBars:
+    """The three bars of a job as HTML."""
+
+    def __init__(self, title: str) -> None:
+        """Prepare; nothing is shown before the first progress."""
+        self._title = title
+        self._last: JobProgress | None = None
+        self._handle: Any = None
+        self._drawn_at = 0.0
+
+    def __enter__(self) -> NotebookBars:
+        """Start to listen."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the last state on the page."""
+        if self._last is not None:
+            self._draw(self._last)
+
+    def __call__(self, progress: JobProgress) -> None:
+        """Show, a few times a second at most."""
+        self._last = progress
+        if time.monotonic() - self._drawn_at >= _REDRAW_SECONDS:
+            self._draw(progress)
+
+    def _draw(self, progress: JobProgress) -> None:
+        self._drawn_at = time.monotonic()
+        states = (
+            ("checkpointed", progress.checkpointed),
+            ("ready to commit", progress.ready_to_commit),
+            ("committed", progress.committed),
+        )
+        shown = _Shown(html.bars(self._title, states, progress.total))
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(shown, display_id=True)
+        else:
+            self._handle.update(shown)

@@ -1,0 +1,155 @@
+"""What a running job tells: frozen snapshots, and those who listen."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+from geneva.execution.worker.task import Timings
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """How far a job is, in rows. A committed row counts as checkpointed too."""
+
+    total: int
+    checkpointed: int = 0
+    """Computed, and safe from a crash."""
+    ready_to_commit: int = 0
+    """In fragments that are complete and wait for their commit."""
+    committed: int = 0
+    """Visible in the table."""
+    udf_rows: int = 0
+    """Rows the UDF was called for."""
+    reused_rows: int = 0
+    """Rows taken from an earlier run."""
+    failed_rows: int = 0
+    """Rows that failed and were skipped: they are NULL."""
+    retries: int = 0
+    """Calls that were made again after a failure."""
+    lost_workers: int = 0
+    """Times that Spark gave tasks up because their workers died."""
+    fragments: int = 0
+    fragments_committed: int = 0
+    commits: int = 0
+    tasks: int = 0
+    rounds: int = 0
+    rows_left: int = 0
+    """Rows that others added faster than the job could follow: they are the next one's."""
+    seconds: float = 0.0
+    commit_seconds: float = 0.0
+    timings: Timings = field(default_factory=Timings)
+
+    def plus(self, other: JobProgress) -> JobProgress:
+        """This and another part of the same job; the total stays what was planned for the job."""
+        numbers = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in self.__dataclass_fields__
+            if name not in ("total", "timings", "seconds")
+        }
+        return JobProgress(
+            total=max(self.total, numbers["checkpointed"]),
+            seconds=max(self.seconds, other.seconds),
+            timings=self.timings.plus(other.timings),
+            **numbers,
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """The numbers, flat, as the job history keeps them."""
+        flat = asdict(self)
+        timings = flat.pop("timings")
+        return {
+            **flat,
+            **{f"{name}_seconds": round(value, 4) for name, value in timings.items()},
+            "rows_per_second": round(self.udf_rows / self.seconds, 1) if self.seconds else 0.0,
+            "eta_seconds": self.eta_seconds,
+        }
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Seconds until the end, at the speed so far; None while that can't be told."""
+        left = self.total - self.checkpointed
+        if left <= 0:
+            return 0.0
+        computed = self.checkpointed - self.reused_rows
+        return round(left * self.seconds / computed, 1) if computed > 0 else None
+
+
+class ProgressListener(Protocol):
+    """Somebody who wants to see a job's progress."""
+
+    def __call__(self, progress: JobProgress) -> None:
+        """Take note. Must be quick, and must not raise."""
+
+
+def wants_bars(setting: bool | None, /) -> bool:  # noqa: FBT001
+    """Whether to draw bars: as set, else when somebody watches a terminal or a notebook."""
+    if setting is not None:
+        return setting
+    return sys.stderr.isatty() or in_notebook()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    return "ipykernel" in sys.modules
+
+
+class ProgressBars:
+    """Three live bars: checkpointed, ready to commit, committed."""
+
+    def __init__(self, title: str) -> None:
+        """Prepare; nothing is drawn before the first progress."""
+        self._title = title
+        self._display: Any = None
+        self._bars: list[Any] = []
+
+    def __enter__(self) -> ProgressBars:
+        """Start to listen."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave the bars as they are, and give the terminal back."""
+        if self._display is not None:
+            self._display.stop()
+
+    def __call__(self, progress: JobProgress) -> None:
+        """Draw."""
+        if self._display is None:
+            self._start(progress.total)
+        states = (progress.checkpointed, progress.ready_to_commit, progress.committed)
+        for bar, rows in zip(self._bars, states, strict=True):
+            self._display.update(bar, completed=rows, total=progress.total)
+        self._display.refresh()
+
+    def _start(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._display = Progress(
+            TextColumn("{task.description:<30}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            auto_refresh=False,
+        )
+        self._display.start()
+        states = ("checkpointed", "ready to commit", "committed")
+        self._bars = [
+            self._display.add_task(f"{self._title} {state}", total=total) for state in states
+        ]

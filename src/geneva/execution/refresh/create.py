@@ -1,0 +1,78 @@
+"""Making a view: metadata and placeholder rows. No UDF runs before the first refresh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+
+from geneva.model.tables import TableRef
+from geneva.model.view_query import ColumnKind, ViewColumn, ViewQuery
+from geneva.planning.membership import choose_rows
+from geneva.storage.columns.definitions import stage_udf
+from geneva.storage.lance.dataset import Dataset, open_dataset
+from geneva.storage.lance.row_ids import read_row_ids
+from geneva.storage.views.definition import (
+    ROW_ADDRESSES,
+    STABLE_ROW_IDS,
+    append_placeholders,
+    create_view_table,
+    source_udf_field,
+)
+from geneva.storage.views.explode import CHUNKS, inner_ref
+from geneva.udf.declare import UDF
+
+
+def create_view(
+    ref: TableRef, source: Dataset, query: ViewQuery, schema: pa.Schema, udfs: Mapping[str, UDF]
+) -> None:
+    """Make the table of a view, with a placeholder for every row that its query selects."""
+    if query.chunker is not None:
+        _create_chunked(ref, source, query, schema, udfs)
+        return
+    for udf in udfs.values():
+        stage_udf(ref, udf)
+    version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
+    create_view_table(ref, schema, query, source.version, version)
+    rows = choose_rows(
+        read_row_ids(source, query.where),
+        shuffle_seed=query.seed,
+        offset=query.offset,
+        limit=query.limit,
+    )
+    append_placeholders(ref, open_dataset(ref), rows)
+
+
+def _create_chunked(
+    ref: TableRef, source: Dataset, query: ViewQuery, schema: pa.Schema, udfs: Mapping[str, UDF]
+) -> None:
+    """A chunked view is empty at first: how many rows it has, only its first refresh tells."""
+    chunker = query.chunker
+    assert chunker is not None
+    udf = udfs[chunker.name]
+    inner = inner_ref(ref)
+    digest = stage_udf(inner, udf)
+    lists = ViewColumn(
+        name=CHUNKS,
+        kind=ColumnKind.UDF,
+        expression="",
+        inputs=chunker.inputs,
+        udf_name=chunker.udf_name,
+        udf_version=chunker.udf_version,
+        udf_digest=digest,
+    )
+    carried = tuple(c for c in query.columns if c.kind is not ColumnKind.CHUNKER)
+    names = {column.name for column in carried}
+    fields = [field for field in schema if field.name in names]
+    lists_field = source_udf_field(source, CHUNKS, udf, chunker.inputs, digest)
+    create_view(
+        inner,
+        source,
+        replace(query, columns=(*carried, lists)),
+        pa.schema([*fields, lists_field]),
+        {CHUNKS: udf, **{name: udfs[name] for name in udfs if name in names}},
+    )
+    # Last, so that a view that is there has its hidden one.
+    version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
+    create_view_table(ref, schema, query, source.version, version, with_receipts=False)

@@ -1,0 +1,235 @@
+"""The columns of a view, as computations for the driver that runs backfills.
+
+Carried and SQL columns are one computation, each UDF column is one of its own. Their inputs are
+rows of another table, which `__source_row_id` names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from geneva.execution.backfill.request import BackfillRequest
+from geneva.execution.backfill.subjects import SourceJudge
+from geneva.model.computation import Carry, Computation, Input, Source, source_signature
+from geneva.model.rows import RowSet
+from geneva.model.tables import ColumnDefinition, TableRef
+from geneva.model.view_query import IS_SET, ColumnKind, ViewColumn
+from geneva.storage.columns.definitions import bound_output, computation_of, read_definition
+from geneva.storage.columns.provenance import named_inputs
+from geneva.storage.columns.publish import verify_column
+from geneva.storage.columns.validity import Validity
+from geneva.storage.lance.dataset import (
+    Dataset,
+    FragmentFacts,
+    TableSnapshot,
+    open_dataset,
+    quote_path,
+)
+from geneva.storage.lance.row_ids import RowIds
+from geneva.storage.views.definition import FragmentRows, ViewInfo, read_source_ids
+
+CARRIED = "__carried"
+NO_ROWS: RowIds = np.zeros(0, dtype=np.uint64)
+
+ChangedRows: TypeAlias = dict[str, RowIds]
+"""Rows of the source whose value changed, per column."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RefreshTarget:
+    """A view, and the version of its source that it is to equal."""
+
+    ref: TableRef
+    source: TableRef
+    version: int
+    changed: dict[int, ChangedRows | None]
+    """Per version that values may be of, what changed since; None: that version is gone."""
+    request: BackfillRequest
+
+    def changed_since(self, version: int, group: Group) -> RowIds | None:
+        """Rows of the source in which something that a group depends on changed."""
+        columns = self.changed[version]
+        if columns is None:
+            return None
+        return union_of(columns.get(path, NO_ROWS) for path in group.inputs())
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Columns of the view that are filled together."""
+
+    columns: tuple[ViewColumn, ...]
+    version: str
+    """The version of what fills them."""
+    definition: ColumnDefinition | None = None
+    """The UDF column; None: the columns are carried over."""
+
+    @property
+    def name(self) -> str:
+        """What the group is called: the UDF's column, or a name for all that is carried over."""
+        return CARRIED if self.definition is None else self.definition.name
+
+    @property
+    def runs_udf(self) -> bool:
+        """Whether the group is a UDF's column."""
+        return self.definition is not None
+
+    def expressions(self, source: Dataset) -> tuple[tuple[str, str], ...]:
+        """What to read from the source, by name."""
+        if self.definition is not None:
+            paths = self.definition.inputs
+            return tuple((path, quote_path(path, source.schema)) for path in paths)
+        return tuple(
+            (
+                column.name,
+                quote_path(column.expression, source.schema)
+                if column.kind is ColumnKind.COLUMN
+                else column.expression,
+            )
+            for column in self.columns
+        )
+
+    def inputs(self) -> set[str]:
+        """The source's columns that the group depends on."""
+        return {path for column in self.columns for path in column.inputs}
+
+
+def view_groups(view: Dataset, info: ViewInfo) -> tuple[Group, ...]:
+    """The groups of columns of a view: those that are carried over, then each UDF's."""
+    carried = tuple(c for c in info.query.columns if c.kind in (ColumnKind.COLUMN, ColumnKind.SQL))
+    groups = [Group(carried, info.query.digest())]
+    for column in info.query.columns:
+        if column.kind is ColumnKind.UDF:
+            definition = read_definition(view.schema, column.name)
+            assert definition is not None, column.name
+            # The same function of other columns is another one.
+            same = definition.inputs == column.inputs
+            version = definition.udf_version if same else _fed_from(definition)
+            column = replace(column, inputs=definition.inputs)
+            groups.append(Group((column,), version, definition))
+    return tuple(groups)
+
+
+def _fed_from(definition: ColumnDefinition) -> str:
+    text = json.dumps([definition.udf_version, *definition.inputs])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSubject:
+    """A group of columns of a view, for a version of its source."""
+
+    target: RefreshTarget
+    group: Group
+
+    @property
+    def ref(self) -> TableRef:
+        """The view."""
+        return self.target.ref
+
+    def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
+        """The group's computation at one version of the view."""
+        group, target = self.group, self.target
+        opened = open_dataset(target.source, target.version)
+        source = Source(target.source, target.version, group.expressions(opened))
+        if group.definition is None:
+            names = (*(column.name for column in group.columns), IS_SET)
+            computation = Computation(
+                id=f"{group.version}-carried",
+                name=CARRIED,
+                version=group.version,
+                outputs=tuple(bound_output(snapshot, name) for name in names),
+                program=Carry(),
+                source=source,
+                mark=bound_output(snapshot, IS_SET),
+            )
+        else:
+            own = replace(group.definition, inputs=())
+            computation = replace(
+                computation_of(snapshot, own),
+                version=group.version,
+                inputs=tuple(Input(path) for path in group.definition.inputs),
+                source=source,
+            )
+        verify_column(snapshot.schema, target.ref, computation)
+        return computation
+
+    def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
+        """Tells which rows of the view stand for rows of the source that changed."""
+        return _ChangedInSource(self.target, self.group, dataset, computation).judge
+
+
+class _ChangedInSource:
+    """Takes rows back whose source row changed since the version that their value is of."""
+
+    def __init__(
+        self, target: RefreshTarget, group: Group, view: Dataset, computation: Computation
+    ) -> None:
+        self._target, self._group, self._view = target, group, view
+        self._computation = computation
+        self._rows: dict[int, FragmentRows] | None = None
+
+    def judge(self, fragment: FragmentFacts, validity: Validity) -> Validity | None:
+        """What is still right; None when a version is gone that values may be of."""
+        if not validity.right and not validity.failed:
+            return validity
+        changes = [
+            self._target.changed_since(version, self._group)
+            for version in self._versions(validity.made_from)
+        ]
+        known = [ids for ids in changes if ids is not None]
+        if len(known) < len(changes):
+            if self._computation.receipt is not None:
+                return None
+            return validity.without(RowSet.full(fragment.physical_rows))
+        ids = union_of(known)
+        if not len(ids):
+            return validity
+        places = places_of([self._rows_of(fragment)], ids)
+        return validity.without(places.get(fragment.id, RowSet.empty(fragment.physical_rows)))
+
+    def _rows_of(self, fragment: FragmentFacts) -> FragmentRows:
+        if self._rows is None:
+            self._rows = {rows.fragment_id: rows for rows in read_source_ids(self._view)}
+        return self._rows[fragment.id]
+
+    def _versions(self, made_from: frozenset[str]) -> Sequence[int]:
+        """The versions of the source that values may be of, the target's aside."""
+        target = self._target
+        versions = tuple(target.changed)
+        if not made_from:
+            return versions
+        names = {
+            named_inputs((source_signature(target.source, version),)): version
+            for version in (target.version, *versions)
+        }
+        found = {names[name] for name in made_from if name in names}
+        if len(found) < len(made_from):
+            # Older, so that the refresh that ended last found it right.
+            found.update(versions[:1])
+        return [version for version in versions if version in found]
+
+
+def places_of(ids: Iterable[FragmentRows], wanted: RowIds) -> dict[int, RowSet]:
+    """Where the live rows of these source ids are, per fragment of the view."""
+    if not len(wanted):
+        return {}
+    wanted = np.sort(wanted)
+    found: dict[int, RowSet] = {}
+    for rows in ids:
+        mask = rows.live & np.isin(rows.source_ids.astype(np.uint64), wanted)
+        if mask.any():
+            found[rows.fragment_id] = RowSet.from_mask(mask)
+    return found
+
+
+def union_of(arrays: Iterable[RowIds]) -> RowIds:
+    """All ids of several arrays, sorted, each once."""
+    every = [array for array in arrays if len(array)]
+    return np.unique(np.concatenate(every)) if every else NO_ROWS

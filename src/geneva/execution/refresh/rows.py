@@ -1,0 +1,95 @@
+"""The rows of a view: which come, which go, and making it so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from geneva.errors import TableChangedError
+from geneva.execution.refresh.groups import NO_ROWS, places_of, union_of
+from geneva.model.rows import RowSet
+from geneva.model.tables import TableRef
+from geneva.model.view_query import ViewQuery
+from geneva.planning.membership import choose_rows, rows_that_enter_and_leave
+from geneva.storage.columns.publish import is_conflict
+from geneva.storage.lance.dataset import Dataset, open_dataset
+from geneva.storage.lance.row_ids import RowIds, read_matching_ids, read_row_ids
+from geneva.storage.views.definition import delete_view_rows, read_source_ids
+from geneva.storage.views.source_changes import SourceChanges
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Membership:
+    """The rows of a view: which come, and which go."""
+
+    entering: RowIds
+    leaving: RowIds
+    places: dict[int, RowSet] = field(default_factory=dict)
+    """Where the leaving rows are, per fragment of the view that was looked at."""
+
+
+def read_membership(
+    view: Dataset, source: Dataset, query: ViewQuery, changes: SourceChanges | None
+) -> Membership:
+    """Which rows come and go: by what changed, where that tells; else by comparing all rows.
+
+    `changes` are those since the view was in order; None when it is not.
+    """
+    bounded = query.limit is not None or query.offset is not None
+    if changes is None or bounded:
+        wanted = choose_rows(
+            read_row_ids(source, query.where),
+            shuffle_seed=query.seed,
+            offset=query.offset,
+            limit=query.limit,
+        )
+        ids = read_source_ids(view)
+        present = np.concatenate([rows.live_ids() for rows in ids] or [NO_ROWS])
+        doubled = _doubled(present)
+        if len(doubled):
+            # Left by two refreshes that ran into each other: they go, and come once.
+            present = np.setdiff1d(present, doubled)
+        entering, leaving = rows_that_enter_and_leave(present, wanted)
+        leaving = np.union1d(leaving, doubled) if len(doubled) else leaving
+        return Membership(entering, leaving, places_of(ids, leaving))
+    touched = union_of(changes.changed.get(path, NO_ROWS) for path in query.where_inputs)
+    still = read_matching_ids(source, touched, query.where)
+    gone = np.union1d(changes.deleted, np.setdiff1d(touched, still))
+    fresh = read_matching_ids(source, changes.inserted, query.where)
+    if not len(gone) and not len(still):
+        return Membership(_ordered(fresh, query), NO_ROWS)
+    ids = read_source_ids(view)
+    present = np.sort(np.concatenate([rows.live_ids() for rows in ids] or [NO_ROWS]))
+    entering = np.union1d(fresh, np.setdiff1d(still, present))
+    leaving = np.intersect1d(gone, present)
+    return Membership(_ordered(entering, query), leaving, places_of(ids, leaving))
+
+
+def _doubled(ids: RowIds) -> RowIds:
+    """The ids that are there more than once."""
+    ordered = np.sort(ids)
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def _ordered(ids: RowIds, query: ViewQuery) -> RowIds:
+    return choose_rows(np.sort(ids), shuffle_seed=query.seed, offset=None, limit=None)
+
+
+def drop_rows(ref: TableRef, leaving: RowIds, max_retries: int) -> None:
+    """Delete the rows of these source rows, wherever a compaction may have put them meanwhile."""
+    for _ in range(max_retries + 1):
+        if not len(leaving):
+            return
+        dataset = open_dataset(ref)
+        try:
+            delete_view_rows(dataset, places_of(read_source_ids(dataset), leaving))
+        except OSError as error:
+            if not is_conflict(error):
+                raise
+        else:
+            return
+    raise TableChangedError(
+        f"Could not remove {len(leaving):,} rows from view {ref.name!r}, because other writers "
+        "kept getting in between. Refresh again when it is calmer."
+    )

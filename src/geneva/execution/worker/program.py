@@ -1,0 +1,108 @@
+"""What a worker computes: one column by a UDF, or several carried over from another table."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from geneva.errors import UDFError
+from geneva.execution.apply.batch import Applied, Applier
+from geneva.execution.apply.timeouts import Guard
+from geneva.execution.worker.task import ColumnWork
+from geneva.model.computation import Carry, Udf
+from geneva.model.view_query import IS_SET
+from geneva.storage.columns.definitions import load_udf
+
+
+class Program(Protocol):
+    """Turns a batch of inputs into as many values."""
+
+    def warm(self, batch: pa.RecordBatch) -> None:
+        """Set up what is needed for batches like this one, if that was not done yet."""
+
+    def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+        """Compute the values of one batch, and tell which rows failed."""
+
+    def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
+        """What the policy makes of a row whose worker died or hung."""
+
+    def close(self) -> None:
+        """Let go of whatever is held."""
+
+
+class Carrier:
+    """Carries columns over as they are."""
+
+    def __init__(self, fields: Sequence[pa.Field]) -> None:
+        """Carry these columns; the mark that a row is set is added."""
+        self._fields = fields
+
+    def warm(self, batch: pa.RecordBatch) -> None:
+        """Need nothing."""
+
+    def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+        """Put the batch's columns side by side."""
+        columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+        marks = pa.repeat(pa.scalar(True), batch.num_rows)
+        arrays = [
+            marks if field.name == IS_SET else columns[field.name].cast(field.type)
+            for field in self._fields
+        ]
+        return Applied(tuple(arrays))
+
+    def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
+        """There is no policy: carrying over has to work."""
+        raise error
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+_LIVE: OrderedDict[tuple[object, ...], Program] = OrderedDict()
+_KEPT = 4
+_LOCK = threading.Lock()
+
+
+@atexit.register
+def close_programs() -> None:
+    """Let go of everything: at the end of the process, or when somebody wants it earlier."""
+    with _LOCK:
+        while _LIVE:
+            _LIVE.popitem()[1].close()
+
+
+def live_program(work: ColumnWork) -> Program:
+    """The program, made once a worker process: a model is loaded once, however many tasks run."""
+    computation = work.computation
+    key = (
+        work.ref,
+        computation.program,
+        computation.outputs,
+        computation.input_paths,
+        work.threads,
+    )
+    with _LOCK:
+        program = _LIVE.get(key)
+        if program is None:
+            program = _LIVE[key] = _make(work)
+        _LIVE.move_to_end(key)
+        if len(_LIVE) > _KEPT:
+            _LIVE.popitem(last=False)[1].close()
+    return program
+
+
+def _make(work: ColumnWork) -> Program:
+    computation = work.computation
+    match computation.program:
+        case Carry():
+            return Carrier([pa.field(output.name, output.type) for output in computation.outputs])
+        case Udf(digest=digest, nullable=nullable):
+            (output,) = computation.outputs
+            udf = load_udf(work.ref, digest).with_inputs(list(computation.input_paths))
+            arrow_field = pa.field(output.name, output.type, nullable=nullable)
+            return Applier(udf, arrow_field, threads=work.threads)

@@ -1,0 +1,1 @@
+"""The nouns that rooms share: rows, tables, computations, view queries, jobs. No storage here."""

@@ -1,0 +1,171 @@
+"""What is computed: one noun for a UDF's column, and for the columns that a view carries over.
+
+A `Computation` is bound to one version of a table: its columns are known by field ids. Planner,
+worker and commit are told nothing else about what they work on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from geneva.model.digests import seed_of
+from geneva.model.tables import Sizes, TableRef
+
+RECEIPT_PREFIX = "__receipt_"
+"""How the hidden columns of receipts are called, before part of their column's UUID."""
+
+
+def receipt_name(column_id: str) -> str:
+    """The hidden column that holds the receipts of a computed column."""
+    return f"{RECEIPT_PREFIX}{column_id[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A column that is filled."""
+
+    name: str
+    field_ids: tuple[int, ...]
+    """The ids that data files list for it."""
+    type: pa.DataType = field(default_factory=pa.null)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A column that is read, by its path."""
+
+    path: str
+    field_ids: tuple[int, ...] = ()
+    """The ids that data files list for it; empty where it is in another table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Another table that the inputs are read from, row by row, at one version."""
+
+    ref: TableRef
+    version: int
+    expressions: tuple[tuple[str, str], ...]
+    """What to read of each row: names and Lance SQL, in order."""
+
+    @property
+    def signature(self) -> str:
+        """What the values were computed from."""
+        return source_signature(self.ref, self.version)
+
+
+def source_signature(ref: TableRef, version: int) -> str:
+    """One version of a source, as the provenance of a view's files names it."""
+    return f"{ref.uri}@{version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Udf:
+    """A function of the user's."""
+
+    name: str
+    digest: str
+    """SHA-256 of the pickled function: checked before it is ever loaded."""
+    nullable: bool = True
+    """Whether it may return NULL."""
+    on_error: str = ""
+    """The policy for rows that fail, as JSON; empty: fail fast."""
+    memoize: bool = False
+    """Whether rows with equal inputs share one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Columns and SQL expressions of a source, taken over as they are."""
+
+
+Program: TypeAlias = Udf | Carry
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one task needs. A runner leaves out what its cluster can't promise.
+
+    `num_cpus` and `num_gpus` are counts per task; `memory` is in bytes.
+    """
+
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """Everything that planner, worker and commit need to know of what is computed."""
+
+    id: str
+    """Identity: never reused, while names and field ids are."""
+    name: str
+    """What people call it: the column's name."""
+    version: str
+    """Fingerprint of the function's meaning, or what the user gave as such."""
+    outputs: tuple[Output, ...]
+    """The columns that are filled together."""
+    program: Program
+    inputs: tuple[Input, ...] = ()
+    receipt: Output | None = None
+    """The hidden column that tells of each row what it was computed from; None: there is none."""
+    source: Source | None = None
+    """Where the inputs are, when not in the table itself."""
+    mark: Output | None = None
+    """The column that tells whether a row is filled, where there are no receipts."""
+    former_versions: tuple[str, ...] = ()
+    """Versions that the column had before."""
+    older_than_receipts: bool = False
+    """Whether values may have been computed before the column had receipts."""
+    is_override: bool = False
+    """Whether the function is one for a single run, and not the column's own."""
+    sizes: Sizes = field(default_factory=Sizes)
+    resources: Resources = field(default_factory=Resources)
+
+    @property
+    def written(self) -> tuple[Output, ...]:
+        """The columns of its data files: what is computed, and the receipts."""
+        return self.outputs if self.receipt is None else (*self.outputs, self.receipt)
+
+    @property
+    def output_ids(self) -> tuple[int, ...]:
+        """The field ids of what is computed."""
+        return tuple(i for output in self.outputs for i in output.field_ids)
+
+    @property
+    def written_ids(self) -> tuple[int, ...]:
+        """The field ids of its data files."""
+        return tuple(i for output in self.written for i in output.field_ids)
+
+    @property
+    def input_paths(self) -> tuple[str, ...]:
+        """The paths of the inputs, in the order of the function's parameters."""
+        return tuple(found.path for found in self.inputs)
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether a function of the user's is called."""
+        return isinstance(self.program, Udf)
+
+    @property
+    def memoizes(self) -> bool:
+        """Whether rows with equal inputs share one call."""
+        return isinstance(self.program, Udf) and self.program.memoize
+
+    @property
+    def program_name(self) -> str:
+        """What the program is called, in keys and in plans."""
+        return self.program.name if isinstance(self.program, Udf) else self.name
+
+    @property
+    def error_policy(self) -> str:
+        """The policy for rows that fail, as JSON; empty: fail fast."""
+        return self.program.on_error if isinstance(self.program, Udf) else ""
+
+    def receipt_seed(self, version: str | None = None) -> int:
+        """What a receipt begins with: the column and the version of its function."""
+        return seed_of(f"{self.id}\n{self.version if version is None else version}")

@@ -1,0 +1,167 @@
+"""The nouns that several rooms share: where a table is, what a column is, what is asked for."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+
+class Secrets(Mapping[str, str]):
+    """Storage options: a mapping that shows in no repr, message, log or plain pickle."""
+
+    __slots__ = ("_options",)
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        """Keep a copy of `options`."""
+        self._options = {str(key): str(value) for key, value in (options or {}).items()}
+
+    def __getitem__(self, key: str) -> str:
+        """Return one option."""
+        return self._options[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the option names."""
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        """Return how many options there are."""
+        return len(self._options)
+
+    def __repr__(self) -> str:
+        """Say how many there are, and nothing of what they are."""
+        return f"<{len(self)} storage options>"
+
+    def __hash__(self) -> int:
+        """Hash by content, so that records which hold options can be cache keys."""
+        return hash(frozenset(self._options.items()))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by content."""
+        return isinstance(other, Secrets) and self._options == other._options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle compressed: workers need the options, but none is to be read in a pickle."""
+        text = "\0".join(part for pair in self._options.items() for part in pair)
+        return _open_secrets, (zlib.compress(text.encode()) if self._options else b"",)
+
+    def plain(self) -> dict[str, str] | None:
+        """The options as the storage libraries want them; None when there are none."""
+        return dict(self._options) or None
+
+
+def _open_secrets(sealed: bytes) -> Secrets:
+    parts = zlib.decompress(sealed).decode().split("\0") if sealed else []
+    return Secrets(dict(zip(parts[::2], parts[1::2], strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class TableRef:
+    """Where a table is, and what it takes to open it. Pickles; opens nothing by itself."""
+
+    name: str
+    uri: str
+    storage_options: Secrets = field(default_factory=Secrets)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How big the pieces of work are, in rows. None: chosen by the engine."""
+
+    batch_size: int | None = None
+    """Rows handed to one call of a batch UDF."""
+    checkpoint_size: int | None = None
+    """Rows a batch checkpoint holds, exactly; None: by time, between the two bounds below."""
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    task_size: int | None = None
+    """Rows a worker task computes."""
+
+    def overridden_by(self, other: Sizes) -> Sizes:
+        """These sizes, except where `other` says something."""
+        return Sizes(
+            *(
+                theirs if theirs is not None else mine
+                for mine, theirs in (
+                    (self.batch_size, other.batch_size),
+                    (self.checkpoint_size, other.checkpoint_size),
+                    (self.min_checkpoint_size, other.min_checkpoint_size),
+                    (self.max_checkpoint_size, other.max_checkpoint_size),
+                    (self.task_size, other.task_size),
+                )
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnDefinition:
+    """A computed column, as its field metadata tells it. Reading one runs no user code."""
+
+    name: str
+    arrow_field: pa.Field
+    uuid: str
+    """Identity: field ids are reused by Lance, this never is."""
+    udf_name: str
+    udf_version: str
+    udf_digest: str
+    """SHA-256 of the pickled function: checked before it is ever loaded."""
+    inputs: tuple[str, ...]
+    """Column paths, in the order of the function's parameters."""
+    input_fields: tuple[tuple[int, str], ...] = ()
+    """Each input's own field id and its type, which outlive a renaming."""
+    nullable: bool = True
+    """Whether the function may return NULL."""
+    overrides: bool = False
+    """Whether the UDF is one for a single run, and not the column's own."""
+    former_versions: tuple[str, ...] = ()
+    """Versions of the UDFs that the column had before, the latest last."""
+    own_field: int | None = None
+    """The column's own field id: as long as it has that, ids mean what they meant."""
+    has_receipts: bool = False
+    """Whether the column had receipts from the day it was declared."""
+    sizes: Sizes = field(default_factory=Sizes)
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    on_error: str = ""
+    """The policy for rows that fail, as JSON; empty: fail fast."""
+    timeout: float | None = None
+    """Seconds a call of the function may take."""
+    memoize: bool | None = None
+    """Whether rows with equal inputs share one call."""
+
+
+class Reason(StrEnum):
+    """Why rows of a fragment have to be computed."""
+
+    NEW = "new"
+    UDF_CHANGED = "UDF changed"
+    INPUT_CHANGED = "input changed"
+    PARTIAL = "not computed yet"
+    NULL = "value is NULL"
+    ASKED = "asked for"
+    FAILED = "failed before"
+    UNPROVEN = "unproven"
+    UPSTREAM = "its input is to be computed first"
+    UP_TO_DATE = "up to date"
+
+
+class Unproven(StrEnum):
+    """What to do with values from before their column had receipts."""
+
+    COMPUTE = "compute"
+    KEEP = "keep"
+
+
+class Upstream(StrEnum):
+    """What to do about computed inputs that are not right themselves."""
+
+    COMPUTE = "compute"
+    """Bring them up to date first, in the same job."""
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+    """Compute from what is there."""

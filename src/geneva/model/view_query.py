@@ -1,0 +1,190 @@
+"""What a materialized view is made of, as records: its query, column by column. No storage here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from geneva.errors import UserInputError
+from geneva.udf.declare import UDF
+
+SOURCE_ROW_ID = "__source_row_id"
+IS_SET = "__is_set"
+SYSTEM_COLUMNS = (SOURCE_ROW_ID, IS_SET)
+"""Of every view: which source row a row is made of, and whether it was computed (NULL: no)."""
+
+_FORMAT = 1
+
+
+class ColumnKind(StrEnum):
+    """Where a view's column comes from."""
+
+    COLUMN = "column"
+    SQL = "sql"
+    UDF = "udf"
+    CHUNKER = "chunker"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewColumn:
+    """One column of a view; a CHUNKER stands for all columns that the chunker yields."""
+
+    name: str
+    kind: ColumnKind
+    expression: str
+    """The source's column path, the SQL text, or "" for a UDF and a chunker."""
+    inputs: tuple[str, ...] = ()
+    """The source's column paths that it depends on: exactly those that its plan reads. For a UDF
+    in the order of its parameters."""
+    udf_name: str = ""
+    udf_version: str = ""
+    udf_digest: str = ""
+    """SHA-256 of the pickled function, which is in the view's `_udfs` folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryColumn:
+    """One column of a query, checked against the table; a chunker stands for all of its own."""
+
+    name: str
+    kind: ColumnKind
+    expression: str
+    inputs: tuple[str, ...]
+    fields: tuple[pa.Field, ...]
+    """What comes out: one field, or all that the chunker yields."""
+    udf: UDF | None = None
+    """The function, fed from `inputs`; of a chunker the one that returns lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewQuery:
+    """The query of a view: which rows of which table, in which order, with which columns.
+
+    `shuffle` comes with a seed always: one is drawn when the view is made without. `limit` and
+    `offset` count rows of the source, after the filter and the shuffle.
+    """
+
+    base_table: str
+    base_db_uri: str
+    where: str | None
+    where_inputs: tuple[str, ...]
+    columns: tuple[ViewColumn, ...]
+    shuffle: bool = False
+    shuffle_seed: int | None = None
+    limit: int | None = None
+    offset: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a shuffle whose order nobody could repeat."""
+        if self.shuffle and self.shuffle_seed is None:
+            raise ValueError("a shuffled view needs a seed")
+
+    @property
+    def seed(self) -> int | None:
+        """The shuffle's seed; None when rows come in the source's order."""
+        return self.shuffle_seed if self.shuffle else None
+
+    @property
+    def chunker(self) -> ViewColumn | None:
+        """The column that makes several rows of one, if there is one."""
+        return next((c for c in self.columns if c.kind is ColumnKind.CHUNKER), None)
+
+    def source_columns(self) -> tuple[str, ...]:
+        """Every column path of the source that the view depends on, each once."""
+        paths = [*self.where_inputs, *(path for column in self.columns for path in column.inputs)]
+        return tuple(dict.fromkeys(paths))
+
+    def to_json(self) -> str:
+        """The query as text, always the same for the same query."""
+        told = {
+            "format": _FORMAT,
+            "table": self.base_table,
+            "db_uri": self.base_db_uri,
+            "columns": [column.name for column in self.columns],
+            "column_sources": [_told_source(c) for c in self.columns if not _has_udf(c)],
+            "column_udfs": [_told_udf(c) for c in self.columns if _has_udf(c)],
+            "where": self.where,
+            "where_inputs": list(self.where_inputs),
+            "shuffle": self.shuffle,
+            "shuffle_seed": self.shuffle_seed,
+            "limit": self.limit,
+            "offset": self.offset,
+        }
+        return json.dumps(told, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> ViewQuery:
+        """The query that `to_json` wrote."""
+        try:
+            told = json.loads(text)
+            written = told["format"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserInputError(
+                f"The view's stored query can't be read ({error}): create the view again."
+            ) from error
+        if written != _FORMAT:
+            raise UserInputError(
+                f"The view's query is stored in format {written}; this version of Geneva reads "
+                f"format {_FORMAT}. Use the version that made the view, or create it again."
+            )
+        found = {
+            column.name: column
+            for column in map(_read_column, (*told["column_sources"], *told["column_udfs"]))
+        }
+        return cls(
+            base_table=told["table"],
+            base_db_uri=told["db_uri"],
+            where=told["where"],
+            where_inputs=tuple(told["where_inputs"]),
+            columns=tuple(found[name] for name in told["columns"]),
+            shuffle=told["shuffle"],
+            shuffle_seed=told["shuffle_seed"],
+            limit=told["limit"],
+            offset=told["offset"],
+        )
+
+    def digest(self) -> str:
+        """SHA-256 of the query's text, in hex."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def _has_udf(column: ViewColumn) -> bool:
+    return column.kind in (ColumnKind.UDF, ColumnKind.CHUNKER)
+
+
+def _told_source(column: ViewColumn) -> dict[str, Any]:
+    return {
+        "name": column.name,
+        "kind": column.kind.value,
+        "expression": column.expression,
+        "inputs": list(column.inputs),
+    }
+
+
+def _told_udf(column: ViewColumn) -> dict[str, Any]:
+    return {
+        "name": column.name,
+        "kind": column.kind.value,
+        "inputs": list(column.inputs),
+        "udf": f"_udfs/{column.udf_digest}",
+        "udf_name": column.udf_name,
+        "udf_version": column.udf_version,
+    }
+
+
+def _read_column(told: Mapping[str, Any]) -> ViewColumn:
+    return ViewColumn(
+        name=told["name"],
+        kind=ColumnKind(told["kind"]),
+        expression=told.get("expression", ""),
+        inputs=tuple(told["inputs"]),
+        udf_name=told.get("udf_name", ""),
+        udf_version=told.get("udf_version", ""),
+        udf_digest=told.get("udf", "").removeprefix("_udfs/"),
+    )

@@ -1,0 +1,1 @@
+"""Results that are computed and not published: kept, found again, removed."""

@@ -1,0 +1,157 @@
+"""Removing what no plan can use again: checkpoints, staged files of dead jobs, their tags."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import lance
+from lance.file import LanceFileSession
+
+from geneva.model.tables import ColumnDefinition, TableRef
+from geneva.storage.checkpoints.staging import open_checkpoints
+from geneva.storage.checkpoints.store import (
+    CheckpointKey,
+    CheckpointStore,
+    WorkIdentity,
+    index_keys,
+)
+from geneva.storage.columns.provenance import parse_file_name
+from geneva.storage.lance.dataset import open_dataset
+
+JOB_TAG = "geneva-job-"
+_LIST_ATTEMPTS = 50
+_LIST_PAUSE_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupReport:
+    """What was removed."""
+
+    checkpoints: int
+    staged_files: int
+    staged_bytes: int
+
+
+def delete_keys(store: CheckpointStore, keys: Iterable[str]) -> int:
+    """Delete checkpoints; those that are gone already are no matter."""
+    deleted = 0
+    for key in keys:
+        with suppress(KeyError, OSError):
+            del store[key]
+            deleted += 1
+    return deleted
+
+
+def keys_of_column(store: CheckpointStore, column: str) -> list[CheckpointKey]:
+    """The checkpoints of a column, of any UDF and any inputs."""
+    part = f"_{WorkIdentity.column_part(column)}_"
+    keys = index_keys(key for key in store.list_keys("udf-") if part in key)
+    return [key for found in keys.values() for key in found]
+
+
+def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
+    """Delete a column's checkpoints, those under the prefixes in `keep` aside.
+
+    Nothing while another job works on the table: its version is tagged.
+    """
+    if job_tags(open_dataset(ref)):
+        return 0
+    store = open_checkpoints(ref)
+    keys = keys_of_column(store, column)
+    return delete_keys(store, (key.path() for key in keys if key.prefix not in keep))
+
+
+def job_tags(dataset: lance.LanceDataset) -> list[str]:
+    """The tags of jobs on a table. A tag that goes while they are listed makes Lance fail."""
+    for _ in range(_LIST_ATTEMPTS):
+        with suppress(OSError, ValueError):
+            return [name for name in dataset.tags.list() if name.startswith(JOB_TAG)]
+        time.sleep(_LIST_PAUSE_SECONDS)
+    return [name for name in dataset.tags.list() if name.startswith(JOB_TAG)]
+
+
+def new_job_tag(job_id: str) -> str:
+    """A tag for a version that a job reads; a job may pin several versions at a time."""
+    return f"{JOB_TAG}{job_id}.{uuid.uuid4().hex[:8]}"
+
+
+def release_dead_tags(dataset: lance.LanceDataset, is_running: Callable[[str], bool]) -> None:
+    """Unpin the versions of jobs that no longer run, so that they can be cleaned up."""
+    for name in job_tags(dataset):
+        job_id = name.removeprefix(JOB_TAG).rpartition(".")[0]
+        if not is_running(job_id):
+            with suppress(OSError, ValueError):
+                dataset.tags.delete(name)
+
+
+def remove_leftovers(
+    ref: TableRef,
+    dataset: lance.LanceDataset,
+    definitions: Sequence[ColumnDefinition],
+    useful: Callable[[CheckpointKey], bool],
+    older_than: timedelta,
+    *,
+    may_delete_files: bool,
+) -> CleanupReport:
+    """Delete the checkpoints that are of no use, then the staged files that nothing refers to.
+
+    A staged file is only deleted when it is older than `older_than`, and none while a job runs:
+    it stages first and commits later.
+    """
+    store = open_checkpoints(ref)
+    keys = [key for found in index_keys(store.list_keys("udf-")).values() for key in found]
+    deleted = delete_keys(store, (key.path() for key in keys if not useful(key)))
+    notes = {f"lineage-{definition.uuid}" for definition in definitions}
+    deleted += delete_keys(store, (k for k in store.list_keys("lineage-") if k not in notes))
+    if not may_delete_files:
+        return CleanupReport(deleted, 0, 0)
+    kept = _staged_paths(store, (key for key in keys if useful(key)))
+    files, size = _delete_unreferenced(ref, dataset, kept, datetime.now(UTC) - older_than)
+    return CleanupReport(deleted, files, size)
+
+
+def forget_attempts(ref: TableRef) -> int:
+    """Delete the notes on rows that killed workers; only while no job runs on the table."""
+    store = open_checkpoints(ref)
+    return delete_keys(store, store.list_keys("attempt-"))
+
+
+def _staged_paths(store: CheckpointStore, keys: Iterable[CheckpointKey]) -> set[str]:
+    paths: set[str] = set()
+    for key in keys:
+        if key.rows is None:
+            with suppress(KeyError):
+                paths.update(store[key.path()].column("file").to_pylist())
+    return paths
+
+
+def _delete_unreferenced(
+    ref: TableRef, dataset: lance.LanceDataset, kept: set[str], before: datetime
+) -> tuple[int, int]:
+    present = {
+        row["path"].removeprefix("data/"): row
+        for row in dataset.all_files().read_all().to_pylist()
+        if row["path"].startswith("data/") and row["last_modified"] < before
+    }
+    ours = {path for path in present if parse_file_name(path) is not None} - kept
+    if not ours:
+        return 0, 0
+    tracked = {
+        path.removeprefix("data/")
+        for path in dataset.tracked_files().read_all().column("path").to_pylist()
+    }
+    session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
+    removed = [path for path in ours - tracked if _delete(session, path)]
+    return len(removed), sum(present[path]["size_bytes"] for path in removed)
+
+
+def _delete(session: LanceFileSession, path: str) -> bool:
+    with suppress(OSError):
+        session.delete_file(path)
+        return True
+    return False

@@ -1,0 +1,434 @@
+"""Results that were computed and not published: found again by their receipts.
+
+A crash or a conflict leaves results behind, perhaps for rows that an update or a compaction has
+moved since. Each result has a receipt, which says what it was computed from: a row whose inputs
+have that digest takes it over, and the function is not called. One result serves one row, because
+a function may give another value each time on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from lance.file import LanceFileReader
+
+from geneva.model.computation import Computation
+from geneva.model.digests import Digests
+from geneva.model.rows import Mask, Offsets, RowRange, RowSet
+from geneva.model.tables import TableRef
+from geneva.storage.checkpoints.staging import read_staged
+from geneva.storage.checkpoints.store import DIGEST_COLUMN, CheckpointKey, CheckpointStore
+from geneva.storage.columns.provenance import read_provenance
+from geneva.storage.columns.receipts import input_part, is_failed, is_result, receipt_bits
+from geneva.storage.lance.dataset import is_damage
+from geneva.storage.lance.fragments import RowTaker, read_windows
+from geneva.storage.lance.pieces import Piece, concat, merged
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reuse:
+    """Rows of a data file or a checkpoint whose values are taken over, and for which rows."""
+
+    source: Offsets
+    """Rows of the data file, or places in the checkpoint."""
+    target: Offsets
+    """The rows of the fragment that they are for, ascending."""
+    path: str | None = None
+    key: str | None = None
+    fragment_id: int | None = None
+    """For rows of the table itself: the fragment that they are in."""
+
+    def within(self, rows: RowRange) -> Reuse | None:
+        """The part of it that is for rows of a range."""
+        inside = (self.target >= rows.start) & (self.target < rows.end)
+        if not inside.any():
+            return None
+        return replace(self, source=self.source[inside], target=self.target[inside])
+
+
+def reuse_within(found: Iterable[Reuse], rows: RowRange) -> tuple[Reuse, ...]:
+    """What of several is for rows of a range."""
+    parts = (reuse.within(rows) for reuse in found)
+    return tuple(part for part in parts if part is not None)
+
+
+def reused_rows(found: Iterable[Reuse], size: int) -> RowSet | None:
+    """All rows of a fragment that a result is there for; None for none."""
+    mask = np.zeros(size, dtype=np.bool_)
+    for reuse in found:
+        mask[reuse.target] = True
+    return RowSet.from_mask(mask) if mask.any() else None
+
+
+_WINDOW_ROWS = 65_536
+_MAX_PAIRS = 2**30
+"""Pairs of rows and results that may be compared by the 47 bits of a receipt: of so many, one in a
+hundred thousand times two are taken for equal that are not. Whole digests know no such limit."""
+
+
+class ResultIndex:
+    """Unpublished results of one computation, to be looked up by the digest of their inputs."""
+
+    def __init__(self, results: Iterable[_Result], *, shared: bool = False) -> None:
+        """Take all of them. `shared`: one result serves any number of rows."""
+        self._shared = shared
+        self._results = list(results)
+        self._pairs = 0
+        every = self._results
+        receipts = _together([r.receipts for r in every], np.uint64)
+        order = np.argsort(input_part(receipts), kind="stable")
+        self._receipts = receipts[order]
+        self._whole = _together([r.whole for r in every], np.uint64)[order]
+        self._rows = _together([r.rows for r in every], np.int64)[order]
+        owners = [np.full(len(r.rows), i) for i, r in enumerate(every)]
+        self._owners = _together(owners, np.int64)[order]
+
+    def __len__(self) -> int:
+        """How many results are left."""
+        return len(self._receipts)
+
+    def drop(self, receipts: Digests, kept_files: Collection[str]) -> None:
+        """Leave out results that stand in the table: one for each of these receipts.
+
+        Those in `kept_files` stay: who asks has computed them.
+        """
+        kept = np.array([r.path in kept_files for r in self._results], dtype=np.bool_)
+        order = np.flatnonzero(~kept[self._owners])
+        order = order[np.argsort(self._receipts[order], kind="stable")]
+        mine, taken = self._receipts[order], np.sort(receipts)
+        count = np.searchsorted(taken, mine, "right") - np.searchsorted(taken, mine, "left")
+        left = np.ones(len(self), dtype=np.bool_)
+        left[order[_rank_among_equals(mine) < count]] = False
+        self._keep(left)
+
+    def _keep(self, left: Mask) -> None:
+        self._receipts, self._whole = self._receipts[left], self._whole[left]
+        self._rows, self._owners = self._rows[left], self._owners[left]
+
+    def take(self, offsets: Offsets, digests: Digests) -> list[Reuse]:
+        """Results for rows with these input digests; nobody else gets them."""
+        wanted, known = input_part(digests), input_part(self._receipts)
+        order = np.argsort(wanted, kind="stable")
+        wanted = wanted[order]
+        first = np.searchsorted(known, wanted, side="left")
+        last = np.searchsorted(known, wanted, side="right")
+        # Of several rows with the same inputs, each takes the next result.
+        place = first if self._shared else first + _rank_among_equals(wanted)
+        hit = np.flatnonzero(place < last)
+        hit = hit[self._is_same(place[hit], digests[order[hit]], len(digests))]
+        if not len(hit):
+            return []
+        chosen, targets = place[hit], offsets[order[hit]]
+        found = []
+        for owner in np.unique(self._owners[chosen]).tolist():
+            own = self._owners[chosen] == owner
+            by_target = np.argsort(targets[own], kind="stable")
+            source, target = self._rows[chosen[own]][by_target], targets[own][by_target]
+            result = self._results[owner]
+            found.append(Reuse(source, target, result.path, result.key, result.fragment_id))
+        if not self._shared:
+            left = np.ones(len(self), dtype=np.bool_)
+            left[chosen] = False
+            self._keep(left)
+        return found
+
+    def _is_same(self, places: Offsets, digests: Digests, rows: int) -> Mask:
+        """Whether results that agree in 47 bits are of these very inputs."""
+        unknown = self._whole == 0
+        self._pairs += rows * int(np.count_nonzero(unknown))
+        same: Mask = self._whole[places] == digests
+        return same | unknown[places] if self._pairs <= _MAX_PAIRS else same
+
+
+def _together(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
+
+
+def _rank_among_equals(ordered: Digests) -> npt.NDArray[np.int64]:
+    """For each of some ordered numbers: how many equal ones come before it."""
+    if not len(ordered):
+        return np.empty(0, dtype=np.int64)
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    lengths = np.diff(np.append(starts, len(ordered)))
+    ranks: npt.NDArray[np.int64] = np.arange(len(ordered)) - np.repeat(starts, lengths)
+    return ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Result:
+    receipts: Digests
+    whole: Digests
+    """The whole digests of the inputs; 0 where only a receipt is known."""
+    rows: Offsets
+    failed: Mask
+    path: str | None = None
+    key: str | None = None
+    fragment_id: int | None = None
+
+
+def read_results(
+    ref: TableRef,
+    store: CheckpointStore,
+    computation: Computation,
+    keys: Iterable[CheckpointKey],
+    own_files: Mapping[str, RowSet | None],
+    *,
+    with_failed: bool = True,
+) -> ResultIndex:
+    """The results under some checkpoint keys, and in data files that a job has committed.
+
+    `own_files` says which rows of such a file are to be had; None: all that it was made for.
+    That the function failed on a row is a result, too, unless it is to be tried again.
+    """
+    if computation.receipt is None:
+        return ResultIndex(())
+    found = _results(ref, store, computation, list(keys), own_files)
+    return ResultIndex(found if with_failed else filter(None, map(_without_failed, found)))
+
+
+def _without_failed(result: _Result) -> _Result | None:
+    kept = ~result.failed
+    if not kept.any():
+        return None
+    return replace(
+        result,
+        receipts=result.receipts[kept],
+        whole=result.whole[kept],
+        rows=result.rows[kept],
+        failed=result.failed[kept],
+    )
+
+
+def _results(
+    ref: TableRef,
+    store: CheckpointStore,
+    computation: Computation,
+    keys: Sequence[CheckpointKey],
+    own_files: Mapping[str, RowSet | None],
+) -> Iterator[_Result]:
+    assert computation.receipt is not None
+    name = computation.receipt.name
+    files = dict(own_files)
+    whole: set[tuple[str, int]] = set()
+    """Work whose checkpoints went into a file that is there: they hold the same results."""
+    for key in keys:
+        if key.rows is None:
+            staged = read_staged(store, ref, key.prefix, key.fragment_id)
+            if staged is not None and staged.column_uuid == computation.id:
+                files.setdefault(staged.path, None)
+                whole.add((key.prefix, key.fragment_id))
+    for key in keys:
+        if key.rows is None or (key.prefix, key.fragment_id) in whole:
+            continue
+        batch = read_checkpoint(store, key.path(), name)
+        if batch is not None:
+            digests = batch.column(DIGEST_COLUMN) if DIGEST_COLUMN in batch.schema.names else None
+            yield from _usable(batch.column(name), None, digests, key=key.path())
+    for path, rows in files.items():
+        found = _receipts_of_file(ref, path, computation)
+        if found is not None:
+            receipts, made = found
+            usable = made if rows is None else made & rows.mask()
+            yield from _usable(receipts, usable, None, path=path)
+
+
+def committed_receipts(
+    dataset: lance.LanceDataset, computation: Computation, rows: Mapping[int, RowSet]
+) -> Digests:
+    """The receipts of some rows of a table, per fragment."""
+    parts = [
+        receipt_bits(_receipts_of_fragment(dataset, computation, fragment_id))[members.mask()]
+        for fragment_id, members in rows.items()
+    ]
+    return _together(parts, np.uint64)
+
+
+def _receipts_of_fragment(
+    dataset: lance.LanceDataset, computation: Computation, fragment_id: int
+) -> pa.Array:
+    """The receipts of a fragment of the table, deleted rows included."""
+    assert computation.receipt is not None
+    everything = RowRange(0, dataset.get_fragment(fragment_id).physical_rows)
+    paths = [computation.receipt.name]
+    windows = read_windows(dataset, fragment_id, paths, everything, _WINDOW_ROWS)
+    return concat([batch.column(0) for _, batch in windows])
+
+
+def committed_results(
+    dataset: lance.LanceDataset,
+    computation: Computation,
+    right: Mapping[int, RowSet],
+) -> ResultIndex:
+    """The right values of a table itself, for a function that gives equal ones for equal inputs.
+
+    `right` are the rows whose value is right, per fragment.
+    """
+    results = []
+    for fragment_id, rows in right.items():
+        if not rows:
+            continue
+        receipts = _receipts_of_fragment(dataset, computation, fragment_id)
+        for found in _usable(receipts, rows.mask(), None):
+            kept = _without_failed(found)
+            if kept is not None:
+                results.append(replace(kept, fragment_id=fragment_id))
+    return ResultIndex(results, shared=True)
+
+
+def _usable(
+    receipts: pa.Array,
+    made: Mask | None,
+    digests: pa.Array | None,
+    path: str | None = None,
+    key: str | None = None,
+) -> Iterator[_Result]:
+    bits = receipt_bits(receipts)
+    whole = np.zeros(len(bits), np.uint64) if digests is None else np.asarray(digests)
+    usable = is_result(receipts)
+    if made is not None:
+        usable &= made
+    rows = np.flatnonzero(usable)
+    if len(rows):
+        failed = is_failed(receipts)[rows]
+        yield _Result(bits[rows], whole[rows], rows, failed, path, key)
+
+
+def _receipts_of_file(
+    ref: TableRef, path: str, computation: Computation
+) -> tuple[pa.Array, Mask] | None:
+    """The receipts in a data file, and which of its rows were computed when it was made."""
+    assert computation.receipt is not None
+    provenance = read_provenance(ref, path)
+    if provenance is None or provenance.column_uuid != computation.id:
+        return None
+    try:
+        reader = LanceFileReader(
+            f"{ref.uri}/data/{path}",
+            storage_options=ref.storage_options.plain(),
+            columns=[computation.receipt.name],
+        )
+        if len(reader.metadata().schema.names) != len(computation.written):
+            return None
+        table = reader.read_all(batch_size=_WINDOW_ROWS).to_table()
+    except BaseException as error:
+        if not is_damage(error):
+            raise
+        return None
+    made = provenance.made
+    if provenance.failed is not None:
+        made = made.union(provenance.failed)
+    return table.column(0).combine_chunks(), made.mask()
+
+
+def read_checkpoint(store: CheckpointStore, key: str, column: str) -> pa.RecordBatch | None:
+    """A batch checkpoint that has a column; None when it can't be used."""
+    try:
+        batch = store[key]
+    except KeyError:
+        return None
+    return batch if column in batch.schema.names else None
+
+
+@dataclass(slots=True)
+class ReusedValues:
+    """Reads results that are taken over, in the order of the rows they are for."""
+
+    ref: TableRef
+    store: CheckpointStore
+    schema: pa.Schema
+    """The columns of a result, in order."""
+    dataset: lance.LanceDataset
+    _open: list[_OpenResult] = field(default_factory=list)
+
+    def open(self, found: Sequence[Reuse], wanted: RowSet) -> RowSet:
+        """Open what can still be read; return the wanted rows that will get a value from it."""
+        left = wanted.mask()
+        taken = np.zeros(wanted.size, dtype=np.bool_)
+        for reuse in found:
+            use = left[reuse.target]
+            if not use.any():
+                continue
+            chosen = replace(reuse, source=reuse.source[use], target=reuse.target[use])
+            opened = self._opened(chosen)
+            if opened is None:
+                continue
+            self._open.append(opened)
+            left[opened.target] = False
+            taken[opened.target] = True
+        return RowSet.from_mask(taken)
+
+    def _opened(self, reuse: Reuse) -> _OpenResult | None:
+        try:
+            if reuse.key is not None:
+                batch = self.store[reuse.key]
+                values = batch.select([n for n in self.schema.names if n in batch.schema.names])
+                if values.schema.types != self.schema.types:
+                    return None
+                return _OpenResult(reuse.source, reuse.target, values, None)
+            if reuse.fragment_id is not None:
+                taker = RowTaker(self.dataset, reuse.fragment_id, self.schema.names)
+                return _OpenResult(reuse.source, reuse.target, None, _TableRows(taker))
+            reader = LanceFileReader(
+                f"{self.ref.uri}/data/{reuse.path}",
+                storage_options=self.ref.storage_options.plain(),
+            )
+            if int(reader.num_rows()) <= int(reuse.source.max()):
+                return None
+            return _OpenResult(reuse.source, reuse.target, None, _FileRows(reader))
+        except (KeyError, OSError, ValueError, RuntimeError):
+            return None
+
+    def between(self, start: int, end: int) -> Piece | None:
+        """The values of rows [start, end) that are taken over; None when there are none."""
+        parts = [
+            p for result in self._open if (p := result.between(start, end, self.schema)) is not None
+        ]
+        return merged(parts) if parts else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OpenResult:
+    source: Offsets
+    target: Offsets
+    values: pa.RecordBatch | None
+    reader: _FileRows | _TableRows | None
+
+    def between(self, start: int, end: int, schema: pa.Schema) -> Piece | None:
+        low, high = (int(i) for i in np.searchsorted(self.target, (start, end)))
+        if low == high:
+            return None
+        rows, target = self.source[low:high], self.target[low:high]
+        if self.values is not None:
+            return Piece(target, self.values.take(pa.array(rows)))
+        assert self.reader is not None
+        # Readers want ascending rows, each once.
+        unique, back = np.unique(rows, return_inverse=True)
+        batch = pa.RecordBatch.from_arrays(self.reader.take(unique), schema=schema)
+        return Piece(target, batch.take(pa.array(back)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FileRows:
+    """Rows of a data file that is not, or no longer, part of the table."""
+
+    reader: LanceFileReader
+
+    def take(self, rows: Offsets) -> list[pa.Array]:
+        table = self.reader.take_rows(rows.tolist(), batch_size=len(rows)).to_table()
+        return [column.combine_chunks() for column in table.columns]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TableRows:
+    """Rows of the table itself."""
+
+    taker: RowTaker
+
+    def take(self, rows: Offsets) -> list[pa.Array]:
+        return list(self.taker.take(rows).columns)

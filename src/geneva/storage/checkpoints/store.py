@@ -1,0 +1,329 @@
+"""The checkpoint store: results that are computed but not yet published, under structured keys."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from lance.file import LanceFileSession
+
+from geneva.model.rows import RowRange
+from geneva.model.tables import Secrets
+
+_MOST_NAME_BYTES = 19
+"""Longest quoted name kept in a key: a file name has at most 255 bytes, of which the fixed parts,
+three digests, the row range of a large fragment and the writer's own suffix take 184."""
+_MOST_VERSION_BYTES = 32
+"""As long as a fingerprint."""
+_KEY_METADATA = "geneva.checkpoint.key"
+_CHECKSUM_METADATA = "geneva.checkpoint.crc32"
+_TAIL = re.compile(
+    r"^(?P<prefix>udf-.*)_frag-(?P<frag>\d+)(?:_range-(?P<start>\d+)-(?P<end>\d+))?$", re.DOTALL
+)
+
+
+DIGEST_COLUMN = "_digest"
+"""In a batch checkpoint: the whole digest of each row's inputs, of which a receipt has a part."""
+ERROR_COLUMN = "_error"
+"""In a batch checkpoint with rows that failed: what happened to each, as JSON; else NULL."""
+
+
+def errors_of(batch: pa.RecordBatch) -> dict[int, str]:
+    """The failures that a batch checkpoint tells of, by place in the batch."""
+    if ERROR_COLUMN not in batch.schema.names:
+        return {}
+    return {i: text for i, text in enumerate(batch.column(ERROR_COLUMN).to_pylist()) if text}
+
+
+class CheckpointStore(ABC):
+    """A key-value store of record batches that survives the process that filled it."""
+
+    @abstractmethod
+    def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
+        """Store a batch; visible to others only when it is whole."""
+
+    @abstractmethod
+    def __getitem__(self, key: str) -> pa.RecordBatch:
+        """Return the batch, or raise KeyError when there is none that can be trusted."""
+
+    @abstractmethod
+    def __contains__(self, key: object) -> bool:
+        """Whether something is stored under the key."""
+
+    @abstractmethod
+    def __delitem__(self, key: str) -> None:
+        """Forget a batch; KeyError when there is none."""
+
+    @abstractmethod
+    def list_keys(self, prefix: str | None = None) -> list[str]:
+        """The keys that start with `prefix`, sorted."""
+
+
+class InMemoryCheckpointStore(CheckpointStore):
+    """A dictionary, for tests."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._batches: dict[str, pa.RecordBatch] = {}
+
+    def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
+        """Keep the batch."""
+        self._batches[key] = value
+
+    def __getitem__(self, key: str) -> pa.RecordBatch:
+        """Return the batch."""
+        return self._batches[key]
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is a batch."""
+        return key in self._batches
+
+    def __delitem__(self, key: str) -> None:
+        """Drop the batch."""
+        del self._batches[key]
+
+    def list_keys(self, prefix: str | None = None) -> list[str]:
+        """The keys, sorted."""
+        return sorted(key for key in self._batches if key.startswith(prefix or ""))
+
+
+class LanceCheckpointStore(CheckpointStore):
+    """One `{key}.lance` file a batch, in a folder of the table's own object store.
+
+    A file is believed only when it opens, carries its own key, and its content has the checksum
+    that was written with it. Anything else (truncated, overwritten, copied from elsewhere) reads as
+    missing.
+    """
+
+    def __init__(self, root: str, storage_options: Secrets | None = None) -> None:
+        """Open the store at `root`, a path or an object-store URI; nothing is created yet."""
+        self._root = root
+        self._session = LanceFileSession(
+            root, storage_options=(storage_options or Secrets()).plain()
+        )
+
+    def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
+        """Write the file; the name appears when it is complete."""
+        writer = self._session.open_writer(_file_name(key), schema=value.schema)
+        # Never `with`: leaving the block by an exception would publish a truncated file.
+        writer.add_schema_metadata(_KEY_METADATA, key)
+        writer.add_schema_metadata(_CHECKSUM_METADATA, str(checksum(value)))
+        writer.write_batch(value)
+        writer.close()
+
+    def __getitem__(self, key: str) -> pa.RecordBatch:
+        """Read and verify the file."""
+        try:
+            reader = self._session.open_reader(_file_name(key))
+            metadata = reader.metadata().schema.metadata or {}
+            if _metadata_text(metadata, _KEY_METADATA) != key:
+                raise KeyError(key)
+            table = reader.read_all(batch_size=max(reader.num_rows(), 1)).to_table()
+        except KeyError:
+            raise
+        except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+            raise KeyError(key) from error
+        except BaseException as error:
+            # A damaged file can panic the Rust reader; PanicException is no Exception.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise KeyError(key) from error
+        batch = single_batch(table)
+        if _metadata_text(metadata, _CHECKSUM_METADATA) != str(checksum(batch)):
+            raise KeyError(key)
+        return batch
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a file of that name is there (it may still turn out to be damaged)."""
+        return isinstance(key, str) and self._session.contains(_file_name(key))
+
+    def __delitem__(self, key: str) -> None:
+        """Delete the file."""
+        if key not in self:
+            raise KeyError(key)
+        self._session.delete_file(_file_name(key))
+
+    def list_keys(self, prefix: str | None = None) -> list[str]:
+        """The keys of all files, sorted."""
+        names = (path.rsplit("/", 1)[-1] for path in self._session.list())
+        keys = (_key_of(name) for name in names if name.endswith(".lance"))
+        return sorted(key for key in keys if key.startswith(prefix or ""))
+
+
+def _file_name(key: str) -> str:
+    """A key as one safe path segment. Structured keys are made of safe characters already.
+
+    Not "%": object stores quote with that themselves, some on the way in and some on the way out.
+    """
+    return quote(key, safe="+~").replace("%", "=") + ".lance"
+
+
+def _key_of(file_name: str) -> str:
+    return unquote(file_name.removesuffix(".lance").replace("=", "%"))
+
+
+def _metadata_text(metadata: dict[bytes, bytes], key: str) -> str | None:
+    value = metadata.get(key.encode())
+    return value.decode() if value is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkIdentity:
+    """What a piece of work is, wherever it runs: the prefix of its checkpoints' keys."""
+
+    udf_name: str
+    udf_version: str
+    column: str
+    where: str
+    uri: str
+    source_files: tuple[str, ...]
+    """The files behind the inputs, and the output's own where its values are carried over."""
+
+    def prefix(self) -> str:
+        """The key prefix; user-given strings are quoted or hashed."""
+        return "_".join(
+            (
+                f"udf-{_safe(self.udf_name)}",
+                f"ver-{_safe(self.udf_version, _MOST_VERSION_BYTES)}",
+                self.column_part(self.column),
+                f"where-{_md5(self.where)}",
+                f"uri-{_md5(self.uri.rstrip('/'))}",
+                f"srcfiles-{_md5(chr(10).join(sorted(self.source_files)))}",
+            )
+        )
+
+    @staticmethod
+    def column_part(column: str) -> str:
+        """The part of the prefix that names the column."""
+        return f"col-{_safe(column)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointKey:
+    """The name of one checkpoint: a range of a fragment, or (no range) its staged data file."""
+
+    prefix: str
+    fragment_id: int
+    rows: RowRange | None = None
+
+    def path(self) -> str:
+        """The key as text."""
+        tail = f"_range-{self.rows.start}-{self.rows.end}" if self.rows is not None else ""
+        return f"{self.prefix}_frag-{self.fragment_id}{tail}"
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointKey | None:
+        """The key that `path` wrote, read from the right; None for anything else."""
+        match = _TAIL.match(text)
+        if match is None:
+            return None
+        rows = None
+        if match["start"] is not None:
+            start, end = int(match["start"]), int(match["end"])
+            if start > end:
+                return None
+            rows = RowRange(start, end)
+        key = cls(match["prefix"], int(match["frag"]), rows)
+        return key if key.path() == text else None
+
+
+def without_where(prefix: str) -> str:
+    """A prefix without the part that is of its where clause."""
+    return re.sub(r"_where-[0-9a-f]{32}_", "_", prefix)
+
+
+def head_of(prefix: str) -> str:
+    """The part of a prefix that names the function, the column and the rows that were asked for."""
+    return prefix.rpartition("_uri-")[0]
+
+
+def index_keys(keys: Iterable[str]) -> dict[tuple[str, int], list[CheckpointKey]]:
+    """Parsed keys by (prefix, fragment id); what doesn't parse is left out."""
+    index: dict[tuple[str, int], list[CheckpointKey]] = {}
+    for text in keys:
+        key = CheckpointKey.parse(text)
+        if key is not None:
+            index.setdefault((key.prefix, key.fragment_id), []).append(key)
+    return index
+
+
+def _safe(text: str, most: int = _MOST_NAME_BYTES) -> str:
+    """A user's name as part of a file name: quoted, and cut with a hash when it is long."""
+    # "_" separates the parts of a key, so that it may not come from a name.
+    quoted = quote(text, safe="").replace("_", "%5F").replace("~", "%7E").replace("%", "+")
+    if len(quoted) <= most:
+        return quoted
+    return f"{quoted[: most - 11]}~{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def _md5(text: str) -> str:
+    return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def single_batch(table: pa.Table) -> pa.RecordBatch:
+    """A table as one record batch."""
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def checksum(batch: pa.RecordBatch) -> int:
+    """CRC-32 of a batch's logical content, whatever its buffers look like."""
+    state = zlib.crc32("\0".join(batch.schema.names).encode())
+    for column in batch.columns:
+        state = _array_checksum(column, state)
+    return state
+
+
+def _array_checksum(array: pa.Array, state: int) -> int:
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _array_checksum(array.storage, state)
+    state = zlib.crc32(str(len(array)).encode(), state)
+    if array.null_count:
+        valid = array.is_valid()
+        state = zlib.crc32(pc.cast(valid, pa.uint8()).buffers()[1], state)
+        array = array.drop_null()
+    if pa.types.is_null(kind) or not len(array):
+        return state
+    if pa.types.is_dictionary(kind):
+        return _array_checksum(array.dictionary_decode(), state)
+    if pa.types.is_struct(kind):
+        for child in array.flatten():
+            state = _array_checksum(child, state)
+        return state
+    if pa.types.is_map(kind):
+        array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
+    if pa.types.is_nested(kind):
+        if not pa.types.is_fixed_size_list(kind):
+            state = _array_checksum(pc.list_value_length(array), state)
+        return _array_checksum(array.flatten(), state)
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.uint8())
+    elif _is_variable_width(kind):
+        state = _array_checksum(pc.binary_length(array), state)
+        array = array.cast(pa.large_binary())
+        start, end = (
+            int.from_bytes(array.buffers()[1][8 * i : 8 * i + 8], "little")
+            for i in (array.offset, array.offset + len(array))
+        )
+        return zlib.crc32(memoryview(array.buffers()[2])[start:end], state)
+    width = array.type.bit_width // 8
+    data = memoryview(array.buffers()[1])
+    return zlib.crc32(data[array.offset * width : (array.offset + len(array)) * width], state)
+
+
+def _is_variable_width(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+    )

@@ -1,0 +1,1 @@
+"""Computed columns: definitions, provenance, receipts, which values are right, publishing."""

@@ -1,0 +1,411 @@
+"""Computed columns: definitions in field metadata, functions in the table's `_udfs` folder.
+
+Reading a definition reads text. Only `load_udf` turns stored bytes into code, and only workers call
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Any
+
+import lance
+import pyarrow as pa
+from lance.file import LanceFileSession
+
+from geneva.errors import ColumnNotFoundError, UDFIntegrityError
+from geneva.model.computation import Computation, Input, Output, Resources, Udf, receipt_name
+from geneva.model.tables import ColumnDefinition, Sizes, TableRef
+from geneva.storage.columns.receipts import RECEIPT_TYPE
+from geneva.storage.lance.dataset import TableSnapshot, has_path, is_damage, nodes_of
+from geneva.storage.lance.fragments import field_at
+from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
+
+_PREFIX = "virtual_column"
+_FORMAT = "geneva-spark/1"
+_OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout", "memoize")
+_MAX_FORMER_VERSIONS = 8
+"""How many earlier versions of a column's UDF are kept, to say why its values are stale."""
+RECEIPT_OF = "geneva.receipt_of"
+"""Field metadata of a column of receipts: the UUID of the column that they are for."""
+
+
+def define_column(
+    dataset: lance.LanceDataset, name: str, udf: UDF, inputs: tuple[str, ...], digest: str
+) -> ColumnDefinition:
+    """Describe a new column computed by `udf`, with an identity of its own."""
+    user_metadata = {str(k): str(v) for k, v in (udf.field_metadata or {}).items()}
+    return ColumnDefinition(
+        name=name,
+        # Lance adds columns as NULL, so that the stored field is nullable whatever the UDF
+        # promises.
+        arrow_field=pa.field(name, udf.data_type, nullable=True, metadata=user_metadata or None),
+        uuid=uuid.uuid4().hex,
+        inputs=inputs,
+        input_fields=_fields_behind(dataset, inputs),
+        has_receipts=True,
+        **_udf_part(udf, digest),
+    )
+
+
+def redefine_column(
+    dataset: lance.LanceDataset,
+    current: ColumnDefinition,
+    udf: UDF,
+    inputs: tuple[str, ...],
+    digest: str,
+) -> ColumnDefinition:
+    """The same column, computed by another function from the dataset's version on."""
+    former = dict.fromkeys((*current.former_versions, current.udf_version))
+    former.pop(udf.version, None)
+    return replace(
+        current,
+        inputs=inputs,
+        input_fields=_fields_behind(dataset, inputs),
+        own_field=nodes_of(dataset.lance_schema).get(current.name),
+        former_versions=tuple(former)[-_MAX_FORMER_VERSIONS:],
+        **_udf_part(udf, digest),
+    )
+
+
+def _fields_behind(
+    dataset: lance.LanceDataset, inputs: tuple[str, ...]
+) -> tuple[tuple[int, str], ...]:
+    nodes = nodes_of(dataset.lance_schema)
+    return tuple((nodes[path], str(field_at(dataset.schema, path).type)) for path in inputs)
+
+
+class FieldsNow:
+    """The fields of one version of a table: looked up by name, or by id and type."""
+
+    def __init__(self, dataset: lance.LanceDataset) -> None:
+        """Look at the schema once."""
+        self.nodes = nodes_of(dataset.lance_schema)
+        kinds = kinds_of(dataset.schema)
+        self._present = {
+            (node, kinds[path]): path for path, node in self.nodes.items() if path in kinds
+        }
+
+    def named(self, field: tuple[int, str]) -> str | None:
+        """What the field of an id and a type is called; None: there is none."""
+        return self._present.get(field)
+
+
+def kinds_of(schema: pa.Schema) -> dict[str, str]:
+    """The type of every column path, as text."""
+    kinds: dict[str, str] = {}
+
+    def walk(arrow_field: pa.Field, path: str) -> None:
+        kinds.setdefault(path, str(arrow_field.type))
+        if pa.types.is_struct(arrow_field.type):
+            for i in range(arrow_field.type.num_fields):
+                child = arrow_field.type.field(i)
+                walk(child, f"{path}.{child.name}")
+
+    for top in schema:
+        walk(top, top.name)
+    return kinds
+
+
+def with_present_inputs(
+    definition: ColumnDefinition, dataset: lance.LanceDataset, fields: FieldsNow | None = None
+) -> ColumnDefinition:
+    """The definition with its inputs as they are called now.
+
+    An input is its field: one that was renamed is the same input, and another column that has got
+    its name is not. But where the table was overwritten or copied, fields have other ids: then the
+    column itself has another one, or no receipts, and its inputs go by their names. So does a
+    field that is gone, or of another type: a cast makes a new field.
+    """
+    fields = FieldsNow(dataset) if fields is None else fields
+    receipts = fields.nodes.get(receipt_name(definition.uuid))
+    if receipts is None or definition.own_field != fields.nodes.get(definition.name):
+        return definition
+    inputs = []
+    for path, field in zip(definition.inputs, definition.input_fields, strict=True):
+        found = fields.named(field)
+        # Lance gives the highest id away again once its column was dropped: such an id is the
+        # input's where another, younger column has got its name.
+        is_old = field[0] < receipts or fields.nodes.get(path, -1) > field[0]
+        inputs.append(found if found is not None and (found == path or is_old) else path)
+    return replace(definition, inputs=tuple(inputs))
+
+
+def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Computation:
+    """A column's computation from columns of its own table, bound to one version of it."""
+    name = receipt_name(definition.uuid)
+    return Computation(
+        id=definition.uuid,
+        name=definition.name,
+        version=definition.udf_version,
+        outputs=(bound_output(snapshot, definition.name),),
+        program=Udf(
+            name=definition.udf_name,
+            digest=definition.udf_digest,
+            nullable=definition.nullable,
+            on_error=definition.on_error,
+            memoize=bool(definition.memoize),
+        ),
+        inputs=tuple(Input(path, snapshot.field_ids[path]) for path in definition.inputs),
+        receipt=bound_output(snapshot, name) if name in snapshot.field_ids else None,
+        former_versions=definition.former_versions,
+        older_than_receipts=not definition.has_receipts,
+        is_override=definition.overrides,
+        sizes=definition.sizes,
+        resources=Resources(definition.num_cpus, definition.num_gpus, definition.memory),
+    )
+
+
+def bound_output(snapshot: TableSnapshot, name: str) -> Output:
+    """A column of the table, as one that is filled."""
+    return Output(name, snapshot.field_ids[name], snapshot.schema.field(name).type)
+
+
+def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
+    return {
+        "udf_name": udf.name,
+        "udf_version": udf.version,
+        "udf_digest": digest,
+        "nullable": udf.nullable,
+        "sizes": Sizes(
+            udf.batch_size,
+            udf.checkpoint_size,
+            udf.min_checkpoint_size,
+            udf.max_checkpoint_size,
+            udf.task_size,
+        ),
+        "on_error": udf.on_error.to_json(),
+        **{option: getattr(udf, option) for option in _OPTIONS},
+    }
+
+
+def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
+    """The definition as field metadata."""
+    given = {o: getattr(definition, o) for o in _OPTIONS}
+    options = {o: value for o, value in given.items() if value is not None and value is not False}
+    if definition.on_error:
+        options["on_error"] = json.loads(definition.on_error)
+    sizes = {key: value for key, value in asdict(definition.sizes).items() if value is not None}
+    return {
+        _PREFIX: "true",
+        f"{_PREFIX}.format": _FORMAT,
+        f"{_PREFIX}.uuid": definition.uuid,
+        f"{_PREFIX}.udf": f"_udfs/{definition.udf_digest}",
+        f"{_PREFIX}.udf_name": definition.udf_name,
+        f"{_PREFIX}.udf_version": definition.udf_version,
+        f"{_PREFIX}.udf_inputs": json.dumps(list(definition.inputs)),
+        f"{_PREFIX}.udf_input_fields": json.dumps(definition.input_fields),
+        f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
+        f"{_PREFIX}.udf_former": json.dumps(list(definition.former_versions)),
+        f"{_PREFIX}.field": json.dumps(definition.own_field),
+        f"{_PREFIX}.receipts": json.dumps(definition.has_receipts),
+        f"{_PREFIX}.udf_options": json.dumps({**sizes, **options}, sort_keys=True),
+    }
+
+
+def defined_field(definition: ColumnDefinition) -> pa.Field:
+    """The Arrow field to add to the table: NULL everywhere, with the definition on it."""
+    own = {k.decode(): v.decode() for k, v in (definition.arrow_field.metadata or {}).items()}
+    return definition.arrow_field.with_metadata({**own, **definition_metadata(definition)})
+
+
+def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
+    """The definition of a column; None for a plain one. Runs no user code."""
+    arrow_field = schema.field(name)
+    metadata = {k.decode(): v.decode() for k, v in (arrow_field.metadata or {}).items()}
+    if metadata.get(_PREFIX) != "true" or f"{_PREFIX}.uuid" not in metadata:
+        return None
+    options: Mapping[str, Any] = json.loads(metadata.get(f"{_PREFIX}.udf_options", "{}"))
+    return ColumnDefinition(
+        name=name,
+        arrow_field=arrow_field,
+        uuid=metadata[f"{_PREFIX}.uuid"],
+        udf_name=metadata[f"{_PREFIX}.udf_name"],
+        udf_version=metadata[f"{_PREFIX}.udf_version"],
+        udf_digest=metadata[f"{_PREFIX}.udf"].removeprefix("_udfs/"),
+        inputs=tuple(json.loads(metadata[f"{_PREFIX}.udf_inputs"])),
+        input_fields=tuple(
+            (int(node), str(kind))
+            for node, kind in json.loads(metadata[f"{_PREFIX}.udf_input_fields"])
+        ),
+        nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
+        former_versions=_former_versions(metadata),
+        own_field=json.loads(metadata.get(f"{_PREFIX}.field", "null")),
+        has_receipts=json.loads(metadata.get(f"{_PREFIX}.receipts", "false")),
+        sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),
+        on_error=json.dumps(options["on_error"]) if "on_error" in options else "",
+        **_chosen(options),
+    )
+
+
+def _former_versions(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    known = metadata.get(f"{_PREFIX}.udf_former")
+    if known is not None:
+        return tuple(json.loads(known))
+    # Before there were receipts, only the table's version of the change was kept.
+    return ("",) if metadata.get(f"{_PREFIX}.udf_since", "0") != "0" else ()
+
+
+def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {option: options.get(option) for option in _OPTIONS}
+
+
+def read_definitions(schema: pa.Schema) -> dict[str, ColumnDefinition]:
+    """Every computed column of a table, by name."""
+    found = {name: read_definition(schema, name) for name in schema.names}
+    return {name: definition for name, definition in found.items() if definition is not None}
+
+
+def commit_new_columns(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:
+    """Add the columns and those of their receipts, NULL everywhere, in one commit."""
+    known = _with_own_fields(definitions, _next_field_id(dataset))
+    fields = [defined_field(definition) for definition in known]
+    dataset.add_columns([*fields, *(receipt_field(d.uuid) for d in definitions)])
+    nodes = nodes_of(dataset.lance_schema)
+    wrong = [d for d in known if d.own_field != nodes[d.name]]
+    if wrong:
+        found = [replace(d, own_field=nodes[d.name]) for d in wrong]
+        dataset.update_field_metadata({d.name: definition_metadata(d) for d in found})
+
+
+def _next_field_id(dataset: lance.LanceDataset) -> int:
+    """The id that Lance will give to the next field: behind all that schema and files have."""
+    named = nodes_of(dataset.lance_schema).values()
+    stored = (i for f in dataset.get_fragments() for file in f.metadata.files for i in file.fields)
+    return max((*named, *stored), default=-1) + 1
+
+
+def _with_own_fields(definitions: Iterable[ColumnDefinition], first: int) -> list[ColumnDefinition]:
+    """The definitions with the field ids that they will get, one after the other."""
+    known = []
+    for definition in definitions:
+        known.append(replace(definition, own_field=first))
+        first += _field_count(definition.arrow_field.type)
+    return known
+
+
+def _field_count(kind: pa.DataType) -> int:
+    """How many fields Lance counts for a type: its own, and those below it."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_fixed_size_list(kind) and not pa.types.is_struct(kind.value_type):
+        return 1
+    if not pa.types.is_nested(kind):
+        return 1
+    return 1 + sum(_field_count(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def receipt_field(column_id: str) -> pa.Field:
+    """The hidden column of a computed column's receipts."""
+    metadata = {RECEIPT_OF: column_id}
+    return pa.field(receipt_name(column_id), RECEIPT_TYPE, nullable=True, metadata=metadata)
+
+
+def column_uuid(arrow_field: pa.Field) -> str | None:
+    """The identity of a computed column, by its field; None for any other."""
+    found = (arrow_field.metadata or {}).get(f"{_PREFIX}.uuid".encode())
+    return found.decode() if found is not None else None
+
+
+def commit_receipt_columns(
+    dataset: lance.LanceDataset, definitions: Iterable[ColumnDefinition]
+) -> frozenset[str]:
+    """Give receipts to columns that have none; return the names of these columns.
+
+    They were declared before there were receipts, or the table was overwritten without them.
+    """
+    names = dataset.schema.names
+    missing = [d for d in definitions if receipt_name(d.uuid) not in names]
+    if missing:
+        dataset.add_columns([receipt_field(definition.uuid) for definition in missing])
+    return frozenset(definition.name for definition in missing)
+
+
+def rebound(definition: ColumnDefinition, dataset: lance.LanceDataset) -> ColumnDefinition:
+    """The definition with the field ids that it and its inputs, by their names, have now."""
+    return replace(
+        definition,
+        own_field=nodes_of(dataset.lance_schema).get(definition.name),
+        input_fields=_fields_behind(dataset, definition.inputs),
+    )
+
+
+def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
+    """Write down the field ids of columns and of their inputs, in one commit."""
+    found = [read_definition(dataset.schema, name) for name in names]
+    there = [d for d in found if d is not None and all(_is_there(dataset, d.inputs))]
+    known = [rebound(definition, dataset) for definition in there]
+    if known:
+        dataset.update_field_metadata({d.name: definition_metadata(d) for d in known})
+
+
+def commit_sealed(dataset: lance.LanceDataset, computation: Computation) -> None:
+    """Write down that every value of a column has a receipt: those without are people's now."""
+    found = read_definition(dataset.schema, computation.name)
+    if found is not None and found.uuid == computation.id and not found.has_receipts:
+        sealed = {f"{_PREFIX}.receipts": json.dumps(True)}
+        dataset.update_field_metadata({computation.name: sealed})
+
+
+def _is_there(dataset: lance.LanceDataset, paths: Iterable[str]) -> Iterator[bool]:
+    return (has_path(dataset.schema, path) for path in paths)
+
+
+def commit_redefinitions(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:
+    """Point the columns at their new functions, in one commit."""
+    commit_receipt_columns(dataset, definitions)
+    dataset.update_field_metadata({d.name: definition_metadata(d) for d in definitions})
+
+
+def _udf_session(ref: TableRef) -> LanceFileSession:
+    return LanceFileSession(f"{ref.uri}/_udfs", storage_options=ref.storage_options.plain())
+
+
+def stage_udf(ref: TableRef, udf: UDF) -> str:
+    """Store a function under the digest of its bytes; nothing refers to it yet."""
+    data = serialize_udf(udf)
+    digest = udf_digest(data)
+    session = _udf_session(ref)
+    name = f"{digest}.lance"
+    if not session.contains(name):
+        schema = pa.schema([pa.field("pickled_udf", pa.large_binary())])
+        writer = session.open_writer(name, schema=schema)
+        writer.write_batch(pa.record_batch([pa.array([data], pa.large_binary())], schema=schema))
+        writer.close()
+    return digest
+
+
+@lru_cache(maxsize=32)
+def load_udf(ref: TableRef, digest: str) -> UDF:
+    """Read a function and make it code again, after checking that it is what was stored."""
+    try:
+        reader = _udf_session(ref).open_reader(f"{digest}.lance")
+        data = reader.read_all().to_table().column(0)[0].as_py()
+    except BaseException as error:
+        if not is_damage(error):
+            raise
+        raise UDFIntegrityError(
+            f"The function of table {ref.name!r} stored as _udfs/{digest} can't be read: {error}. "
+            "Declare it again with alter_columns."
+        ) from error
+    return deserialize_udf(data, digest)
+
+
+def required_definition(schema: pa.Schema, table: str, name: str) -> ColumnDefinition:
+    """The definition of a column that must be a computed one."""
+    if name not in schema.names:
+        raise ColumnNotFoundError(
+            f"Column {name!r} is not defined in this table ({table!r} has {schema.names}). "
+            "Run table.add_columns() first."
+        )
+    definition = read_definition(schema, name)
+    if definition is None:
+        raise ColumnNotFoundError(
+            f"Column {name!r} is not defined in this table as a computed column: it has no UDF. "
+            "Give one with backfill(..., udf=...), or declare one with alter_columns()."
+        )
+    return definition

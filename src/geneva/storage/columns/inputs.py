@@ -1,0 +1,95 @@
+"""Reading the input values of a computation: of its own table, or of the source of a view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from geneva.model.computation import Computation
+from geneva.model.rows import Offsets, RowRange
+from geneva.model.view_query import SOURCE_ROW_ID
+from geneva.storage.lance.fragments import (
+    RowTaker,
+    fitting_window,
+    read_windows,
+    rows_for,
+)
+from geneva.storage.lance.source_rows import SourceRows
+
+_SPARSE = 0.2
+"""Below this share of wanted rows they are read by address instead of scanning past the others."""
+_FIRST_SOURCE_ROWS = 256
+"""Rows to read of another table before it is known how wide they are."""
+
+
+class InputReader:
+    """Reads the inputs of rows of one table's fragments, in bounded memory."""
+
+    def __init__(
+        self,
+        dataset: lance.LanceDataset,
+        computation: Computation,
+        opening: str | None = None,
+        *,
+        skip_missing: bool = False,
+    ) -> None:
+        """`opening` names whose reading this is: handles of a source are shared within it.
+
+        `skip_missing`: leave out rows whose row in the source is gone, instead of failing.
+        """
+        self._skip_missing = skip_missing
+        self._dataset, self._paths = dataset, computation.input_paths
+        self._source = None
+        self._source_rows = _FIRST_SOURCE_ROWS
+        if computation.source is not None:
+            self._source = SourceRows.of(computation.source, opening)
+
+    def read(
+        self, fragment_id: int, wanted: Offsets, rows: RowRange, window: int
+    ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """The inputs of the `wanted` rows among `rows`, ascending, some rows at a time."""
+        if not len(wanted):
+            return
+        if self._source is not None:
+            yield from self._from_source(self._source, fragment_id, wanted, rows, window)
+            return
+        dataset, paths = self._dataset, self._paths
+        window = fitting_window(dataset, fragment_id, paths, rows, window)
+        if len(wanted) < _SPARSE * len(rows):
+            taker = RowTaker(dataset, fragment_id, paths)
+            for i in range(0, len(wanted), window):
+                chunk = wanted[i : i + window]
+                yield chunk, taker.take(chunk)
+            return
+        at = 0
+        for start, batch in read_windows(dataset, fragment_id, paths, rows, window):
+            stop = int(np.searchsorted(wanted, start + batch.num_rows, side="left"))
+            chunk = wanted[at:stop]
+            at = stop
+            if len(chunk) == batch.num_rows:
+                yield chunk, batch
+            elif len(chunk):
+                yield chunk, batch.take(pa.array(chunk - start))
+
+    def _from_source(
+        self, source: SourceRows, fragment_id: int, wanted: Offsets, rows: RowRange, window: int
+    ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """Inputs out of another table, at the rows that the fragment's own rows stand for."""
+        for start, batch in read_windows(self._dataset, fragment_id, [SOURCE_ROW_ID], rows, window):
+            low, high = np.searchsorted(wanted, (start, start + batch.num_rows))
+            ids = batch.column(0).to_numpy()
+            at = int(low)
+            while at < high:
+                # How wide the source's rows are, only reading some tells.
+                chunk = wanted[at : min(at + self._source_rows, int(high))]
+                at += len(chunk)
+                if self._skip_missing:
+                    chunk = chunk[source.present(ids[chunk - start])]
+                    if not len(chunk):
+                        continue
+                taken = source.take(ids[chunk - start])
+                self._source_rows = rows_for(taken.nbytes, len(chunk), window)
+                yield chunk, taken

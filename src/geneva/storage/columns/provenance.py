@@ -1,0 +1,155 @@
+"""How a column's data file says what it holds: in short in its name, in full in its metadata.
+
+Data and provenance are published by the same commit, so that they can't disagree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from lance.file import LanceFileReader
+
+from geneva.model.rows import RowSet
+from geneva.model.tables import TableRef
+from geneva.storage.lance.dataset import FragmentFacts, is_damage
+
+PROVENANCE_METADATA = "geneva.provenance"
+_NAME = re.compile(
+    r"^geneva-(?P<extent>full|part)-(?P<column>[0-9a-f]{8})-(?P<udf>[0-9a-f]{12})"
+    r"-(?P<inputs>[0-9a-f]{12})-[0-9a-f]{12}\.lance$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What made the values of one column in one fragment, and which of its rows it made."""
+
+    column_uuid: str
+    udf_version: str
+    inputs: tuple[str, ...]
+    """The data files and fields that the values were computed from (`input_signature`)."""
+    valid: RowSet
+    """Rows whose value is right, given the above. The others hold older values or NULL."""
+    failed: RowSet | None = None
+    """Rows on which the function failed, and which were skipped: NULL, and not computed."""
+    computed: RowSet | None = None
+    """Rows that were computed for this very file; None: all that are right."""
+
+    @property
+    def made(self) -> RowSet:
+        """The right rows that were computed for this very file, and not kept from before."""
+        return self.valid if self.computed is None else self.valid.intersect(self.computed)
+
+    def file_name(self, *, complete: bool) -> str:
+        """A fresh data file name that tells this provenance to whoever reads the manifest."""
+        extent = "full" if complete else "part"
+        return f"geneva-{extent}-{self.digests()}-{uuid.uuid4().hex[:12]}.lance"
+
+    def digests(self) -> str:
+        """Short digests of column, UDF and inputs, as they stand in the file name."""
+        name = named(self.column_uuid, self.udf_version, self.inputs)
+        return "-".join((name.column, name.udf, name.inputs))
+
+    def to_text(self) -> str:
+        """The whole provenance, for the file's metadata."""
+        return json.dumps(
+            {
+                "column": self.column_uuid,
+                "udf": self.udf_version,
+                "inputs": list(self.inputs),
+                "valid": self.valid.encode(),
+                **({"failed": self.failed.encode()} if self.failed else {}),
+                **({} if self.computed is None else {"computed": self.computed.encode()}),
+            }
+        )
+
+    @classmethod
+    def from_text(cls, text: str) -> Provenance:
+        """The provenance that `to_text` wrote; ValueError or KeyError for anything else."""
+        record: dict[str, Any] = json.loads(text)
+        return cls(
+            record["column"],
+            record["udf"],
+            tuple(record["inputs"]),
+            RowSet.decode(record["valid"]),
+            RowSet.decode(record["failed"]) if "failed" in record else None,
+            RowSet.decode(record["computed"]) if "computed" in record else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NamedProvenance:
+    """What a data file's name alone tells."""
+
+    complete: bool
+    column: str
+    udf: str
+    inputs: str
+
+
+def parse_file_name(path: str) -> NamedProvenance | None:
+    """Read a data file's name; None when it was not written by Geneva."""
+    match = _NAME.match(path)
+    if match is None:
+        return None
+    return NamedProvenance(
+        match["extent"] == "full", match["column"], match["udf"], match["inputs"]
+    )
+
+
+def named_inputs(inputs: tuple[str, ...]) -> str:
+    """An input signature as it stands in a file name."""
+    return _digest("\n".join(inputs), 12)
+
+
+def named(column_uuid: str, udf_version: str, inputs: tuple[str, ...]) -> NamedProvenance:
+    """What the name of a complete file of this provenance says."""
+    return NamedProvenance(
+        True, _digest(column_uuid, 8), _digest(udf_version, 12), named_inputs(inputs)
+    )
+
+
+def read_provenance(ref: TableRef, path: str) -> Provenance | None:
+    """The provenance in a data file's metadata; None when there is none or the file is gone."""
+    try:
+        reader = LanceFileReader(
+            f"{ref.uri}/data/{path}", storage_options=ref.storage_options.plain()
+        )
+        text = (reader.metadata().schema.metadata or {}).get(PROVENANCE_METADATA.encode())
+        return Provenance.from_text(text.decode()) if text is not None else None
+    except BaseException as error:
+        if not is_damage(error):
+            raise
+        return None
+
+
+def input_signature(fragment: FragmentFacts, inputs: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """Which files and fields a fragment's input values come from.
+
+    `inputs` are the field ids of each input, in order: f(a, b) is not f(b, a). Names are left out
+    on purpose: a renamed input is the same input.
+    """
+    signature: list[str] = []
+    for position, field_ids in enumerate(inputs):
+        files = sorted(fragment.files_of(field_ids), key=lambda file: file.path)
+        left = set(field_ids)
+        for file in files:
+            held = sorted(set(field_ids) & set(file.fields))
+            left.difference_update(held)
+            signature.append(f"{position}:{file.path}:{','.join(map(str, held))}")
+        if files and left:
+            # A struct that got a child since: its values are others now.
+            signature.append(f"{position}::{','.join(map(str, sorted(left)))}")
+    return tuple(signature)
+
+
+@lru_cache(maxsize=4_096)
+def _digest(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -1,0 +1,241 @@
+"""Publishing staged column files: the only place where a backfill changes the table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import lance
+import pyarrow as pa
+from lance import LanceOperation, Transaction
+from lance.commit import CommitConflictError
+
+from geneva.errors import ColumnChangedError, TableChangedError
+from geneva.model.computation import Carry, Computation
+from geneva.model.tables import TableRef
+from geneva.storage.columns.definitions import read_definition
+from geneva.storage.columns.provenance import parse_file_name, read_provenance
+from geneva.storage.columns.staged_files import StagedFile, data_file, stage_nulls
+from geneva.storage.columns.validity import output_file
+from geneva.storage.lance.dataset import (
+    FragmentFacts,
+    TableSnapshot,
+    open_dataset,
+    read_live_rows,
+    read_snapshot,
+)
+from geneva.storage.lance.transactions import JOB_PROPERTY, PLANNED_PROPERTY, read_transaction
+
+_RETRY_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutcome:
+    """What became of a group of staged files."""
+
+    version: int
+    landed: tuple[StagedFile, ...]
+    lost: tuple[tuple[StagedFile, str], ...]
+    """Files that no longer fit the table, each with what happened to their fragment."""
+    moved_on: bool
+    """Whether somebody else committed in between."""
+
+
+def commit_columns(
+    ref: TableRef,
+    dataset: lance.LanceDataset,
+    computation: Computation,
+    staged: Sequence[StagedFile],
+    job_id: str,
+    max_retries: int,
+) -> CommitOutcome:
+    """Replace the data files of several fragments in one commit. All have the same fields.
+
+    The planned version is the read version, so that Lance itself checks everything that happened
+    since. Where it refuses, each file is checked against the latest version; those that still fit
+    are committed on top of it, the others are handed back.
+    """
+    fitting, lost = list(staged), list[tuple[StagedFile, str]]()
+    read_from, moved_on = dataset, False
+    # One more than retries: giving NULLs to missing fields is no conflict.
+    for attempt in range(max_retries + 2):
+        if not fitting:
+            return CommitOutcome(read_from.version, (), tuple(lost), moved_on)
+        try:
+            # After a commit of its own it looks at the table anew, as after one of others.
+            if not add_missing_fields(ref, read_from, fitting):
+                version = _commit(read_from, fitting, job_id, dataset.version)
+                moved_on = moved_on or version > read_from.version + 1
+                return CommitOutcome(version, tuple(fitting), tuple(lost), moved_on)
+        except OSError as error:
+            # lance.commit.CommitConflictError, or a plain OSError with the same text.
+            if not is_conflict(error):
+                landed = _landed_after_all(ref, dataset.version, fitting, job_id)
+                if landed is None:
+                    raise
+                return CommitOutcome(landed, tuple(fitting), tuple(lost), moved_on=True)
+        time.sleep(_RETRY_SECONDS * attempt)
+        moved_on = True
+        refused, read_from = read_from, open_dataset(ref)
+        if attempt and read_from.version == refused.version:
+            raise ColumnChangedError(
+                f"Lance can't put the values of column {computation.name!r} into table "
+                f"{ref.name!r}, though nobody has changed it: its fields were changed since it was "
+                "declared (a struct that got a child). Drop the column, and add it again."
+            )
+        snapshot = read_snapshot(read_from, ref)
+        verify_column(snapshot.schema, ref, computation)
+        checked = [(file, _misfit(file, snapshot, read_from, computation)) for file in fitting]
+        lost.extend((file, why) for file, why in checked if why is not None)
+        fitting = [file for file, why in checked if why is None]
+    raise TableChangedError(
+        f"Could not commit column {computation.name!r} of table {ref.name!r} after {max_retries} "
+        f"retries, because other writers kept getting in between. What was computed is kept: "
+        f"run the backfill again. (GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number.)"
+    )
+
+
+def _commit(
+    dataset: lance.LanceDataset, staged: Sequence[StagedFile], job_id: str, planned: int
+) -> int:
+    operation = LanceOperation.DataReplacement(
+        [
+            LanceOperation.DataReplacementGroup(
+                file.fragment_id, data_file(dataset, file.path, file.field_ids)
+            )
+            for file in staged
+        ]
+    )
+    transaction = Transaction(
+        dataset.version,
+        operation,
+        transaction_properties={JOB_PROPERTY: job_id, PLANNED_PROPERTY: str(planned)},
+    )
+    return int(lance.LanceDataset.commit(dataset, transaction).version)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether a commit was refused because of what others committed."""
+    text = str(error).lower()
+    return isinstance(error, CommitConflictError) or any(
+        sign in text
+        for sign in (
+            "commit conflict",
+            "incompatible transaction",
+            "fragment being replaced not found",
+            "no changes were made",
+        )
+    )
+
+
+def _landed_after_all(
+    ref: TableRef, since: int, staged: Sequence[StagedFile], job_id: str
+) -> int | None:
+    """The version of our commit, when it failed in a way that leaves open whether it landed."""
+    latest = open_dataset(ref)
+    for version in range(since + 1, latest.version + 1):
+        transaction = read_transaction(latest, version)
+        properties = transaction.transaction_properties or {}
+        if properties.get(JOB_PROPERTY) == job_id and staged[0].path in str(transaction.operation):
+            return version
+    return None
+
+
+def add_missing_fields(
+    ref: TableRef, dataset: lance.LanceDataset, staged: Sequence[StagedFile]
+) -> bool:
+    """Give NULLs to the fields that a fragment has no file for, while it has one for others.
+
+    Lance replaces fields that are all there or all new: values that a person appended have no
+    receipts beside them. That there are none is what NULLs say, too. Returns whether any did.
+    """
+    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for file in staged:
+        fragment = dataset.get_fragment(file.fragment_id)
+        if fragment is None:
+            continue
+        there = {i for data in fragment.metadata.files for i in data.fields}
+        missing = tuple(i for i in file.field_ids if i not in there)
+        if missing and len(missing) < len(file.field_ids):
+            groups.setdefault(missing, []).append((file.fragment_id, file.physical_rows))
+    for fields, fragments in groups.items():
+        operation = LanceOperation.DataReplacement(
+            [
+                LanceOperation.DataReplacementGroup(
+                    fragment_id,
+                    data_file(dataset, stage_nulls(ref, dataset, fields, rows), fields),
+                )
+                for fragment_id, rows in fragments
+            ]
+        )
+        dataset = lance.LanceDataset.commit(dataset, Transaction(dataset.version, operation))
+    return bool(groups)
+
+
+def verify_column(schema: pa.Schema, ref: TableRef, planned: Computation) -> None:
+    """Make sure that the table still has what was planned; ColumnChangedError otherwise."""
+    name = planned.name
+    if isinstance(planned.program, Carry):
+        missing = [output.name for output in planned.outputs if output.name not in schema.names]
+        if missing:
+            raise ColumnChangedError(
+                f"Column {missing[0]!r} of view {ref.name!r} is gone. Create the view anew."
+            )
+        return
+    found = read_definition(schema, name) if name in schema.names else None
+    if found is None or found.uuid != planned.id:
+        raise ColumnChangedError(
+            f"Column {name!r} of table {ref.name!r} was dropped or replaced while it was being "
+            "computed. The finished work is kept in the checkpoint store. Look at the table, then "
+            "run the backfill again."
+        )
+    if planned.source is None and found.udf_version != planned.version and not planned.is_override:
+        raise ColumnChangedError(
+            f"Column {name!r} of table {ref.name!r} was given another UDF while it was being "
+            "computed. The finished work is kept. Run the backfill again to compute it with the "
+            "new one."
+        )
+    (output,) = planned.outputs
+    if found.arrow_field.type != output.type:
+        raise ColumnChangedError(
+            f"Column {name!r} of table {ref.name!r} changed its type from "
+            f"{output.type} to {found.arrow_field.type} while it was being computed. "
+            "Declare a UDF of the new type with alter_columns, then run the backfill again."
+        )
+
+
+def _covers_live_rows(
+    staged: StagedFile, ref: TableRef, dataset: lance.LanceDataset, fragment: FragmentFacts
+) -> bool:
+    """Whether a file that says it is complete is so for the rows that are live now."""
+    named = parse_file_name(staged.path)
+    if named is None or not named.complete:
+        return True
+    provenance = read_provenance(ref, staged.path)
+    live = read_live_rows(dataset, [fragment])[fragment.id]
+    return provenance is not None and not live.minus(provenance.valid)
+
+
+def _misfit(
+    staged: StagedFile,
+    snapshot: TableSnapshot,
+    dataset: lance.LanceDataset,
+    computation: Computation,
+) -> str | None:
+    """Why a staged file can't be put into the table as it is now; None when it can."""
+    fragment = next((f for f in snapshot.fragments if f.id == staged.fragment_id), None)
+    if fragment is None:
+        return "its fragment was rewritten or removed"
+    if fragment.physical_rows != staged.physical_rows:
+        return "its fragment has another number of rows"
+    if any(snapshot.field_ids.get(o.name) != o.field_ids for o in computation.written):
+        return "the column's fields changed"
+    if not _covers_live_rows(staged, snapshot.ref, dataset, fragment):
+        return "deleted rows came back"
+    # Inputs that changed are no reason: the file says what it was computed from, so that the rows
+    # for which it matters are found and computed again, and only those.
+    # What another job or a person wrote stays. What was computed is found again by its receipts.
+    if output_file(computation, fragment) != staged.base:
+        return "somebody wrote the same column"
+    return None

@@ -1,0 +1,149 @@
+"""Receipts: beside each computed value, a digest of what it was computed from and of the value.
+
+A receipt is 64 bits: 47 of the digest of (column, function's version, input values), one that says
+whether the value was taken over as it was found (a person wrote it) instead of computed, and 16 of
+the value. They move with their row through everything that Lance does, so that a value can be
+judged without the table's history. A value's 16 bits are 0 where the function failed on the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from geneva.model.digests import Digests, digest_rows, digest_values
+from geneva.model.rows import Mask
+
+RECEIPT_TYPE = pa.int64()
+"""Lance writes it faster than the unsigned kind; the bits are the same."""
+_VALUE_MASK = np.uint64(0xFFFF)
+_ADOPTED = np.uint64(0x10000)
+_INPUT_SHIFT = np.uint64(17)
+
+
+def make_receipts(
+    inputs: Sequence[pa.Array],
+    outputs: Sequence[pa.Array],
+    seed: int,
+    rows: int,
+    *,
+    failed: Sequence[int] = (),
+    adopted: bool = False,
+) -> pa.Array:
+    """The receipts of rows: where the function `failed`, or of values that are `adopted`."""
+    return receipts_for(digest_rows(inputs, seed, rows), outputs, failed=failed, adopted=adopted)
+
+
+def receipts_for(
+    digests: Digests,
+    outputs: Sequence[pa.Array],
+    *,
+    failed: Sequence[int] = (),
+    adopted: bool = False,
+) -> pa.Array:
+    """The same, given the digests of the inputs."""
+    values = digest_values(outputs, len(digests))
+    if len(failed):
+        values[np.asarray(failed, dtype=np.int64)] = 0
+    receipts = digests & ~(_VALUE_MASK | _ADOPTED)
+    receipts |= values
+    if adopted:
+        receipts |= _ADOPTED
+    return pa.array(receipts.view(np.int64), RECEIPT_TYPE)
+
+
+def receipt_bits(receipts: pa.Array) -> Digests:
+    """The bits of receipts; 0 where there is none."""
+    filled = receipts.fill_null(0) if receipts.null_count else receipts
+    bits: Digests = np.asarray(filled).view(np.uint64)
+    return bits
+
+
+def input_part(receipts: npt.NDArray[np.uint64]) -> Digests:
+    """What of receipts, or of digests, is about the inputs."""
+    return receipts >> _INPUT_SHIFT
+
+
+def is_adopted(receipts: pa.Array) -> Mask:
+    """Rows whose receipt says that a person wrote the value."""
+    found: Mask = (receipt_bits(receipts) & _ADOPTED) != 0
+    return found
+
+
+def is_result(receipts: pa.Array) -> Mask:
+    """Rows whose receipt says that the function computed the value, or failed on the row."""
+    found: Mask = np.asarray(receipts.is_valid()) & ~is_adopted(receipts)
+    return found
+
+
+def is_failed(receipts: pa.Array) -> Mask:
+    """Rows whose receipt says that the function failed on them."""
+    bits = receipt_bits(receipts)
+    found: Mask = np.asarray(receipts.is_valid()) & ((bits & _VALUE_MASK) == 0)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Written:
+    """Receipts as they stand in a table, and which of their values are still those they are for."""
+
+    present: Mask
+    """Rows that have a receipt."""
+    has_value: Mask
+    """Rows whose value is not NULL."""
+    intact: Mask
+    """Rows with a receipt whose value is the one that it is for."""
+    failed: Mask
+    """Rows whose receipt says that the function failed on them, and which have no value since."""
+    bits: npt.NDArray[np.uint64]
+    """The receipts; 0 where there is none."""
+
+    @property
+    def supplied(self) -> Mask:
+        """Rows whose value a person wrote: without a receipt, or in place of another value."""
+        return np.where(self.present, ~self.intact, self.has_value)
+
+
+def read_receipts(
+    receipts: pa.Array, outputs: Sequence[pa.Array] | None, *, null_structs: bool = True
+) -> Written:
+    """Look at receipts and their values; without `outputs`, each value counts as intact.
+
+    Without `null_structs`, as in Lance's format 2.0, a struct of NULLs counts as no value.
+    """
+    rows = len(receipts)
+    present = np.asarray(receipts.is_valid())
+    bits = receipt_bits(receipts)
+    failed = present & ((bits & _VALUE_MASK) == 0)
+    if outputs is None:
+        return Written(present, present & ~failed, present, failed, bits)
+    has_value = np.zeros(rows, dtype=np.bool_)
+    for output in outputs:
+        has_value |= _has_value(output, null_structs=null_structs)
+    intact = present & ((bits & _VALUE_MASK) == digest_values(outputs, rows))
+    failed &= ~has_value
+    return Written(present, has_value, intact | failed, failed, bits)
+
+
+def _has_value(array: pa.Array, *, null_structs: bool) -> Mask:
+    present: Mask = np.array(array.is_valid())
+    if null_structs or not pa.types.is_struct(array.type):
+        return present
+    below = np.zeros(len(array), dtype=np.bool_)
+    for child in array.flatten():
+        below |= _has_value(child, null_structs=False)
+    return present & below
+
+
+def joined_receipts(parts: Sequence[Written]) -> Written:
+    """What was read in parts, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return read_receipts(pa.nulls(0, RECEIPT_TYPE), [])
+    names = ("present", "has_value", "intact", "failed", "bits")
+    return Written(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

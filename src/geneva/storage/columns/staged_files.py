@@ -1,0 +1,128 @@
+"""Staging a column file for a fragment: written and complete, and not yet published."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lance
+import pyarrow as pa
+from lance.file import LanceFileWriter
+
+from geneva.model.tables import TableRef
+from geneva.storage.columns.provenance import PROVENANCE_METADATA, Provenance
+from geneva.storage.lance.dataset import (
+    field_ids_of,
+    file_version,
+    is_damage,
+)
+from geneva.storage.lance.fragments import _MAX_WINDOW_ROWS
+from geneva.storage.lance.pieces import null_rows
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A column file that is written but not yet part of the table."""
+
+    fragment_id: int
+    path: str
+    physical_rows: int
+    column_uuid: str
+    field_ids: tuple[int, ...]
+    inputs: tuple[str, ...]
+    """The input signature that it was computed from."""
+    base: str | None
+    """The file that holds the values it replaces, or is about; None when there was none."""
+
+
+def written_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    """The columns of a data file, in the dataset's exact types.
+
+    A commit checks none of it, and a wrong type reads as garbage.
+    """
+    fields = [schema.field(column) for column in columns]
+    return pa.schema([pa.field(f.name, f.type, nullable=f.nullable) for f in fields])
+
+
+def stage_columns(
+    ref: TableRef,
+    dataset: lance.LanceDataset,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    provenance: Provenance,
+    *,
+    complete: bool,
+) -> tuple[str, int]:
+    """Write a fragment's data file next to the table's own; return its name and row count."""
+    name = provenance.file_name(complete=complete)
+    writer = LanceFileWriter(
+        f"{ref.uri}/data/{name}",
+        schema,
+        version=dataset.data_storage_version,
+        storage_options=ref.storage_options.plain(),
+    )
+    # Never `with`: leaving the block by an exception would publish a truncated file.
+    writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
+    for batch in batches:
+        columns = [storable(dataset, column) for column in batch.columns]
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return name, int(writer.close() or 0)
+
+
+def stage_nulls(
+    ref: TableRef, dataset: lance.LanceDataset, field_ids: Sequence[int], rows: int
+) -> str:
+    """Write a data file of NULLs for the top-level columns with these ids; return its name."""
+    wanted = frozenset(field_ids)
+    names = [name for name, ids in field_ids_of(dataset).items() if wanted.intersection(ids)]
+    top = [name for name in names if name in dataset.schema.names]
+    schema = written_schema(dataset.schema, top)
+    name = f"geneva-nulls-{uuid.uuid4().hex}.lance"
+    writer = LanceFileWriter(
+        f"{ref.uri}/data/{name}",
+        schema,
+        version=dataset.data_storage_version,
+        storage_options=ref.storage_options.plain(),
+    )
+    for start in range(0, rows, _MAX_WINDOW_ROWS):
+        writer.write_batch(null_rows(schema, min(_MAX_WINDOW_ROWS, rows - start)))
+    writer.close()
+    return name
+
+
+def storable(dataset: lance.LanceDataset, array: pa.Array) -> pa.Array:
+    """Values as the table's format can store them."""
+    return array if file_version(dataset) >= (2, 1) else _nulls_inside(array)
+
+
+def _nulls_inside(array: pa.Array) -> pa.Array:
+    """A NULL struct as a struct of NULLs: the 2.0 format can't store the former."""
+    if not pa.types.is_struct(array.type) or not array.type.num_fields:
+        return array
+    children = [_nulls_inside(child) for child in array.flatten()]
+    return pa.StructArray.from_arrays(children, fields=list(array.type))
+
+
+def staged_file_is_whole(ref: TableRef, staged: StagedFile) -> bool:
+    """Whether a staged file found from an earlier run is there, ours, and complete."""
+    from lance.file import LanceFileReader
+
+    try:
+        reader = LanceFileReader(
+            f"{ref.uri}/data/{staged.path}", storage_options=ref.storage_options.plain()
+        )
+        return int(reader.num_rows()) == staged.physical_rows
+    except BaseException as error:
+        if not is_damage(error):
+            raise
+        return False
+
+
+def data_file(dataset: lance.LanceDataset, path: str, field_ids: Sequence[int]) -> Any:
+    """The manifest entry of a staged file."""
+    major, minor = file_version(dataset)
+    return lance.fragment.DataFile(
+        path, list(field_ids), list(range(len(field_ids))), major, minor, None
+    )

@@ -1,0 +1,1 @@
+"""What is known of jobs: events, heartbeats, rows that failed."""

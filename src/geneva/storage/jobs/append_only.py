@@ -1,0 +1,74 @@
+"""A table of Geneva's own, beside the user's tables, to which rows are only ever added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import lance
+import pyarrow as pa
+
+from geneva.model.tables import Secrets
+
+_COMPACT_AT_FRAGMENTS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOnlyTable:
+    """Opened at every use, so that all processes see the same."""
+
+    uri: str
+    schema: pa.Schema
+    storage_options: Secrets
+
+    def append(self, table: pa.Table) -> None:
+        """Add rows, in one commit; made when it is not there, and compacted now and then."""
+        dataset = lance.write_dataset(table, self.open() or self._create(), mode="append")
+        if len(dataset.get_fragments()) >= _COMPACT_AT_FRAGMENTS:
+            self._compact(dataset)
+
+    def read(self, condition: str | None = None) -> pa.Table:
+        """The rows that satisfy an SQL condition."""
+        dataset = self.open()
+        return self.schema.empty_table() if dataset is None else dataset.to_table(filter=condition)
+
+    def open(self) -> lance.LanceDataset | None:
+        """The table; None when it is not there yet."""
+        try:
+            return lance.dataset(self.uri, storage_options=self.storage_options.plain())
+        except ValueError as error:
+            if "not found" in str(error).lower():
+                return None
+            raise
+
+    def _create(self) -> lance.LanceDataset:
+        """Make the table, empty. Of several who try at once one succeeds, and all go on with it.
+
+        Not by `write_dataset`: there the second one overwrites what the first has written since.
+        """
+        try:
+            return lance.LanceDataset.commit(
+                self.uri,
+                lance.LanceOperation.Overwrite(self.schema, []),
+                read_version=0,
+                max_retries=0,
+                storage_options=self.storage_options.plain(),
+            )
+        except OSError:
+            dataset = self.open()
+            if dataset is None:
+                raise
+            return dataset
+
+    @staticmethod
+    def _compact(dataset: lance.LanceDataset) -> None:
+        try:
+            dataset.optimize.compact_files()
+            dataset.cleanup_old_versions()
+        except OSError:
+            # Another process compacts at the same moment: one of the two is enough.
+            return
+
+
+def quoted(text: str) -> str:
+    """A string as SQL writes it."""
+    return "'" + text.replace("'", "''") + "'"

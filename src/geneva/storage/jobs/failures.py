@@ -1,0 +1,113 @@
+"""The error store: the rows on which functions failed, of all tables of a database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+import pyarrow as pa
+
+from geneva.model.tables import Secrets
+from geneva.render import html
+from geneva.storage.jobs.append_only import AppendOnlyTable, quoted
+
+_SHOWN_RECORDS = 50
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("job_id", pa.string()),
+        pa.field("table_name", pa.string()),
+        pa.field("column_name", pa.string()),
+        pa.field("fragment_id", pa.int64()),
+        pa.field("row_address", pa.uint64()),
+        pa.field("row_id", pa.uint64()),
+        pa.field("exception_type", pa.string()),
+        pa.field("message", pa.string()),
+        pa.field("traceback", pa.string()),
+        pa.field("attempt", pa.int32()),
+        pa.field("input_preview", pa.string()),
+        pa.field("at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """A row on which a function failed."""
+
+    job_id: str
+    table_name: str
+    column_name: str
+    fragment_id: int
+    row_address: int
+    """Fragment and offset at the time; compaction and updates change it."""
+    row_id: int | None
+    """The stable row id, if the table has them."""
+    exception_type: str
+    """The exception's class; "WorkerDied" where the row killed its worker."""
+    message: str
+    traceback: str
+    """The function's own frames; empty for all but the first hundred of a task."""
+    attempt: int
+    """How often the row was tried."""
+    input_preview: str
+    at: datetime
+
+    def _repr_html_(self) -> str:
+        """Show the failure in a notebook."""
+        pairs = (
+            ("column", self.column_name),
+            ("row address", self.row_address),
+            ("row id", self.row_id),
+            ("error", f"{self.exception_type}: {self.message}"),
+            ("attempt", self.attempt),
+            ("input", self.input_preview),
+            ("job", self.job_id),
+        )
+        return html.section(f"Failed row of table {self.table_name!r}", html.facts(pairs))
+
+
+class ErrorRecords(list[ErrorRecord]):
+    """Failed rows: a list, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        """Show the newest first, and not all of many."""
+        rows = [
+            (e.column_name, e.row_address, e.exception_type, e.message, e.attempt, e.input_preview)
+            for e in self[: -_SHOWN_RECORDS - 1 : -1]
+        ]
+        headers = ("column", "row address", "error", "message", "attempt", "input")
+        more = len(self) - len(rows)
+        rest = [html.note(f"... and {more:,} older ones")] if more else []
+        return html.section(f"{len(self):,} failed rows", html.grid(headers, rows), *rest)
+
+
+class FailureStore:
+    """The failed rows of a database. It lives beside the tables and shows in no list of them."""
+
+    def __init__(self, database_uri: str, storage_options: Secrets) -> None:
+        """Point at a database; nothing is read or written yet."""
+        uri = f"{database_uri.rstrip('/')}/_geneva/errors.lance"
+        self._table = AppendOnlyTable(uri, _SCHEMA, storage_options)
+
+    def append(self, records: Sequence[ErrorRecord]) -> None:
+        """Write records, in one commit."""
+        if records:
+            rows = [asdict(record) for record in records]
+            self._table.append(pa.Table.from_pylist(rows, schema=_SCHEMA))
+
+    def list(
+        self,
+        table_name: str | None = None,
+        job_id: str | None = None,
+        column_name: str | None = None,
+    ) -> list[ErrorRecord]:
+        """The records, in the order of time, then of rows."""
+        wanted = {"table_name": table_name, "job_id": job_id, "column_name": column_name}
+        conditions = [
+            f"{name} = {quoted(str(value))}" for name, value in wanted.items() if value is not None
+        ]
+        found = self._table.read(" AND ".join(conditions) or None)
+        records = [ErrorRecord(**row) for row in found.to_pylist()]
+        return ErrorRecords(sorted(records, key=lambda r: (r.at, r.row_address)))

@@ -1,0 +1,1 @@
+"""Lance: tables, fragments, rows and their ids, SQL, transactions."""

@@ -1,0 +1,300 @@
+"""Opening tables, and the facts about one pinned version that everything else builds on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from geneva.errors import InvalidFilterError, TableNotFoundError, UserInputError
+from geneva.model.computation import RECEIPT_PREFIX
+from geneva.model.rows import RowSet
+from geneva.model.tables import TableRef
+
+Dataset: TypeAlias = lance.LanceDataset
+"""An open version of a table, for those rooms that only hand it on."""
+
+_FRAGMENT_SHIFT = 32
+"""A row address is (fragment id << 32) | physical offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """One data file of a fragment, and the fields that are read from it."""
+
+    path: str
+    fields: tuple[int, ...]
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentFacts:
+    """One fragment as the manifest tells it."""
+
+    id: int
+    physical_rows: int
+    deleted_rows: int
+    files: tuple[FileFacts, ...]
+    deletions: str = ""
+    """Which rows are deleted, as the name of the file that says so; empty: none."""
+
+    @property
+    def live_rows(self) -> int:
+        """Rows that are not deleted."""
+        return self.physical_rows - self.deleted_rows
+
+    def files_of(self, field_ids: Iterable[int]) -> tuple[FileFacts, ...]:
+        """The files that hold any of the fields."""
+        wanted = frozenset(field_ids)
+        return tuple(file for file in self.files if wanted.intersection(file.fields))
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """One version of a table: its schema, its fields' ids, its fragments."""
+
+    ref: TableRef
+    version: int
+    schema: pa.Schema
+    fragments: tuple[FragmentFacts, ...]
+    field_ids: dict[str, tuple[int, ...]]
+    """Per column path: the ids of the fields that data files list for it."""
+
+
+def open_dataset(ref: TableRef, version: int | None = None) -> lance.LanceDataset:
+    """Open a table at a version, or at its latest."""
+    try:
+        return lance.dataset(ref.uri, version=version, storage_options=ref.storage_options.plain())
+    except ValueError as error:
+        if "not found" not in str(error).lower():
+            raise
+        where = f" at version {version}" if version is not None else ""
+        raise TableNotFoundError(f"There is no table {ref.name!r}{where}.") from error
+
+
+def compact(ref: TableRef, options: Mapping[str, Any]) -> Any:
+    """Merge small fragments of a table."""
+    return open_dataset(ref).optimize.compact_files(**options)
+
+
+@lru_cache(maxsize=8)
+def open_pinned(ref: TableRef, version: int, job_id: str) -> lance.LanceDataset:
+    """Open a fixed version; workers that run many tasks of one job share the handle.
+
+    Of one job: a table that was dropped and made anew has the same versions again.
+    """
+    return open_dataset(ref, version)
+
+
+def read_snapshot(dataset: lance.LanceDataset, ref: TableRef) -> TableSnapshot:
+    """Collect the facts of the version that `dataset` is checked out at."""
+    return TableSnapshot(
+        ref=ref,
+        version=dataset.version,
+        schema=dataset.schema,
+        fragments=tuple(fragment_facts(f.metadata) for f in dataset.get_fragments()),
+        field_ids=field_ids_of(dataset),
+    )
+
+
+def fragment_facts(metadata: Any) -> FragmentFacts:
+    """Turn Lance's fragment metadata into plain facts."""
+    deletions = metadata.deletion_file
+    return FragmentFacts(
+        id=metadata.id,
+        physical_rows=metadata.physical_rows,
+        deleted_rows=deletions.num_deleted_rows if deletions is not None else 0,
+        files=tuple(
+            FileFacts(file_path(file), tuple(file.fields), file.file_size_bytes)
+            for file in metadata.files
+        ),
+        deletions=f"{deletions.read_version}-{deletions.id}" if deletions is not None else "",
+    )
+
+
+def file_path(data_file: Any) -> str:
+    """The path of a data file. Asked for as an attribute, pylance 14 makes a class each time."""
+    known = getattr(data_file, "_path", None)
+    return str(data_file.path) if known is None else str(known)
+
+
+def file_version(dataset: lance.LanceDataset) -> tuple[int, int]:
+    """The table's file format version, as two numbers."""
+    major, minor = dataset.data_storage_version.split(".")
+    return int(major), int(minor)
+
+
+def field_ids_of(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
+    """Per column path, the field ids a data file lists: every node on 2.0, leaves from 2.1 on."""
+    every_node = file_version(dataset) < (2, 1)
+    ids: dict[str, tuple[int, ...]] = {}
+
+    def walk(node: Any, path: str) -> tuple[int, ...]:
+        children = node.children()
+        own = (node.id(),) if every_node or not children else ()
+        below = tuple(i for child in children for i in walk(child, f"{path}.{child.name()}"))
+        ids.setdefault(path, own + below)
+        return own + below
+
+    for top in dataset.lance_schema.fields():
+        walk(top, top.name())
+    return ids
+
+
+def nodes_of(schema: Any) -> dict[str, int]:
+    """Per column path, the field's own id, which outlives a renaming and new struct fields."""
+    nodes: dict[str, int] = {}
+
+    def walk(node: Any, path: str) -> None:
+        nodes.setdefault(path, node.id())
+        for child in node.children():
+            walk(child, f"{path}.{child.name()}")
+
+    for top in schema.fields():
+        walk(top, top.name())
+    return nodes
+
+
+def quote_path(path: str, schema: pa.Schema) -> str:
+    """A column path as Lance SQL reads it; a top-level name that contains dots is one name."""
+    parts = [path] if path in schema.names else path.split(".")
+    return ".".join(f"`{part}`" for part in parts)
+
+
+def has_path(schema: pa.Schema, path: str) -> bool:
+    """Whether a column path, dotted into structs, leads to a field."""
+    if path in schema.names:
+        return True
+    head, *rest = path.split(".")
+    if head not in schema.names:
+        return False
+    kind = schema.field(head).type
+    for name in rest:
+        index = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
+        if index < 0:
+            return False
+        kind = kind.field(index).type
+    return True
+
+
+def check_column_name(name: str) -> None:
+    """Refuse names that Lance can store but never read back, and those of receipts."""
+    if name.startswith(RECEIPT_PREFIX):
+        raise UserInputError(f"Column names that begin with {RECEIPT_PREFIX!r} are Geneva's own.")
+    if not name or name != name.strip():
+        raise UserInputError(
+            f"A column name can't be empty or start or end with a space: {name!r}."
+        )
+    for bad, why in ((".", "it separates struct fields"), ("`", "it quotes names in SQL")):
+        if bad in name:
+            raise UserInputError(f"Column name {name!r} can't contain {bad!r}: {why}.")
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether something is not there, as opposed to a store that can't be reached right now."""
+    return isinstance(error, FileNotFoundError | TableNotFoundError) or (
+        isinstance(error, OSError | ValueError) and "not found" in str(error).lower()
+    )
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether a file could not be read because of what is in it, or because it is gone.
+
+    A damaged file can panic Lance's reader, and PanicException is no Exception.
+    """
+    known = (OSError, ValueError, RuntimeError, KeyError, pa.ArrowException)
+    return isinstance(error, known) or type(error).__name__ == "PanicException"
+
+
+def read_live_rows(
+    dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts]
+) -> dict[int, RowSet]:
+    """Which rows of each fragment are not deleted."""
+    live = {f.id: RowSet.full(f.physical_rows) for f in fragments}
+    with_deletions = [f for f in fragments if f.deleted_rows]
+    if with_deletions:
+        live.update(_collect_rows(dataset, with_deletions, condition=None))
+    return live
+
+
+def read_matching_rows(
+    dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts], condition: str
+) -> dict[int, RowSet]:
+    """Which live rows of each fragment satisfy a SQL condition (NULL counts as no)."""
+    try:
+        # In parentheses: Lance takes what it can parse and ignores the rest of the text.
+        return _collect_rows(dataset, fragments, f"({condition}\n)")
+    except (ValueError, OSError) as error:
+        refusal = error
+    try:
+        # Lance's own planner knows no intervals and no dates as text; its DataFusion front end
+        # does.
+        return _collect_rows_by_query(dataset, fragments, condition)
+    except (ValueError, OSError) as error:
+        lance_gave_up = "not supported SQL in lance" in str(refusal)
+        reason = error if lance_gave_up else refusal
+        raise InvalidFilterError(filter_message(condition, reason)) from error
+
+
+def filter_message(condition: str, error: Exception) -> str:
+    """What is wrong with a where clause, without the Rust source position."""
+    reason = (
+        str(error).split(", /home/")[0].split(", /root/")[0].removeprefix("Invalid user input: ")
+    )
+    return (
+        f"The where clause {condition!r} can't be used on this table: {reason} "
+        "(It is DataFusion SQL: quote names with `backticks`, strings with 'single quotes'.)"
+    )
+
+
+def _collect_rows(
+    dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts], condition: str | None
+) -> dict[int, RowSet]:
+    whole_table = len(fragments) == len(dataset.get_fragments())
+    scanner = dataset.scanner(
+        columns=[],
+        filter=condition,
+        with_row_address=True,
+        fragments=None if whole_table else [dataset.get_fragment(f.id) for f in fragments],
+    )
+    return _group_addresses(scanner.to_batches(), fragments)
+
+
+def _collect_rows_by_query(
+    dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts], condition: str
+) -> dict[int, RowSet]:
+    query = dataset.sql(f"SELECT _rowaddr FROM dataset WHERE ({condition}\n)").with_row_addr(True)
+    return _group_addresses(query.build().to_batch_records(), fragments)
+
+
+def _group_addresses(
+    batches: Iterable[pa.RecordBatch], fragments: Sequence[FragmentFacts]
+) -> dict[int, RowSet]:
+    masks = {f.id: np.zeros(f.physical_rows, dtype=np.bool_) for f in fragments}
+    for batch in batches:
+        for fragment_id, offsets in split_addresses(batch.column("_rowaddr")):
+            if fragment_id in masks:
+                masks[fragment_id][offsets] = True
+    return {fragment_id: RowSet.from_mask(mask) for fragment_id, mask in masks.items()}
+
+
+def split_addresses(addresses: pa.Array) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """Row addresses as (fragment id, offsets) runs."""
+    values = addresses.to_numpy(zero_copy_only=False).astype(np.uint64)
+    owners = (values >> np.uint64(_FRAGMENT_SHIFT)).astype(np.int64)
+    offsets = (values & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    cuts = np.flatnonzero(np.diff(owners)) + 1
+    for run in np.split(np.arange(len(values)), cuts):
+        if len(run):
+            yield int(owners[run[0]]), offsets[run]
+
+
+def row_addresses(fragment_id: int, offsets: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The addresses of rows of one fragment."""
+    base = np.uint64(fragment_id << _FRAGMENT_SHIFT)
+    return offsets.astype(np.uint64) + base

@@ -1,0 +1,223 @@
+"""Reading rows of one fragment, and staging a column file for it. Nothing here publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from geneva.model.rows import Offsets, RowRange
+from geneva.storage.lance.dataset import (
+    FragmentFacts,
+    quote_path,
+    row_addresses,
+)
+
+_MAX_WINDOW_ROWS = 65_536
+_WINDOW_BYTES = 32 * 1024 * 1024
+_VARIABLE_WIDTH_GUESS = 64
+_BLOB_WINDOW_ROWS = 64
+_PROBE_ROWS = 32
+_LEAST_PROBED_ROWS = 1024
+
+
+def window_rows(
+    schema: pa.Schema, paths: Sequence[str], files: Iterable[int | None], physical_rows: int
+) -> int:
+    """How many rows of these columns to read at once, so that a window stays small in memory."""
+    widths = [_fixed_width(field_at(schema, path).type) for path in paths]
+    if any(is_blob(field_at(schema, path)) for path in paths):
+        # Their bytes are in files of their own, of any size.
+        return _BLOB_WINDOW_ROWS
+    row_bytes = sum(width for width in widths if width is not None)
+    if any(width is None for width in widths):
+        on_disk = sum(size or 0 for size in files)
+        row_bytes += max(_VARIABLE_WIDTH_GUESS, on_disk // max(physical_rows, 1))
+    return max(1, min(_MAX_WINDOW_ROWS, _WINDOW_BYTES // max(row_bytes, 1)))
+
+
+def rows_for(nbytes: int, rows: int, most: int) -> int:
+    """How many rows to read at once, after `rows` of them took `nbytes`."""
+    return max(1, min(most, _WINDOW_BYTES * rows // max(nbytes, 1)))
+
+
+def fitting_window(
+    dataset: lance.LanceDataset,
+    fragment_id: int,
+    paths: Sequence[str],
+    rows: RowRange,
+    window: int,
+) -> int:
+    """Return `window`, or fewer rows where a look at some shows that they are wider in memory.
+
+    Files are compressed, so that their size says little about the width of strings and lists.
+    """
+    schema = dataset.schema
+    varies = any(_fixed_width(field_at(schema, path).type) is None for path in paths)
+    if not varies or rows.end < _LEAST_PROBED_ROWS:
+        return window
+    probe = dataset.scanner(
+        columns=_projection(schema, paths),
+        fragments=[dataset.get_fragment(fragment_id)],
+        offset=rows.start,
+        limit=_PROBE_ROWS,
+        batch_size=_PROBE_ROWS,
+        **_blob_options(schema, paths),
+    ).to_table()
+    row_bytes = probe.nbytes // max(probe.num_rows, 1)
+    return max(1, min(window, _WINDOW_BYTES // max(row_bytes, 1)))
+
+
+def field_at(schema: pa.Schema, path: str) -> pa.Field:
+    """The field at a column path."""
+    if path in schema.names:
+        return schema.field(path)
+    head, *rest = path.split(".")
+    found = schema.field(head)
+    for name in rest:
+        found = found.type.field(found.type.get_field_index(name))
+    return found
+
+
+def _fixed_width(kind: pa.DataType) -> int | None:
+    if pa.types.is_fixed_size_list(kind):
+        item = _fixed_width(kind.value_type)
+        return None if item is None else item * kind.list_size
+    if pa.types.is_struct(kind):
+        widths = [_fixed_width(kind.field(i).type) for i in range(kind.num_fields)]
+        return None if None in widths else sum(w for w in widths if w is not None)
+    try:
+        return max(1, kind.bit_width // 8)
+    except ValueError:
+        return None
+
+
+def read_windows(
+    dataset: lance.LanceDataset,
+    fragment_id: int,
+    paths: Sequence[str],
+    rows: RowRange,
+    batch_rows: int,
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Read a range densely, deleted rows included, as (first offset, batch) in order."""
+    fragment = dataset.get_fragment(fragment_id)
+    # With deleted rows in the count, Lance decodes everything before the range to get there.
+    deleted = fragment.metadata.deletion_file is not None
+    physical = {"include_deleted_rows": True, "with_row_id": True} if deleted else {}
+    scanner = dataset.scanner(
+        columns=_projection(dataset.schema, paths),
+        fragments=[fragment],
+        offset=rows.start,
+        limit=len(rows),
+        batch_size=batch_rows,
+        **physical,
+        **_blob_options(dataset.schema, paths),
+    )
+    at = rows.start
+    for batch in scanner.to_batches():
+        yield at, _renamed(batch, paths)
+        at += batch.num_rows
+    if at != rows.end:
+        raise OSError(
+            f"fragment {fragment_id} of {dataset.uri} gave {at - rows.start} rows for "
+            f"[{rows.start}, {rows.end}): its data files don't agree with its manifest"
+        )
+
+
+class RowTaker:
+    """Reads scattered rows of one fragment by offset."""
+
+    def __init__(self, dataset: lance.LanceDataset, fragment_id: int, paths: Sequence[str]) -> None:
+        """Prepare; with stable row ids this reads the fragment's ids once."""
+        self._dataset, self._fragment_id, self._paths = dataset, fragment_id, paths
+        self._ids: np.ndarray[Any, Any] | None = None
+        if dataset.has_stable_row_ids:
+            self._ids = self._read_row_ids()
+
+    def take(self, offsets: Offsets) -> pa.RecordBatch:
+        """The rows at `offsets`, ascending. They must be live."""
+        ids = row_addresses(self._fragment_id, offsets)
+        projection = _projection(self._dataset.schema, self._paths)
+        blobs = _blob_options(self._dataset.schema, self._paths)
+        if blobs:
+            # Taking rows knows no blob handling: it would give descriptors instead of bytes.
+            table = self._dataset.scanner(
+                columns=projection,
+                filter=f"_rowaddr IN ({', '.join(map(str, ids.tolist()))})",
+                fragments=[self._dataset.get_fragment(self._fragment_id)],
+                scan_in_order=True,
+                **blobs,
+            ).to_table()
+        else:
+            rows = ids if self._ids is None else self._ids[offsets]
+            table = self._dataset._take_rows(rows.tolist(), projection)
+        if table.num_rows != len(offsets):
+            raise OSError(
+                f"fragment {self._fragment_id} of {self._dataset.uri} gave {table.num_rows} of "
+                f"{len(offsets)} rows asked for by id"
+            )
+        return _renamed(table.combine_chunks().to_batches()[0], self._paths)
+
+    def _read_row_ids(self) -> np.ndarray[Any, Any]:
+        fragment = self._dataset.get_fragment(self._fragment_id)
+        table = self._dataset.scanner(
+            columns=[], with_row_id=True, with_row_address=True, fragments=[fragment]
+        ).to_table()
+        ids = np.zeros(fragment.physical_rows, dtype=np.uint64)
+        offsets = table.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
+        ids[offsets.astype(np.int64)] = table.column("_rowid").to_numpy()
+        return ids
+
+
+def _projection(schema: pa.Schema, paths: Sequence[str]) -> dict[str, str]:
+    return {f"c{i}": quote_path(path, schema) for i, path in enumerate(dict.fromkeys(paths))}
+
+
+def _renamed(batch: pa.RecordBatch, paths: Sequence[str]) -> pa.RecordBatch:
+    place = {path: f"c{i}" for i, path in enumerate(dict.fromkeys(paths))}
+    return pa.RecordBatch.from_arrays(
+        [_from_zero(batch.column(place[path])) for path in paths], names=list(paths)
+    )
+
+
+def _from_zero(array: pa.Array) -> pa.Array:
+    """Strings whose offsets count from zero, as Arrow's own kernels take for granted.
+
+    Lance hands out a part of a page as it is: `ascii_upper` and its kin make garbage of that.
+    """
+    kind = array.type
+    if not len(array) or array.offset or not _has_offsets(kind):
+        return array
+    width = 8 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else 4
+    if not any(array.buffers()[1][:width].to_pybytes()):
+        return array
+    return pa.concat_arrays([array, array[:0]])
+
+
+def _has_offsets(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+    )
+
+
+def is_blob(arrow_field: pa.Field) -> bool:
+    """Whether Lance keeps the field's bytes out of line."""
+    marked = (arrow_field.metadata or {}).get(b"lance-encoding:blob") == b"true"
+    return marked or getattr(arrow_field.type, "extension_name", "") == "lance.blob.v2"
+
+
+def _blob_options(schema: pa.Schema, paths: Sequence[str]) -> Mapping[str, Any]:
+    blobs = any(is_blob(field_at(schema, path)) for path in paths)
+    return {"blob_handling": "all_binary"} if blobs else {}
+
+
+def size_of_inputs(fragment: FragmentFacts, field_ids: Iterable[int]) -> list[int | None]:
+    """The sizes on disk of the files that hold the fields."""
+    return [file.size_bytes for file in fragment.files_of(field_ids)]

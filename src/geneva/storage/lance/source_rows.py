@@ -1,0 +1,68 @@
+"""Reading rows of another table by their ids: where a view's inputs come from."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from geneva.errors import TableChangedError
+from geneva.model.computation import Source
+from geneva.model.rows import Mask
+from geneva.model.tables import TableRef
+from geneva.storage.lance.dataset import open_pinned
+from geneva.storage.lance.expressions import RowReader
+from geneva.storage.lance.row_ids import read_matching_ids, sorted_ids
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """Expressions over the rows of one version of a table."""
+
+    ref: TableRef
+    version: int
+    expressions: tuple[tuple[str, str], ...]
+    """Names and Lance SQL, in order."""
+    opening: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Whose reading this is: handles are shared within it, and not beyond."""
+
+    @classmethod
+    def of(cls, source: Source, opening: str | None = None) -> SourceRows:
+        """Read what a computation reads of its source."""
+        shared = uuid.uuid4().hex if opening is None else opening
+        return cls(source.ref, source.version, source.expressions, shared)
+
+    def present(self, ids: npt.NDArray[Any]) -> Mask:
+        """Which of these rows are there."""
+        dataset = open_pinned(self.ref, self.version, self.opening)
+        wanted = ids.astype(np.uint64)
+        found = read_matching_ids(dataset, sorted_ids([wanted]), None)
+        return np.isin(wanted, found)
+
+    def take(self, ids: npt.NDArray[Any]) -> pa.RecordBatch:
+        """The rows of these ids, in their order."""
+        if not self.expressions:
+            # Nothing to read, but as many rows: a batch without columns has none.
+            return pa.record_batch([pa.nulls(len(ids))], names=["nothing"])
+        texts = tuple(text for _, text in self.expressions)
+        reader = _reader(self.ref, self.version, texts, self.opening)
+        try:
+            arrays = reader.take(ids.astype(np.uint64))
+        except OSError as error:
+            if "asked for by id" not in str(error):
+                raise
+            raise TableChangedError(
+                f"Table {self.ref.name!r} at version {self.version} lacks rows that the view "
+                f"refers to ({error}). Refresh it to a version that has them, or to the latest."
+            ) from error
+        return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in self.expressions])
+
+
+@lru_cache(maxsize=8)
+def _reader(ref: TableRef, version: int, expressions: tuple[str, ...], opening: str) -> RowReader:
+    return RowReader(open_pinned(ref, version, opening), [], expressions)

@@ -1,0 +1,119 @@
+"""A table's transactions: reading one, and which compaction a data file comes from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import lance
+from lance import LanceOperation
+
+from geneva.storage.lance.dataset import FragmentFacts, file_path, fragment_facts, is_missing
+
+JOB_PROPERTY = "geneva.job"
+PLANNED_PROPERTY = "geneva.planned_version"
+"""The version that a job's inputs were read at; a retried commit has a later read version."""
+MAX_COMMITS_BACK = 256
+"""How far back to look for a compaction: beyond that, reading receipts is cheaper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """Rows copied by a compaction: the live rows of `parents`, in order, became `children`."""
+
+    parents: tuple[FragmentFacts, ...]
+    children: tuple[FragmentFacts, ...]
+
+
+class CompactionHistory:
+    """The compactions behind one version of a table, read only as far back as somebody asks."""
+
+    def __init__(self, dataset: lance.LanceDataset) -> None:
+        """Start at the version that `dataset` is checked out at."""
+        self._dataset = dataset
+        self._next = int(dataset.version)
+        self._oldest = max(1, self._next - MAX_COMMITS_BACK)
+        self._found: dict[str, Compaction | None] = {}
+
+    def of_file(self, path: str) -> Compaction | None:
+        """The compaction that wrote a data file; None when none is known of."""
+        while path not in self._found and self._next >= self._oldest:
+            try:
+                operation = read_transaction(self._dataset, self._next).operation
+            except OSError as error:
+                if not is_missing(error):
+                    raise
+                # Cleaned up: what is older is gone, too, or of no use without what lies between.
+                self._oldest = self._next + 1
+                break
+            self._next -= 1
+            for found, compaction in _written_by(operation):
+                self._found.setdefault(found, compaction)
+        return self._found.get(path)
+
+
+def _written_by(operation: Any) -> Iterator[tuple[str, Compaction | None]]:
+    """The data files that a commit may have brought, and the compaction that it was, if any."""
+    match operation:
+        case LanceOperation.Rewrite(groups=groups):
+            for group in groups:
+                compaction = Compaction(
+                    tuple(fragment_facts(f) for f in group.old_fragments),
+                    tuple(fragment_facts(f) for f in group.new_fragments),
+                )
+                files = (file for child in compaction.children for file in child.files)
+                yield from ((file.path, compaction) for file in files)
+        case LanceOperation.Update(new_fragments=fragments):
+            yield from _no_compaction(fragments)
+        case LanceOperation.Append(fragments=fragments):
+            yield from _no_compaction(fragments)
+        case LanceOperation.Overwrite(fragments=fragments):
+            yield from _no_compaction(fragments)
+        case LanceOperation.DataReplacement(replacements=replacements):
+            yield from ((file_path(replaced.new_file), None) for replaced in replacements)
+
+
+def _no_compaction(fragments: Iterable[Any]) -> Iterator[tuple[str, None]]:
+    for fragment in fragments:
+        yield from ((file.path, None) for file in fragment_facts(fragment).files)
+
+
+_PATCHING = threading.Lock()
+
+
+def read_transaction(dataset: lance.LanceDataset, version: int) -> Any:
+    """The transaction behind a version; OSError when it was cleaned up.
+
+    pylance 14.0 can't make its own record of an index that a compaction rewrote: it leaves out
+    arguments that the class wants. What happened to indices is nothing to us, so that the class
+    is made to want none for the moment of the call.
+    """
+    try:
+        return dataset.read_transaction(version)
+    except TypeError:
+        with _PATCHING:
+            wanted = LanceOperation.RewrittenIndex
+            LanceOperation.RewrittenIndex = _AnyRecord
+            try:
+                return dataset.read_transaction(version)
+            finally:
+                LanceOperation.RewrittenIndex = wanted
+
+
+def fragments_of_commit(dataset: lance.LanceDataset, version: int) -> list[FragmentFacts]:
+    """The fragments that a commit appended, as they are in `dataset`."""
+    operation = read_transaction(dataset, version).operation
+    brought = {
+        file.path for f in getattr(operation, "fragments", ()) for file in fragment_facts(f).files
+    }
+    present = [fragment_facts(f.metadata) for f in dataset.get_fragments()]
+    return [f for f in present if any(file.path in brought for file in f.files)]
+
+
+class _AnyRecord:
+    """Takes any arguments and forgets them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass

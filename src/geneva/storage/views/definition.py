@@ -1,0 +1,292 @@
+"""View tables: the definition in their schema metadata, the rows that they hold, their source.
+
+A view is a normal Lance table. Its rows begin as placeholders that say only which source row they
+are made of: the other columns have no file, so that one DataReplacement can fill them all together
+with `__is_set`. (Lance takes a file whose fields are all new to a fragment, or all there already;
+a mixture it refuses. That is why a placeholder's `__is_set` is NULL, and not stored as false.)
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from lance import LanceOperation, Transaction
+
+from geneva.errors import TableChangedError, UserInputError
+from geneva.model.computation import RECEIPT_PREFIX
+from geneva.model.rows import Mask, RowSet
+from geneva.model.tables import TableRef
+from geneva.model.view_query import IS_SET, SOURCE_ROW_ID, SYSTEM_COLUMNS, ViewQuery
+from geneva.storage.columns.definitions import (
+    column_uuid,
+    define_column,
+    defined_field,
+    receipt_field,
+)
+from geneva.storage.lance.fragments import field_at, is_blob
+from geneva.udf.declare import UDF
+
+_KEY = "geneva::view::"
+QUERY_KEY = f"{_KEY}query"
+BASE_TABLE_KEY = f"{_KEY}base_table"
+BASE_DB_KEY = f"{_KEY}base_table_db_uri"
+BASE_VERSION_KEY = f"{_KEY}base_table_version"
+FORMAT_KEY = f"{_KEY}version"
+_UUID_KEY = f"{_KEY}uuid"
+
+ROW_ADDRESSES, STABLE_ROW_IDS = "1", "2"
+"""The view formats: what `__source_row_id` holds, and so whether other versions can be read."""
+
+READS_SOURCE = "virtual_column.udf_source"
+"""Marks a computed column of a view whose inputs are columns of the view's source."""
+
+DEFAULT_FRAGMENT_ROWS = 65_536
+"""Rows of a fragment of new rows: enough for one file, and few enough to share them out."""
+_MOST_NEW_FRAGMENTS = 1_024
+_BATCH_ROWS = 100_000
+
+_SYSTEM_SCHEMA = pa.schema([pa.field(SOURCE_ROW_ID, pa.int64()), pa.field(IS_SET, pa.bool_())])
+_NOT_COPIED = ("virtual_column", "computed_column", "lance-schema:")
+"""Field metadata of the source that would be wrong on a view's copy of the column."""
+
+
+# ----------------------------------------------------------------------------- the definition
+
+
+@dataclass(frozen=True, slots=True)
+class ViewInfo:
+    """What a view's schema metadata says."""
+
+    query: ViewQuery
+    base_version: int
+    """The source version that the last finished refresh was to; before any, that of creation."""
+    format_version: str
+    uuid: str
+    """Identity: another view of the same name has another one."""
+
+    @property
+    def has_stable_ids(self) -> bool:
+        """Whether `__source_row_id` still means the same row at another source version."""
+        return self.format_version == STABLE_ROW_IDS
+
+
+def create_view_table(
+    ref: TableRef,
+    schema: pa.Schema,
+    query: ViewQuery,
+    base_version: int,
+    format_version: str,
+    *,
+    with_receipts: bool = True,
+) -> None:
+    """Make the empty table of a view: `schema`, the system columns, the definition.
+
+    `schema` has the user's columns: those of the source as `copied_field` gives them, UDF columns
+    as `source_udf_field` does. Views have stable row ids, so that views of views can be kept.
+    """
+    own = [field.with_nullable(True) for field in schema]
+    computed = [column for column in map(column_uuid, own) if column is not None]
+    receipts = [receipt_field(column) for column in computed] if with_receipts else []
+    fields = [*_SYSTEM_SCHEMA, *own, *receipts]
+    metadata = {
+        QUERY_KEY: query.to_json(),
+        BASE_TABLE_KEY: query.base_table,
+        BASE_DB_KEY: query.base_db_uri,
+        BASE_VERSION_KEY: str(base_version),
+        FORMAT_KEY: format_version,
+        _UUID_KEY: uuid.uuid4().hex,
+    }
+    try:
+        lance.write_dataset(
+            pa.schema(fields, metadata=metadata).empty_table(),
+            ref.uri,
+            mode="create",
+            enable_stable_row_ids=True,
+            storage_options=ref.storage_options.plain(),
+        )
+    except OSError as error:
+        if "already exists" not in str(error):
+            raise
+        raise UserInputError(
+            f"There is a table or view {ref.name!r} already. Drop it first, or take another name."
+        ) from error
+
+
+def copied_field(source: pa.Schema, path: str, name: str) -> pa.Field:
+    """A column of the source as a view has it: nullable, computed no more, no blob out of line."""
+    found = field_at(source, path)
+    kept = {
+        key: value
+        for key, value in (found.metadata or {}).items()
+        if not key.decode().startswith(_NOT_COPIED) and key != b"lance-encoding:blob"
+    }
+    kind = pa.large_binary() if is_blob(found) else found.type
+    return pa.field(name, kind, nullable=True, metadata=kept or None)
+
+
+def source_udf_field(
+    source: lance.LanceDataset, name: str, udf: UDF, inputs: tuple[str, ...], digest: str
+) -> pa.Field:
+    """A view's column that a UDF computes from the source's columns `inputs`."""
+    made = defined_field(define_column(source, name, udf, inputs, digest))
+    return made.with_metadata({**made.metadata, READS_SOURCE.encode(): b"base_table"})
+
+
+def reads_source(arrow_field: pa.Field) -> bool:
+    """Whether a view's column is computed from the source, and not from the view's own columns."""
+    return READS_SOURCE.encode() in (arrow_field.metadata or {})
+
+
+def read_view(schema: pa.Schema) -> ViewInfo | None:
+    """What a schema's metadata says of a view; None for a plain table. Runs no user code."""
+    told = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items() if _is_ours(k)}
+    if QUERY_KEY not in told:
+        return None
+    return ViewInfo(
+        query=ViewQuery.from_json(told[QUERY_KEY]),
+        base_version=int(told[BASE_VERSION_KEY]),
+        format_version=told[FORMAT_KEY],
+        uuid=told[_UUID_KEY],
+    )
+
+
+def _is_ours(key: bytes) -> bool:
+    return key.startswith(_KEY.encode())
+
+
+def is_view(schema: pa.Schema) -> bool:
+    """Whether a table is a view."""
+    return QUERY_KEY.encode() in (schema.metadata or {})
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a column is one of Geneva's own: of a view's system, or of receipts."""
+    return name in SYSTEM_COLUMNS or name.startswith(RECEIPT_PREFIX)
+
+
+def visible_schema(schema: pa.Schema) -> pa.Schema:
+    """A table's schema as a user sees it: without the columns that are Geneva's own."""
+    view = is_view(schema)
+    kept = [
+        field
+        for field in schema
+        if not field.name.startswith(RECEIPT_PREFIX) and not (view and field.name in SYSTEM_COLUMNS)
+    ]
+    return schema if len(kept) == len(schema) else pa.schema(kept, metadata=schema.metadata)
+
+
+# ------------------------------------------------------------------------------------ the rows
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentRows:
+    """The rows of a view's fragment, by physical offset; deleted ones are there, but not live."""
+
+    fragment_id: int
+    source_ids: npt.NDArray[np.int64]
+    live: Mask
+
+    def live_ids(self) -> npt.NDArray[np.uint64]:
+        """The source rows that the fragment shows, in its order."""
+        return self.source_ids[self.live].astype(np.uint64)
+
+
+def append_placeholders(
+    ref: TableRef,
+    dataset: lance.LanceDataset,
+    source_ids: npt.NDArray[Any],
+    max_rows_per_fragment: int | None = None,
+) -> lance.LanceDataset:
+    """Add a placeholder row for each source row, in order, in one commit; return the new version.
+
+    Nothing is committed where there are no ids.
+    """
+    if not len(source_ids):
+        return dataset
+    schema = pa.schema([_SYSTEM_SCHEMA.field(SOURCE_ROW_ID)])
+    ids = source_ids.astype(np.int64, copy=False)
+    batches = (
+        pa.record_batch([pa.array(ids[at : at + _BATCH_ROWS])], schema=schema)
+        for at in range(0, len(ids), _BATCH_ROWS)
+    )
+    return lance.write_dataset(
+        pa.RecordBatchReader.from_batches(schema, batches),
+        dataset,
+        mode="append",
+        max_rows_per_file=max_rows_per_fragment
+        or max(DEFAULT_FRAGMENT_ROWS, -(-len(ids) // _MOST_NEW_FRAGMENTS)),
+        storage_options=ref.storage_options.plain(),
+    )
+
+
+def delete_view_rows(dataset: lance.LanceDataset, rows: Mapping[int, RowSet]) -> int:
+    """Delete rows, given by fragment, in one commit; return the version.
+
+    Deleting a row again does no harm. A fragment that is left without rows goes as a whole.
+    """
+    changed, gone = [], []
+    for fragment_id, members in rows.items():
+        if not members:
+            continue
+        fragment = dataset.get_fragment(fragment_id)
+        if fragment is None:
+            raise TableChangedError(
+                f"Fragment {fragment_id} of {dataset.uri} is gone since the refresh looked at it. "
+                "Refresh the view again."
+            )
+        left = fragment.delete_rows(members.offsets().tolist())
+        if left is None:
+            gone.append(fragment_id)
+        else:
+            changed.append(left)
+    if not changed and not gone:
+        return int(dataset.version)
+    operation = LanceOperation.Delete(changed, gone, "rows that left the view")
+    transaction = Transaction(dataset.version, operation)
+    return int(lance.LanceDataset.commit(dataset, transaction).version)
+
+
+def read_source_ids(
+    dataset: lance.LanceDataset, fragment_id: int | None = None
+) -> list[FragmentRows]:
+    """Which source row each row of a view is made of, fragment by fragment, in order."""
+    fragments = dataset.get_fragments()
+    if fragment_id is not None:
+        fragments = [dataset.get_fragment(fragment_id)]
+    counts = [int(fragment.physical_rows) for fragment in fragments]
+    total = sum(counts)
+    ids = np.zeros(total, dtype=np.int64)
+    live = np.ones(total, dtype=np.bool_)
+    at = 0
+    for batch in _scan_physical(dataset, [SOURCE_ROW_ID], fragments):
+        rows = slice(at, at + batch.num_rows)
+        ids[rows] = batch.column(SOURCE_ROW_ID).to_numpy(zero_copy_only=False)
+        live[rows] = batch.column("_rowid").is_valid().to_numpy(zero_copy_only=False)
+        at += batch.num_rows
+    if at != total:
+        raise OSError(f"{dataset.uri} gave {at} rows, but its fragments say {total}")
+    ends = np.cumsum(counts).tolist()
+    return [
+        FragmentRows(fragment.fragment_id, ids[a:b], live[a:b])
+        for fragment, a, b in zip(fragments, [0, *ends], ends, strict=False)
+    ]
+
+
+def _scan_physical(
+    dataset: lance.LanceDataset, columns: list[str], fragments: list[Any]
+) -> Iterator[pa.RecordBatch]:
+    """Every row of some fragments in physical order; deleted ones have a NULL `_rowid`."""
+    yield from dataset.scanner(
+        columns=columns,
+        fragments=fragments,
+        include_deleted_rows=True,
+        with_row_id=True,
+        scan_in_order=True,
+    ).to_batches()

@@ -1,0 +1,103 @@
+"""The rows of a chunked view: written as fragments, put in place of older ones by one commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from lance import LanceOperation, Transaction
+from lance.fragment import write_fragments
+
+from geneva.model.tables import TableRef
+from geneva.model.view_query import SOURCE_ROW_ID
+from geneva.storage.columns.publish import is_conflict
+from geneva.storage.lance.dataset import open_dataset
+
+CHUNKS = "__chunks"
+"""The hidden view's column of lists."""
+_ATTEMPTS = 20
+
+
+def inner_ref(outer: TableRef) -> TableRef:
+    """The hidden view of a chunked one. It is inside the other's folder, and goes with it."""
+    return TableRef(f"{outer.name} (chunks)", f"{outer.uri}/_chunks", outer.storage_options)
+
+
+def write_chunk_rows(outer: TableRef, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> str:
+    """Write rows as fragments that no version has yet; return what they are as text.
+
+    `schema` has the view's own columns; those that were added to it are NULL in new rows.
+    """
+    fragments = write_fragments(
+        pa.RecordBatchReader.from_batches(schema, batches),
+        outer.uri,
+        schema=schema,
+        mode="append",
+        storage_options=outer.storage_options.plain(),
+    )
+    return json.dumps([fragment.to_json() for fragment in fragments])
+
+
+def commit_chunks(
+    outer: TableRef, gone: npt.NDArray[np.uint64] | None, fragments: Sequence[str]
+) -> None:
+    """Put new rows in the place of those of `gone` source rows (None: of all), in one commit.
+
+    Done again after a crash it gives the same: rows are found by the source row they are of.
+    """
+    new = [
+        lance.FragmentMetadata.from_json(json.dumps(item))
+        for text in fragments
+        for item in json.loads(text)
+    ]
+    for attempt in range(_ATTEMPTS):
+        view = open_dataset(outer)
+        updated, removed = _without(view, gone)
+        if not (new or updated or removed):
+            return
+        operation = LanceOperation.Update(
+            removed_fragment_ids=removed,
+            updated_fragments=updated,
+            new_fragments=new,
+            fields_modified=[],
+            fields_for_preserving_frag_bitmap=[],
+            update_mode="rewrite_rows",
+        )
+        try:
+            lance.LanceDataset.commit(view, Transaction(view.version, operation))
+        except OSError as error:
+            # A compaction, say: then the rows are elsewhere.
+            if not is_conflict(error) or attempt + 1 == _ATTEMPTS:
+                raise
+        else:
+            return
+
+
+def _without(
+    view: lance.LanceDataset, gone: npt.NDArray[np.uint64] | None
+) -> tuple[list[lance.FragmentMetadata], list[int]]:
+    updated: list[lance.FragmentMetadata] = []
+    removed: list[int] = []
+    for fragment in view.get_fragments():
+        if gone is None:
+            removed.append(fragment.fragment_id)
+            continue
+        if not len(gone):
+            continue
+        table = view.scanner(
+            columns=[SOURCE_ROW_ID], with_row_address=True, fragments=[fragment]
+        ).to_table()
+        hit = np.isin(table.column(SOURCE_ROW_ID).to_numpy().astype(np.uint64), gone)
+        if not hit.any():
+            continue
+        offsets = table.column("_rowaddr").to_numpy()[hit] & np.uint64(0xFFFFFFFF)
+        left = fragment.delete_rows(offsets.astype(np.int64).tolist())
+        if left is None:
+            removed.append(fragment.fragment_id)
+        else:
+            updated.append(left)
+    return updated, removed

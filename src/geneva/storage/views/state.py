@@ -1,0 +1,134 @@
+"""Whether a view is what its definition says, and who is at work on it.
+
+The last thing that a refresh writes is that it ended. The first is that it began, and to which
+version of the source: until the end, values may be of that version or of the ones before. Both are
+changes of the schema's metadata, of which Lance takes one at a time: so that is a lock as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import lance
+import pyarrow as pa
+from lance import LanceOperation, Transaction
+
+from geneva.errors import TableChangedError
+from geneva.model.tables import TableRef
+from geneva.storage.columns.publish import is_conflict
+from geneva.storage.lance.dataset import is_missing, open_dataset
+from geneva.storage.lance.transactions import read_transaction
+from geneva.storage.views.definition import BASE_VERSION_KEY
+
+_REFRESHED_KEY = "geneva::view::refreshed"
+_REFRESHING_KEY = "geneva::view::refreshing"
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ViewState:
+    """What the last refresh left behind."""
+
+    refreshed: bool
+    """Whether the view equals its definition at its base version: no refresh was cut off since."""
+    udf_versions: dict[str, str]
+    """The UDF versions of its columns then."""
+    computed_at: tuple[int, ...]
+    """The versions that its values may be of: first the one of the last refresh that ended, if any
+    did, then those of refreshes that were cut off since. Of the source; for the rows of a chunked
+    view, of its hidden one."""
+    job_id: str | None
+    """The job that began the refresh that has not ended."""
+    identity: str | None = None
+    """Which commit made the source's version of the last refresh: its number may come again."""
+
+
+def read_view_state(schema: pa.Schema) -> ViewState:
+    """How the last refresh ended."""
+    told = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}
+    refreshed, refreshing = told.get(_REFRESHED_KEY, ""), told.get(_REFRESHING_KEY, "")
+    if refreshed:
+        ended = json.loads(refreshed)
+        versions = (ended["version"],)
+        return ViewState(True, ended["udfs"], versions, None, ended.get("identity"))
+    begun = json.loads(refreshing) if refreshing else {"versions": [], "job": None}
+    return ViewState(False, {}, tuple(begun["versions"]), begun["job"])
+
+
+def commit_refreshing(
+    ref: TableRef, version: int, job_id: str, is_running: Callable[[str], bool]
+) -> lance.LanceDataset:
+    """Say that a job begins to bring the view to a version; refused while another one does."""
+
+    def begun(state: ViewState) -> dict[str, str]:
+        if state.job_id not in (None, job_id) and is_running(str(state.job_id)):
+            raise TableChangedError(
+                f"View {ref.name!r} is being refreshed by job {state.job_id}. Wait until that has "
+                "ended, or cancel it with cancel_job; then refresh again."
+            )
+        versions = list(dict.fromkeys((*state.computed_at, version)))
+        return {
+            _REFRESHED_KEY: "",
+            _REFRESHING_KEY: json.dumps({"versions": versions, "job": job_id}),
+        }
+
+    return _update(ref, begun)
+
+
+def commit_refreshed(
+    ref: TableRef,
+    base_version: int,
+    job_id: str,
+    udf_versions: Mapping[str, str],
+    computed_at: int | None = None,
+    identity: str | None = None,
+) -> lance.LanceDataset:
+    """Say that the view equals its definition at a version of its source. The last commit.
+
+    `computed_at` is the version that its values are of, where that is not the source's.
+    """
+    version = base_version if computed_at is None else computed_at
+
+    def ended(state: ViewState) -> dict[str, str]:
+        if state.job_id != job_id:
+            raise TableChangedError(
+                f"View {ref.name!r} was restored or taken over by job {state.job_id} while job "
+                f"{job_id} refreshed it. What was computed is kept: refresh again."
+            )
+        return {
+            BASE_VERSION_KEY: str(base_version),
+            _REFRESHED_KEY: json.dumps(
+                {"version": version, "udfs": dict(udf_versions), "identity": identity}
+            ),
+            _REFRESHING_KEY: "",
+        }
+
+    return _update(ref, ended)
+
+
+def _update(ref: TableRef, change: Callable[[ViewState], dict[str, str]]) -> lance.LanceDataset:
+    """Change the metadata of the latest version; where somebody else did, look again."""
+    for attempt in range(_ATTEMPTS):
+        dataset = open_dataset(ref)
+        updates = change(read_view_state(dataset.schema))
+        operation = LanceOperation.UpdateConfig(
+            schema_metadata_updates=LanceOperation.UpdateMap(updates=updates, replace=False)
+        )
+        try:
+            return lance.LanceDataset.commit(dataset, Transaction(dataset.version, operation))
+        except OSError as error:
+            if not is_conflict(error) or attempt + 1 == _ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+def version_identity(ref: TableRef, version: int) -> str | None:
+    """Which commit made a version of a table; None when that was cleaned up."""
+    try:
+        return str(read_transaction(open_dataset(ref), version).uuid)
+    except OSError as error:
+        if not is_missing(error):
+            raise
+        return None

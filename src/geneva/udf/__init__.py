@@ -1,0 +1,1 @@
+"""Functions of the user: declaring them, calling them, their inputs, types and policy."""

@@ -1,0 +1,283 @@
+"""How a callable is called: once a row or once a batch, with which inputs, made when."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from geneva.errors import InvalidUDFError
+from geneva.udf.types import UnclearTypeError, annotations_of, arrow_type_of, without_optional
+
+
+class UDFArgType(enum.Enum):
+    """How a UDF is called."""
+
+    SCALAR = "scalar"  # once per row, with Python values
+    ARRAY = "array"  # once per batch, with one pa.Array per input
+    RECORD_BATCH = "record_batch"  # once per batch, with the pa.RecordBatch of its inputs
+
+
+class StatefulCallable:
+    """A callable object that is made, and set up, once: on first use, in the process that uses it.
+
+    `target` is a class, constructed with the bound arguments, or an instance, copied before its
+    `setup()` so that what was declared stays as it was declared.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        is_bound: bool,
+    ) -> None:
+        self.target, self.args, self.kwargs = target, args, dict(kwargs or {})
+        self.is_bound = is_bound
+        self._instance: Any = None
+        self._lock = threading.Lock()
+
+    def bound_to(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StatefulCallable:
+        """Return the class bound to constructor arguments; nothing is constructed yet."""
+        try:
+            inspect.signature(self.target).bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidUDFError(
+                f"{self.target.__name__}(...) can't be constructed like that: {error}."
+            ) from None
+        return StatefulCallable(self.target, args, kwargs, is_bound=True)
+
+    def live(self) -> Callable[..., Any]:
+        """Return the working object: constructed and set up the first time, then the same one."""
+        with self._lock:
+            if self._instance is None:
+                instance = self._made()
+                getattr(instance, "setup", _nothing)()
+                self._instance = instance
+            live: Callable[..., Any] = self._instance
+            return live
+
+    def _made(self) -> Any:
+        if inspect.isclass(self.target):
+            return self.target(*self.args, **self.kwargs)
+        return copy.copy(self.target) if hasattr(self.target, "setup") else self.target
+
+    def close(self) -> None:
+        """Call the object's `close()`, if it was ever made and has one; next use makes it anew."""
+        with self._lock:
+            instance, self._instance = self._instance, None
+        if instance is not None:
+            getattr(instance, "close", _nothing)()
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the working object."""
+        return self.live()(*args)
+
+    def __geneva_meaning__(self) -> Any:
+        """Return what a fingerprint takes for this: the class and its arguments, or the object."""
+        if not inspect.isclass(self.target):
+            return self.target
+        try:
+            bound = inspect.signature(self.target).bind(*self.args, **self.kwargs)
+        except (TypeError, ValueError):  # arguments still to come, or a class of a C extension
+            return (self.target, self.args, self.kwargs)
+        bound.apply_defaults()
+        return (self.target, bound.args, bound.kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what belongs to this process."""
+        return {**self.__dict__, "_instance": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the declaration over, with a lock of this process."""
+        self.__dict__.update(state, _lock=threading.Lock())
+
+
+def _nothing() -> None:
+    """Stand in for a setup() or close() that the user did not write."""
+
+
+def callable_part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what is to be called: the function itself, or a callable that is made lazily."""
+    if not callable(function):
+        raise InvalidUDFError(f"A UDF needs a callable, not {type(function).__name__}.")
+    if inspect.isclass(function):
+        if "__call__" not in dir(function) or not inspect.isfunction(function.__call__):
+            raise InvalidUDFError(f"Class {function.__name__} has no __call__: it can't be a UDF.")
+        return StatefulCallable(function, is_bound=False)
+    called = function
+    if not inspect.isroutine(function):
+        called = type(function).__call__
+    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
+        raise InvalidUDFError(
+            f"UDF '{name_of(function)}' is a coroutine or a generator; a UDF is an ordinary "
+            f"function that returns one value per row (for a coroutine, wrap it in asyncio.run)."
+        )
+    if hasattr(function, "setup") or hasattr(function, "close"):
+        return StatefulCallable(function, is_bound=True)
+    return function
+
+
+def name_of(target: Any) -> str:
+    """Return the name that people know a callable by."""
+    target = target.target if isinstance(target, StatefulCallable) else target
+    target = getattr(target, "func", target)  # functools.partial
+    found = getattr(target, "__name__", None) or type(target).__name__
+    return "lambda" if found == "<lambda>" else str(found)
+
+
+def signature_of(target: Any) -> inspect.Signature | None:
+    """Return the signature without self; None for a builtin that has none."""
+    if isinstance(target, StatefulCallable):
+        target = target.target
+    try:
+        if inspect.isclass(target):
+            whole = inspect.signature(target.__call__)
+            return whole.replace(parameters=list(whole.parameters.values())[1:])
+        return inspect.signature(target)
+    except (ValueError, TypeError):
+        return None
+
+
+def annotations_of_call(target: Any) -> dict[str, Any]:
+    """Return the annotations of what is called, for a class those of its __call__."""
+    if isinstance(target, StatefulCallable):
+        is_class = inspect.isclass(target.target)
+        target = target.target.__call__ if is_class else target.target
+    return annotations_of(target)
+
+
+def call_shape(
+    name: str, target: Any, input_columns: Sequence[str] | None
+) -> tuple[UDFArgType, tuple[str, ...] | None]:
+    """Work out how the function is called and which columns it reads."""
+    given = None if input_columns is None else checked_names(name, input_columns)
+    signature = signature_of(target)
+    if signature is None:
+        if given is None:
+            raise InvalidUDFError(
+                f"UDF '{name}' has no signature to read its inputs from: pass input_columns=[...]."
+            )
+        return UDFArgType.SCALAR, given
+    parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    annotations = {n: without_optional(a) for n, a in annotations_of_call(target).items()}
+    if [annotations.get(p.name) for p in required] == [pa.RecordBatch]:
+        return UDFArgType.RECORD_BATCH, given
+    fed = _fed_parameters(name, parameters, positional, required, given)
+    arg_type = _kind_of(name, [(p.name, annotations.get(p.name)) for p in fed])
+    return arg_type, given or tuple(p.name for p in fed)
+
+
+def _fed_parameters(
+    name: str,
+    parameters: list[inspect.Parameter],
+    positional: list[inspect.Parameter],
+    required: list[inspect.Parameter],
+    given: tuple[str, ...] | None,
+) -> list[inspect.Parameter]:
+    """Return the parameters that get a column, in order."""
+    for p in parameters:
+        if p.kind is p.KEYWORD_ONLY and p.default is p.empty:
+            raise InvalidUDFError(
+                f"UDF '{name}': inputs are passed by position, so the keyword-only parameter "
+                f"'{p.name}' can't be fed; give it a default or make it positional."
+            )
+    stars = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if given is None:
+        if stars:
+            raise InvalidUDFError(
+                f"UDF '{name}' takes '{stars[0]}', which doesn't say which columns it reads: "
+                f"pass input_columns=[...]."
+            )
+        if not required:
+            raise InvalidUDFError(
+                f"UDF '{name}' has no parameter without a default, so no column is read: name "
+                f"the columns to pass in input_columns=[...]."
+            )
+        return required
+    rest = next((p for p in stars if p.kind is p.VAR_POSITIONAL), None)
+    if len(given) < len(required) or (rest is None and len(given) > len(positional)):
+        raise InvalidUDFError(
+            f"UDF '{name}' is called as {name}({', '.join(p.name for p in positional)}), but "
+            f"input_columns has {len(given)} names: {list(given)}. Inputs are passed by position."
+        )
+    fed = positional[: len(given)]
+    skipped = {p.name for p in positional[len(given) :]} & set(given)
+    if skipped:
+        raise InvalidUDFError(
+            f"UDF '{name}': input_columns {list(given)} names the parameter {sorted(skipped)}, "
+            f"but by position it feeds {[p.name for p in fed]}. List a column for every "
+            f"parameter before it, too."
+        )
+    return fed + [rest] * (len(given) - len(fed)) if rest else fed
+
+
+_ARRAYS = (pa.Array, pa.ChunkedArray)
+
+
+def _kind_of(name: str, fed: list[tuple[str, Any]]) -> UDFArgType:
+    """Return SCALAR or ARRAY; refuse mixtures and table-like parameters."""
+    arrays = [p for p, a in fed if isinstance(a, type) and issubclass(a, _ARRAYS)]
+    for parameter, annotation in fed:
+        tables = isinstance(annotation, type) and (
+            issubclass(annotation, (pa.RecordBatch, pa.Table)) or _is_pandas(annotation)
+        )
+        if tables:
+            raise InvalidUDFError(
+                f"UDF '{name}': parameter '{parameter}' is a {annotation.__name__}. Take one "
+                f"pa.RecordBatch and nothing else, or one pa.Array per column."
+            )
+    if arrays and len(arrays) < len(fed):
+        others = [p for p, _ in fed if p not in arrays]
+        raise InvalidUDFError(
+            f"UDF '{name}' mixes pa.Array parameters {arrays} with others {others}: annotate all "
+            f"of them pa.Array (called once a batch) or none (called once a row)."
+        )
+    return UDFArgType.ARRAY if arrays else UDFArgType.SCALAR
+
+
+def _is_pandas(annotation: type) -> bool:
+    named = annotation.__name__ in ("Series", "DataFrame")
+    return named and annotation.__module__.partition(".")[0] == "pandas"
+
+
+def inferred_type(name: str, target: Any, arg_type: UDFArgType) -> pa.DataType:
+    """Return the column's type as the return annotation says it, or ask for data_type."""
+    annotation = annotations_of_call(target).get("return")
+    reason = "its return annotation is missing or can't be resolved"
+    if annotation is not None:
+        try:
+            inferred = arrow_type_of(annotation)
+            # In a batch function `-> list[float]` may be the column or one value: it doesn't say.
+            plain = without_optional(annotation)
+            if arg_type is UDFArgType.SCALAR or plain is not annotation or _is_array(plain):
+                return inferred
+            reason = f"'{plain}' doesn't say the type of one value of a batch"
+        except UnclearTypeError as error:
+            reason = str(error)
+    raise InvalidUDFError(
+        f"UDF '{name}': can't tell the column's type, because {reason}. "
+        f"Pass it, for example @udf(data_type=pa.float32())."
+    )
+
+
+def _is_array(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, pa.Array)
+
+
+def checked_names(name: str, columns: Any) -> tuple[str, ...]:
+    """Return input columns as a tuple of names; refuse anything else."""
+    names = tuple(columns) if not isinstance(columns, str) else ()
+    if not names or not all(isinstance(column, str) and column for column in names):
+        raise InvalidUDFError(
+            f"UDF '{name}': input columns must be a list of one or more names, not {columns!r}."
+        )
+    return names

@@ -1,0 +1,276 @@
+"""A chunker: a function that makes several rows, or none, of one.
+
+To the engine it is a UDF whose value is a list of structs: what runs, checks, stores and identifies
+UDFs does so for chunkers too. A view lays the lists out as rows.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, overload
+
+import pyarrow as pa
+
+from geneva.errors import InvalidUDFError
+from geneva.udf.call import (
+    annotations_of_call,
+    call_shape,
+    callable_part,
+    name_of,
+    signature_of,
+)
+from geneva.udf.declare import UDF, StatefulCallable, UDFArgType, udf
+from geneva.udf.types import UnclearTypeError, arrow_type_of, without_optional
+
+OutputSchema: TypeAlias = pa.Schema | pa.StructType | Sequence[pa.Field]
+
+_MANY = (
+    *(list, tuple, collections.abc.Sequence, collections.abc.Iterable),
+    *(collections.abc.Iterator, collections.abc.Generator),
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Chunker:
+    """A function of one source row that yields rows. Made by `chunker`; still callable."""
+
+    udf: UDF
+    """The same function, returning its rows as one list."""
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.udf.name
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """The columns of the rows that it yields."""
+        return pa.schema(list(self.udf.data_type.value_type))
+
+    @property
+    def version(self) -> str:
+        """The user's version, or the fingerprint where none was given."""
+        return self.udf.version
+
+    def with_inputs(self, columns: Sequence[str]) -> Chunker:
+        """This chunker fed from other columns, by position."""
+        return dataclasses.replace(self, udf=self.udf.with_inputs(columns))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The rows of one source row, as a list; for a decorated class, bind its arguments."""
+        unbound = self._unbound()
+        if unbound is None:
+            return self.udf(*args, **kwargs)
+        rows = StatefulCallable(unbound.bound_to(args, kwargs), is_bound=True)
+        bound = dataclasses.replace(self.udf, func=rows, pinned_fingerprint=None)
+        return dataclasses.replace(self, udf=bound)
+
+    def check_bound(self) -> None:
+        """Refuse a decorated class that still needs arguments."""
+        unbound = self._unbound()
+        if unbound is not None:
+            unbound.bound_to((), {})
+
+    def _unbound(self) -> _LiveRows | None:
+        rows = self.udf.func.target if isinstance(self.udf.func, StatefulCallable) else None
+        return rows if isinstance(rows, _LiveRows) and not rows.function.is_bound else None
+
+    def __repr__(self) -> str:
+        """Show the name, the inputs and the columns."""
+        inputs = "?" if self.udf.input_columns is None else ", ".join(self.udf.input_columns)
+        columns = ", ".join(f"{field.name}: {field.type}" for field in self.output_schema)
+        return f"<Chunker {self.name}({inputs}) -> rows of ({columns})>"
+
+
+@overload
+def chunker(function: Callable[..., Any], **options: Any) -> Chunker: ...
+
+
+@overload
+def chunker(**options: Any) -> Callable[[Callable[..., Any]], Chunker]: ...
+
+
+def chunker(
+    function: Callable[..., Any] | None = None,
+    *,
+    output_schema: OutputSchema | None = None,
+    data_type: pa.DataType | None = None,
+    input_columns: Sequence[str] | None = None,
+    name: str | None = None,
+    **options: Any,
+) -> Chunker | Callable[[Callable[..., Any]], Chunker]:
+    """Make a chunker of a function that yields rows, or returns a list of them; also a decorator.
+
+    A row is a dict, a dataclass, a named tuple, or a tuple in the order of the columns. Returning
+    None, or yielding nothing, makes no row.
+
+    Args:
+        function: Called once a row of the source; with `pa.Array` parameters once a batch, and
+            then it returns a list of rows for each.
+        output_schema: The columns of the rows.
+        data_type: The same as a struct. Without either, the return annotation says it, for
+            example `Iterator[Clip]` where `Clip` is a dataclass or a TypedDict.
+        input_columns: The source's columns to read, if not those named like the parameters.
+        name: Another name than the function's.
+        options: What `udf` takes besides: version, batch_size, num_cpus, num_gpus, memory, ...
+    """
+    for unfit in {"nullable", "field_metadata"} & set(options):
+        raise InvalidUDFError(f"A chunker has no option {unfit!r}: say it in output_schema.")
+
+    def declare(target: Callable[..., Any]) -> Chunker:
+        if isinstance(target, UDF | Chunker):
+            raise InvalidUDFError(f"{target!r} is decorated already: decorate the function once.")
+        called = _called_part(target)
+        shown = name or name_of(called)
+        arg_type, _ = call_shape(shown, called, input_columns)
+        struct = _declared(shown, output_schema, data_type) or _annotated(shown, called)
+        names = tuple(field.name for field in struct)
+        rows = (_LiveRows if isinstance(called, StatefulCallable) else _Rows)(
+            called, names, arg_type
+        )
+        made = udf(
+            rows, data_type=pa.list_(struct), name=shown, input_columns=input_columns, **options
+        )
+        return Chunker(made)
+
+    return declare if function is None else declare(function)
+
+
+def _called_part(target: Callable[..., Any]) -> Any:
+    """What is to be called: the function, which may be a generator, or a callable made lazily."""
+    if not callable(target):
+        raise InvalidUDFError(f"A chunker needs a callable, not {type(target).__name__}.")
+    called = target if inspect.isroutine(target) else type(target).__call__
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        raise InvalidUDFError(
+            f"Chunker '{name_of(target)}' is a coroutine; a chunker is an ordinary function or "
+            f"generator (for a coroutine, wrap it in asyncio.run)."
+        )
+    if inspect.isgeneratorfunction(called) and not inspect.isclass(target):
+        stateful = hasattr(target, "setup") or hasattr(target, "close")
+        return StatefulCallable(target, is_bound=True) if stateful else target
+    return callable_part(target)
+
+
+def _declared(name: str, schema: OutputSchema | None, data_type: Any) -> pa.StructType | None:
+    """The struct of a row, as it was given."""
+    if schema is not None and data_type is not None:
+        raise InvalidUDFError(f"Chunker '{name}': give output_schema or data_type, not both.")
+    given = schema if schema is not None else data_type
+    if given is None:
+        return None
+    if isinstance(given, pa.DataType):
+        struct = given.value_type if pa.types.is_list(given) else given
+        if not pa.types.is_struct(struct):
+            raise InvalidUDFError(
+                f"Chunker '{name}': data_type is the struct of one row, not {given}."
+            )
+    else:
+        try:
+            struct = pa.struct(list(given))
+        except (TypeError, pa.ArrowException) as error:
+            raise InvalidUDFError(
+                f"Chunker '{name}': output_schema is a pa.schema([...]), not {given!r}."
+            ) from error
+    return _checked(name, struct)
+
+
+def _annotated(name: str, called: Any) -> pa.StructType:
+    """The struct of a row, as the return annotation says it."""
+    annotation = without_optional(annotations_of_call(called).get("return"))
+    item = typing.get_args(annotation)[:1]
+    reason = "its return annotation is missing or can't be resolved"
+    if annotation is not None:
+        reason = f"'{annotation}' doesn't say the columns of a row"
+        if typing.get_origin(annotation) in _MANY and item:
+            try:
+                struct = arrow_type_of(item[0])
+                if pa.types.is_struct(struct):
+                    return _checked(name, struct)
+            except UnclearTypeError as error:
+                reason = str(error)
+    raise InvalidUDFError(
+        f"Chunker '{name}': can't tell the columns of its rows, because {reason}. Pass them, for "
+        f'example @chunker(output_schema=pa.schema([("text", pa.string())])).'
+    )
+
+
+def _checked(name: str, struct: pa.StructType) -> pa.StructType:
+    names = [field.name for field in struct]
+    if not names or len(set(names)) < len(names):
+        raise InvalidUDFError(
+            f"Chunker '{name}': rows need one or more columns of different names, not {names}."
+        )
+    return struct
+
+
+class _Rows:
+    """A chunker's function as one that returns a list of records."""
+
+    def __init__(self, function: Any, names: tuple[str, ...], arg_type: UDFArgType) -> None:
+        self.function, self.names, self.arg_type = function, names, arg_type
+        # For whoever asks for the inputs and their annotations.
+        self.__signature__ = signature_of(function)
+        self.__wrapped__ = _written(function)
+        self.__name__ = name_of(function)
+
+    def __call__(self, *values: Any) -> Any:
+        made = self.function(*values)
+        if self.arg_type is UDFArgType.SCALAR:
+            return self._records(made)
+        if isinstance(made, pa.Array | pa.ChunkedArray):
+            return made
+        return [self._records(rows) for rows in made]
+
+    def _records(self, rows: Iterable[Any] | None) -> list[Any]:
+        if isinstance(rows, dict | str | bytes):
+            raise TypeError(
+                f"a chunker yields rows or returns a list of them, not a {type(rows).__name__}"
+            )
+        return [] if rows is None else [self._record(row) for row in rows]
+
+    def _record(self, row: Any) -> Any:
+        if row is None:
+            raise TypeError("a chunker yields rows, and None is none: yield nothing instead")
+        if type(row) is tuple:
+            if len(row) != len(self.names):
+                raise ValueError(f"the row {row!r} has not one value for each of {self.names}")
+            return dict(zip(self.names, row, strict=True))
+        return row
+
+    def __geneva_meaning__(self) -> Any:
+        """Return what a fingerprint takes for this: the user's function, made a list of."""
+        return self.function
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what only declaring needs."""
+        kept = ("function", "names", "arg_type", "__name__")
+        return {name: getattr(self, name) for name in kept}
+
+
+class _LiveRows(_Rows):
+    """The same for a class, or an object that is set up: made once in each process."""
+
+    function: StatefulCallable
+
+    def bound_to(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _LiveRows:
+        return _LiveRows(self.function.bound_to(args, kwargs), self.names, self.arg_type)
+
+    def setup(self) -> None:
+        self.function.live()
+
+    def close(self) -> None:
+        self.function.close()
+
+
+def _written(function: Any) -> Any:
+    """The function as it was written, with its annotations."""
+    if not isinstance(function, StatefulCallable):
+        return function
+    target = function.target
+    return target.__call__ if inspect.isclass(target) else type(target).__call__

@@ -1,0 +1,387 @@
+"""A UDF: a Python function together with what Geneva must know to compute a column with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import pickle
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, overload
+
+import pyarrow as pa
+
+from geneva.errors import InvalidUDFError, UDFIntegrityError
+from geneva.udf.call import (
+    StatefulCallable,
+    UDFArgType,
+    call_shape,
+    callable_part,
+    checked_names,
+    inferred_type,
+    name_of,
+)
+from geneva.udf.identity.fingerprint import fingerprint, fingerprint_parts
+from geneva.udf.identity.references import modules_used
+from geneva.udf.identity.version_parts import VersionExplanation, VersionPart
+from geneva.udf.inputs import ResolvedInput, resolve_inputs
+from geneva.udf.pickling import culprit, dumped, serializing
+from geneva.udf.policy import FAIL_FAST, ErrorPolicy, OnError, policy_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = [
+    "UDF",
+    "ResolvedInput",
+    "StatefulCallable",
+    "UDFArgType",
+    "UDFOptions",
+    "deserialize_udf",
+    "resolve_inputs",
+    "serialize_udf",
+    "udf",
+    "udf_digest",
+]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class UDF:
+    """A function, its Arrow types and how it wants to be run. Made by `udf`; still callable.
+
+    `input_columns` is None only for a RECORD_BATCH function that did not say what it reads.
+    `memory` is in bytes; all sizes are in rows; `timeout` is in seconds, of one call.
+    """
+
+    func: Callable[..., Any]
+    name: str
+    data_type: pa.DataType
+    arg_type: UDFArgType
+    input_columns: tuple[str, ...] | None
+    nullable: bool = True
+    declared_version: str | None = None
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    batch_size: int | None = None
+    checkpoint_size: int | None = None
+    min_checkpoint_size: int | None = None
+    max_checkpoint_size: int | None = None
+    task_size: int | None = None
+    field_metadata: Mapping[str, str] = field(default_factory=dict)
+    pinned_fingerprint: str | None = None
+    on_error: ErrorPolicy = FAIL_FAST
+    timeout: float | None = None
+    memoize: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the numbers, and look like the function that was decorated."""
+        _check_numbers(self)
+        shown = self.func.target if isinstance(self.func, StatefulCallable) else self.func
+        for attribute in ("__module__", "__qualname__", "__doc__"):
+            if getattr(shown, attribute, None) is not None:
+                self.__dict__[attribute] = getattr(shown, attribute)
+        self.__dict__.update(__name__=self.name, __wrapped__=shown)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify what the function means, as of now, or as of when it was serialized."""
+        if self.pinned_fingerprint is not None:
+            return self.pinned_fingerprint
+        # Not remembered: a helper defined below the UDF, or a global set since, counts as well.
+        return fingerprint(self.func, self.data_type, self._call_shape())
+
+    @property
+    def version(self) -> str:
+        """Return the user's version, or the fingerprint where none was given."""
+        return self.declared_version or self.fingerprint
+
+    def explain_version(self) -> VersionExplanation:
+        """Return what is in the version: `print` shows the functions and values that count."""
+        taken, parts = fingerprint_parts(self.func, self.data_type, self._call_shape())
+        return VersionExplanation(
+            name=self.name,
+            version=self.version,
+            fingerprint=self.pinned_fingerprint or taken,
+            is_declared=self.declared_version is not None,
+            is_pinned=self.pinned_fingerprint is not None,
+            parts=(*parts, VersionPart(0, "type", "value", str(self.data_type))),
+        )
+
+    def _call_shape(self) -> str:
+        arity = -1 if self.arg_type is UDFArgType.RECORD_BATCH else len(self.input_columns or ())
+        return f"{self.arg_type.value}/{arity}"
+
+    def with_inputs(self, columns: Sequence[str]) -> UDF:
+        """Return this UDF fed from other columns, by position. The version stays as it is."""
+        names = checked_names(self.name, columns)
+        if self.input_columns is not None and len(names) != len(self.input_columns):
+            raise InvalidUDFError(
+                f"UDF '{self.name}' takes {len(self.input_columns)} input columns "
+                f"{list(self.input_columns)}, but {len(names)} were given: {list(names)}."
+            )
+        return dataclasses.replace(self, input_columns=names)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function as it was written; for a decorated class, bind its arguments."""
+        if not isinstance(self.func, StatefulCallable):
+            return self.func(*args, **kwargs)
+        if self.func.is_bound:
+            return self.func.live()(*args, **kwargs)
+        bound = self.func.bound_to(args, kwargs)
+        return dataclasses.replace(self, func=bound, pinned_fingerprint=None)
+
+    def __repr__(self) -> str:
+        """Show the name, the inputs and the type."""
+        inputs = "?" if self.input_columns is None else ", ".join(self.input_columns)
+        version = f", version={self.declared_version!r}" if self.declared_version else ""
+        return f"<UDF {self.name}({inputs}) -> {self.data_type}, {self.arg_type.value}{version}>"
+
+    def __geneva_meaning__(self) -> Any:
+        """Return what a fingerprint takes for a UDF that another function calls."""
+        return self.func
+
+    def __copy__(self) -> UDF:
+        """Return itself: the record never changes."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> UDF:
+        """Return itself: the record never changes."""
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Pickle the function by value, so that any process can run it."""
+        if serializing.get():
+            return super().__reduce_ex__(protocol)
+        data = serialize_udf(self)
+        return deserialize_udf, (data, udf_digest(data))
+
+
+class UDFOptions(TypedDict, total=False):
+    """What `udf` may be told, for type checkers."""
+
+    data_type: pa.DataType | pa.Field | str | None
+    version: str | None
+    name: str | None
+    input_columns: Sequence[str] | None
+    num_cpus: float | None
+    num_gpus: float | None
+    memory: int | None
+    batch_size: int | None
+    checkpoint_size: int | None
+    min_checkpoint_size: int | None
+    max_checkpoint_size: int | None
+    task_size: int | None
+    field_metadata: Mapping[str, str] | None
+    nullable: bool
+    on_error: OnError
+    timeout: float | None
+    memoize: bool
+    max_failed_rows: int | None
+    max_failed_fraction: float | None
+    error_handling: Any
+
+
+@overload
+def udf(func: Callable[..., Any], **options: Unpack[UDFOptions]) -> UDF: ...
+
+
+@overload
+def udf(**options: Unpack[UDFOptions]) -> Callable[[Callable[..., Any]], UDF]: ...
+
+
+def udf(
+    func: Callable[..., Any] | None = None,
+    *,
+    data_type: pa.DataType | pa.Field | str | None = None,
+    version: str | None = None,
+    name: str | None = None,
+    input_columns: Sequence[str] | None = None,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | None = None,
+    batch_size: int | None = None,
+    checkpoint_size: int | None = None,
+    min_checkpoint_size: int | None = None,
+    max_checkpoint_size: int | None = None,
+    task_size: int | None = None,
+    field_metadata: Mapping[str, str] | None = None,
+    nullable: bool = True,
+    on_error: OnError = None,
+    timeout: float | None = None,
+    memoize: bool = False,
+    max_failed_rows: int | None = None,
+    max_failed_fraction: float | None = None,
+    error_handling: Any = None,
+) -> UDF | Callable[[Callable[..., Any]], UDF]:
+    """Make a UDF of a function, a callable object or a callable class; also a decorator.
+
+    Inputs are the parameters without a default, by name, or `input_columns`, by position: a
+    parameter with a default is fed only when `input_columns` is long enough to reach it. All
+    parameters annotated `pa.Array`: called once a batch with arrays. One parameter annotated
+    `pa.RecordBatch`: called once a batch with that. Otherwise called once a row.
+
+    `on_error` says what to do when a row fails (`geneva.udf.policy`), `timeout` how many seconds a
+    call may take. Neither is part of what the function means: changing them computes nothing anew.
+
+    `memoize=True` says that equal inputs have equal outputs: such rows of a run, or of the table,
+    share one call. Without it each row has a call of its own, for a function may draw or sample.
+    """
+    if error_handling is not None:
+        if on_error is not None:
+            raise InvalidUDFError("Give on_error or error_handling, not both.")
+        on_error = error_handling.policy()
+    options: dict[str, Any] = {
+        "declared_version": version,
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "memory": memory,
+        "batch_size": batch_size,
+        "checkpoint_size": checkpoint_size,
+        "min_checkpoint_size": min_checkpoint_size,
+        "max_checkpoint_size": max_checkpoint_size,
+        "task_size": task_size,
+        "on_error": policy_of(on_error, max_failed_rows, max_failed_fraction),
+        "timeout": timeout,
+        "memoize": bool(memoize),
+    }
+
+    def declare(function: Callable[..., Any]) -> UDF:
+        if isinstance(function, UDF):
+            raise InvalidUDFError(f"'{function.name}' is a UDF already: decorate it once.")
+        target = callable_part(function)
+        shown_name = name or name_of(target)
+        declared = _declared_field(shown_name, data_type, nullable=nullable)
+        arg_type, inputs = call_shape(shown_name, target, input_columns)
+        if declared is None:
+            declared = pa.field("", inferred_type(shown_name, target, arg_type), nullable)
+        metadata = {k.decode(): v.decode() for k, v in (declared.metadata or {}).items()}
+        return UDF(
+            func=target,
+            name=shown_name,
+            data_type=declared.type,
+            arg_type=arg_type,
+            input_columns=inputs,
+            nullable=declared.nullable,
+            field_metadata=metadata | dict(field_metadata or {}),
+            **options,
+        )
+
+    return declare if func is None else declare(func)
+
+
+def _declared_field(name: str, data_type: Any, *, nullable: bool) -> pa.Field | None:
+    """Return data_type as a field, whichever way it was spelled; None where it wasn't given."""
+    if data_type is None:
+        return None
+    if isinstance(data_type, pa.Field):
+        return data_type.with_nullable(data_type.nullable and nullable)
+    if isinstance(data_type, str):
+        try:
+            data_type = pa.type_for_alias(data_type)
+        except ValueError:
+            raise InvalidUDFError(
+                f"UDF '{name}': data_type={data_type!r} is no Arrow type that pyarrow knows by "
+                f"name; pass a pa.DataType such as pa.float32()."
+            ) from None
+    if not isinstance(data_type, pa.DataType):
+        raise InvalidUDFError(
+            f"UDF '{name}': data_type must be a pa.DataType, a pa.Field or the name of a type, "
+            f"not {data_type!r}."
+        )
+    return pa.field("", data_type, nullable)
+
+
+def _check_numbers(declared: UDF) -> None:
+    """Refuse sizes and resources that can't be meant."""
+    counts = ("memory", "batch_size", "checkpoint_size", "task_size")
+    for option in (*counts, "min_checkpoint_size", "max_checkpoint_size"):
+        value = getattr(declared, option)
+        if value is not None and (type(value) is not int or value <= 0):
+            _refuse_number(declared, option, "a whole number above 0")
+    numbers = (("num_cpus", 1e-9, "above 0"), ("timeout", 1e-9, "above 0"))
+    for option, least, meaning in (*numbers, ("num_gpus", 0, "0 or more")):
+        value = getattr(declared, option)
+        if value is not None and (type(value) not in (int, float) or not value >= least):
+            _refuse_number(declared, option, f"a number, {meaning}")
+    low, high = declared.min_checkpoint_size, declared.max_checkpoint_size
+    if low is not None and high is not None and low > high:
+        raise InvalidUDFError(
+            f"UDF '{declared.name}': min_checkpoint_size={low} is above max_checkpoint_size={high}."
+        )
+
+
+def _refuse_number(declared: UDF, option: str, wanted: str) -> None:
+    value = getattr(declared, option)
+    raise InvalidUDFError(f"UDF '{declared.name}': {option}={value!r} must be {wanted}.")
+
+
+_HEADER = b"geneva-udf/1 python="
+
+
+def udf_digest(data: bytes) -> str:
+    """Return the SHA-256 of a serialized UDF, in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def serialize_udf(udf: UDF) -> bytes:
+    """Return the UDF as bytes that a process without the user's source files can load."""
+    pinned = dataclasses.replace(udf, pinned_fingerprint=udf.fingerprint)
+    try:
+        body = dumped(pinned, modules_used(udf))
+    except Exception as error:  # the user's objects may raise anything
+        raise InvalidUDFError(
+            f"UDF '{udf.name}' can't be sent to workers: {culprit(udf.func) or error}. Create "
+            f"it inside the function, or in setup() of a callable class, or pass its settings."
+        ) from error
+    return b"%s%s\n%s" % (_HEADER, platform.python_version().encode(), body)
+
+
+_MOVED = {
+    "geneva.chunker": "geneva.udf.chunker",
+    "geneva.on_error": "geneva.udf.policy",
+    "geneva.udf": "geneva.udf.declare",
+    "geneva.udf_call": "geneva.udf.call",
+    "geneva.udf_pickle": "geneva.udf.pickling",
+}
+"""Modules of 0.1 whose names stand in stored functions, and where their contents are now."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Loads what cloudpickle wrote, of this release and of earlier ones."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(_MOVED.get(module, module), name)
+
+
+def deserialize_udf(data: bytes, digest: str) -> UDF:
+    """Load a UDF, after checking that its bytes are the ones that were written."""
+    if udf_digest(data) != digest:
+        raise UDFIntegrityError(
+            f"The stored UDF has digest {udf_digest(data)}, but {digest} was recorded when it was "
+            f"written. It was altered or cut short and is not run; set the column's UDF again."
+        )
+    header, _, body = data.partition(b"\n")
+    if not header.startswith(_HEADER):
+        raise InvalidUDFError("These bytes are no UDF that this version of Geneva wrote.")
+    written_with = header.removeprefix(_HEADER).decode()
+    here = platform.python_version()
+    # Bytecode of another minor version may load and then crash the interpreter.
+    if written_with.split(".")[:2] != here.split(".")[:2]:
+        raise InvalidUDFError(
+            f"The UDF was defined with Python {written_with} and this is Python {here}: bytecode "
+            f"can't move between them. Use the same minor version, or set the column's UDF again."
+        )
+    try:
+        loaded = _Unpickler(io.BytesIO(body)).load()
+    except Exception as error:  # the user's modules may raise anything
+        needs = f" Module '{error.name}' is missing here." if isinstance(error, ImportError) else ""
+        raise InvalidUDFError(
+            f"The UDF (defined with Python {written_with}) can't be loaded here: "
+            f"{type(error).__name__}: {error}.{needs} Install what it needs on every worker."
+        ) from error
+    if not isinstance(loaded, UDF):
+        raise InvalidUDFError(f"The stored bytes hold a {type(loaded).__name__}, not a UDF.")
+    return loaded

@@ -1,0 +1,1 @@
+"""What a function means: the fingerprint that makes its version."""

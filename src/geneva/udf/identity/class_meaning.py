@@ -1,0 +1,119 @@
+"""What of a class counts: its attributes, without what Python and decorators write into it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from typing import Any
+
+from geneva.udf.identity.user_code import is_user_code
+
+# What Python writes into a class by itself, or what says where and how it was written.
+_NOISE = frozenset(
+    {
+        *("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__slots__"),
+        *("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__"),
+        *("__firstlineno__", "__static_attributes__", "__classdictcell__", "__type_params__"),
+        *("__abstractmethods__", "_abc_impl", "__parameters__", "__orig_bases__"),
+        *("__dataclass_fields__", "__dataclass_params__", "__signature__", "__slotnames__"),
+        *("__protocol_attrs__", "__non_callable_proto_members__"),
+        *("__callable_proto_members_only__", "_is_runtime_protocol"),
+    }
+)
+
+
+def attributes_that_count(cls: type) -> list[tuple[str, Any]]:
+    """Return the attributes of a user's class that say what it does."""
+    attributes = {
+        name: value
+        for name, value in vars(cls).items()
+        if name not in _NOISE
+        and not name.startswith("__pydantic_")
+        and not _is_generated(cls, name, value)
+    }
+    if issubclass(cls, enum.Enum):
+        attributes = {n: v for n, v in attributes.items() if _counts_in_enum(cls, n, v)}
+        attributes["enum members"] = [
+            (name, member.name, member.value, member_attributes(member))
+            for name, member in cls.__members__.items()
+        ]
+    if dataclasses.is_dataclass(cls):
+        attributes["dataclass fields"] = [
+            (f.name, _default(f.default), _default(f.default_factory), f.init, f.compare, f.hash)
+            for f in dataclasses.fields(cls)
+        ]
+        params = vars(cls).get("__dataclass_params__")
+        attributes["dataclass"] = {name: getattr(params, name, None) for name in _PARAMETERS}
+    if hasattr(cls, "__pydantic_fields__"):
+        attributes["pydantic fields"] = repr(cls.__pydantic_fields__)
+    return list(attributes.items())
+
+
+_PARAMETERS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
+
+
+def is_typed_dict(cls: type) -> bool:
+    """Say whether a class is a TypedDict: for Python a dict, whose keys are only annotations."""
+    return type(cls).__name__ == "_TypedDictMeta" and issubclass(cls, dict)
+
+
+def member_attributes(member: enum.Enum) -> dict[str, Any]:
+    """Return what an enum's `__init__` or `__new__` wrote into a member."""
+    return {
+        name: value
+        for name, value in sorted(getattr(member, "__dict__", {}).items())
+        if not _is_sunder(name) and name != "__objclass__"
+    }
+
+
+def _default(value: Any) -> Any:
+    # Not `is`: a class that was unpickled has another MISSING.
+    return None if isinstance(value, type(dataclasses.MISSING)) else (value,)
+
+
+def _is_sunder(name: str) -> bool:
+    return name.startswith("_") and name.endswith("_") and not name.startswith("__")
+
+
+def _counts_in_enum(cls: type[enum.Enum], name: str, value: Any) -> bool:
+    if name in cls.__members__:
+        return False
+    code = _code(value)
+    if code is not None:
+        return _is_users(value, code)
+    return not _is_sunder(name) and not name.startswith("__")
+
+
+# What @dataclass and NamedTuple write into a class: its fields say the same, in every version.
+_GENERATED = frozenset(
+    {
+        *("__init__", "__new__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__"),
+        *("__hash__", "__setattr__", "__delattr__", "__getstate__", "__setstate__"),
+        *("__replace__", "__getnewargs__", "__subclasshook__"),
+    }
+)
+
+
+def _is_generated(cls: type, name: str, value: Any) -> bool:
+    if type(value).__name__ == "_tuplegetter":  # a field of a NamedTuple
+        return True
+    code = _code(value)
+    if code is None or name not in _GENERATED:
+        return False
+    if getattr(cls, "_is_protocol", False):
+        return not _is_users(value, code)
+    if hasattr(cls, "_field_defaults"):
+        is_lambda = name == "__new__" and code.co_name == "<lambda>"
+        return is_lambda or not _is_users(value, code)
+    is_written_by_dataclass = code.co_qualname.startswith("__create_fn__.")
+    return dataclasses.is_dataclass(cls) and (is_written_by_dataclass or not _is_users(value, code))
+
+
+def _code(value: Any) -> types.CodeType | None:
+    return getattr(getattr(value, "__func__", value), "__code__", None)
+
+
+def _is_users(value: Any, code: types.CodeType) -> bool:
+    function = getattr(value, "__func__", value)
+    return is_user_code(code, getattr(function, "__globals__", {}))

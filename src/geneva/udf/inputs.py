@@ -1,0 +1,102 @@
+"""Finding a UDF's inputs in a table, and checking their types against its annotations."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from geneva.errors import ColumnNotFoundError, InvalidUDFError, TypeMismatchError
+from geneva.udf.call import StatefulCallable, UDFArgType, annotations_of_call, signature_of
+from geneva.udf.types import accepts
+
+if TYPE_CHECKING:
+    from geneva.udf.declare import UDF
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedInput:
+    """One input of a UDF, found in a table."""
+
+    path: str  # as named by the UDF; dots lead into structs
+    type: pa.DataType
+    root: str  # the top-level column that holds it
+
+
+def resolve_inputs(udf: UDF, schema: pa.Schema) -> tuple[ResolvedInput, ...]:
+    """Find the UDF's inputs in a table's schema, and check their types against its annotations."""
+    if isinstance(udf.func, StatefulCallable) and not udf.func.is_bound:
+        udf.func.bound_to((), {})
+    if udf.input_columns is None:
+        raise InvalidUDFError(
+            f"UDF '{udf.name}' takes a pa.RecordBatch and doesn't say which columns it reads: "
+            f'pass input_columns=[...] to @udf, or add it as (udf, ["actual_column_name"]).'
+        )
+    found = [_find(schema, path) for path in udf.input_columns]
+    missing = [p for p, f in zip(udf.input_columns, found, strict=True) if f is None]
+    if missing:
+        raise ColumnNotFoundError(_missing_message(udf, missing, schema))
+    resolved = tuple(f for f in found if f is not None)
+    if udf.arg_type is not UDFArgType.RECORD_BATCH:
+        _check_types(udf, resolved)
+    return resolved
+
+
+def _find(schema: pa.Schema, path: str) -> ResolvedInput | None:
+    if path in schema.names:
+        return ResolvedInput(path, schema.field(path).type, path)
+    for root, rest in _splits(path):
+        if root in schema.names:
+            inner = _inner_type(schema.field(root).type, rest)
+            if inner is not None:
+                return ResolvedInput(path, inner, root)
+    return None
+
+
+def _inner_type(outer: pa.DataType, path: str) -> pa.DataType | None:
+    if not pa.types.is_struct(outer):
+        return None
+    names = [f.name for f in outer]
+    if path in names:
+        return outer.field(path).type
+    steps = ((n, rest) for n, rest in _splits(path) if n in names)
+    return next(filter(None, (_inner_type(outer.field(n).type, r) for n, r in steps)), None)
+
+
+def _splits(path: str) -> Iterator[tuple[str, str]]:
+    """Yield every way to cut a path at a dot, the longest first name first."""
+    parts = path.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        yield ".".join(parts[:cut]), ".".join(parts[cut:])
+
+
+def _missing_message(udf: UDF, missing: list[str], schema: pa.Schema) -> str:
+    known = list(schema.names)
+    for f in schema:
+        if pa.types.is_struct(f.type):
+            known += [f"{f.name}.{inner.name}" for inner in f.type]
+    guesses = [difflib.get_close_matches(m, known, n=1) for m in missing]
+    guess = "".join(f" Did you mean '{g[0]}'?" for g in guesses if g)
+    return (
+        f"UDF expects input columns {missing} which are not found in table schema: "
+        f"{list(schema.names)}.{guess} UDF '{udf.name}' reads {list(udf.input_columns or ())}; "
+        f"to read other columns pass input_columns=[...] to @udf, or add it as "
+        f'(udf, ["actual_column_name"]).'
+    )
+
+
+def _check_types(udf: UDF, resolved: tuple[ResolvedInput, ...]) -> None:
+    signature, annotations = signature_of(udf.func), annotations_of_call(udf.func)
+    names = [p.name for p in signature.parameters.values()] if signature else []
+    for parameter, column in zip(names, resolved, strict=False):
+        if parameter in annotations and not accepts(annotations[parameter], column.type):
+            wanted = annotations[parameter]
+            shown = wanted.__name__ if isinstance(wanted, type) else str(wanted)
+            raise TypeMismatchError(
+                f"Type mismatch for column {column.path}: UDF '{udf.name}' annotates parameter "
+                f"'{parameter}' as {shown}, but the column is {column.type}. Fix the annotation, "
+                f"cast the column, or feed another one with input_columns=[...]."
+            )

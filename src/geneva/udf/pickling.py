@@ -1,0 +1,85 @@
+"""Writing a UDF's code so that a process without the user's files can run it. Reads nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import io
+import sys
+import threading
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import cloudpickle
+
+from geneva.udf.identity.references import modules_used, references
+from geneva.udf.identity.user_code import user_modules
+
+# A UDF that refers to itself (recursion) must be pickled by its state, not by a nested dump.
+serializing = contextvars.ContextVar("serializing", default=False)
+
+
+_registry_lock = threading.Lock()  # cloudpickle's registry of modules belongs to the process
+
+
+@contextlib.contextmanager
+def _user_code_by_value() -> Iterator[None]:
+    """Have cloudpickle embed the user's own modules, and leave installed ones by name."""
+    with _registry_lock:
+        known = cloudpickle.list_registry_pickle_by_value()
+        added = [m for m in user_modules() if m.__name__ not in known]
+        token = serializing.set(True)
+        try:
+            for module in added:
+                cloudpickle.register_pickle_by_value(module)
+            yield
+        finally:
+            serializing.reset(token)
+            for module in added:
+                if module.__name__ in sys.modules:
+                    cloudpickle.unregister_pickle_by_value(module)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Embeds of the user's modules only what the function takes from them.
+
+    Whole modules would drag along their locks, clients and data.
+    """
+
+    def __init__(self, file: io.BytesIO, taken: Mapping[str, set[str]]) -> None:
+        super().__init__(file)
+        self._taken = taken
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.ModuleType) and obj.__name__ in self._taken:
+            names = sorted(self._taken[obj.__name__])
+            values = {name: getattr(obj, name) for name in names if hasattr(obj, name)}
+            return _module_with, (obj.__name__, values)
+        return super().reducer_override(obj)
+
+
+def _module_with(name: str, values: Mapping[str, Any]) -> types.ModuleType:
+    """Return a module, of no file, with these attributes."""
+    module = types.ModuleType(name)
+    module.__dict__.update(values)
+    return module
+
+
+def dumped(value: Any, taken: Mapping[str, set[str]]) -> bytes:
+    """Return a value as bytes, with the user's code embedded."""
+    file = io.BytesIO()
+    with _user_code_by_value():
+        _Pickler(file, taken).dump(value)
+    return file.getvalue()
+
+
+def culprit(func: Any, depth: int = 0) -> str | None:
+    """Name the first thing inside the function that can't be pickled, if one can be found."""
+    for label, value in references(func).items():
+        try:
+            dumped(value, modules_used(func))
+        except Exception:  # noqa: BLE001 - whatever it is, this is the culprit
+            inner = culprit(value, depth + 1) if depth < 6 else None
+            return f"{label} -> {inner}" if inner else f"{label} is a {type(value).__qualname__}"
+    return None

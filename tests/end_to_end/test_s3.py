@@ -1,0 +1,354 @@
+"""A backfill, its resume and its history on S3: nothing local, and no key in the clear."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pickle
+import random
+import string
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+
+import geneva
+from cluster import wait_for
+from geneva.connection import Connection
+from geneva.errors import UDFError
+from geneva.execution.backfill import driver
+from geneva.execution.runner import InProcessRunner
+from geneva.execution.worker.task import Task
+from geneva.model.jobs import JobStatus
+from geneva.model.tables import Secrets, TableRef
+from geneva.storage.checkpoints.staging import open_checkpoints
+from geneva.table import Table
+from geneva.udf.declare import UDF
+from processes import finish, nothing_left_in, processes_in, start_script
+from s3_server import ACCESS_KEY, SECRET_KEY, Bucket, bucket, s3_endpoint
+from support import Calls
+
+pytestmark = pytest.mark.s3
+
+__all__ = ["bucket", "s3_endpoint"]  # fixtures: pytest finds them by name
+
+ROWS, FRAGMENTS = 90, 3
+
+
+def open_database(bucket: Bucket) -> Connection:
+    return geneva.connect(
+        bucket.uri, storage_options=bucket.storage_options, runner=lambda: InProcessRunner(2)
+    )
+
+
+def logged_double(calls: Calls, die_at: int) -> UDF:
+    """A UDF that logs its calls, and dies at one value for as long as a mark is there."""
+
+    @geneva.udf(data_type=pa.int64(), input_columns=["x"])
+    def double(x: int) -> int:
+        if x == die_at and Path(f"{calls.path}.die").exists():
+            os._exit(9)
+        calls.note([x])
+        return x * 2
+
+    return double
+
+
+@contextmanager
+def no_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Everything up to the commit works; the commit doesn't."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "commit_columns", refuse)
+        yield
+
+
+@pytest.fixture
+def table(bucket: Bucket, calls: Calls) -> Table:
+    """Three fragments of thirty rows, and a column that is declared but not computed."""
+    db = open_database(bucket)
+    table = db.create_table("t", pa.table({"x": range(30)}))
+    for start in (30, 60):
+        table.add(pa.table({"x": range(start, start + 30)}))
+    table.add_columns({"y": logged_double(calls, die_at=65)})
+    return table
+
+
+def values(table: Table, column: str = "y") -> list[Any]:
+    return table.to_arrow().sort_by("x").column(column).to_pylist()
+
+
+def doubled(rows: int = ROWS) -> list[int]:
+    return [2 * x for x in range(rows)]
+
+
+class TestBackfill:
+    def test_fills_the_column_and_keeps_everything_in_the_bucket(
+        self, table: Table, calls: Calls, bucket: Bucket
+    ) -> None:
+        result = table.backfill("y", checkpoint_size=10)
+        assert result.status is JobStatus.DONE
+        assert values(table) == doubled()
+        assert calls.rows == list(range(ROWS))
+        assert len(bucket.keys("t.lance/_udfs/")) == 1
+        assert bucket.keys("t.lance/_checkpoints/")
+        assert bucket.keys("_geneva/jobs.lance/")
+        assert open_database(bucket).table_names() == ["t"]
+
+    def test_second_run_computes_only_what_is_new(
+        self, table: Table, calls: Calls, bucket: Bucket
+    ) -> None:
+        table.backfill("y")
+        assert table.backfill("y").rows_computed == 0
+        table.add(pa.table({"x": range(90, 100)}))
+        again = open_database(bucket).open_table("t")  # another handle: nothing is remembered
+        assert again.backfill("y").rows_computed == 10
+        assert values(again) == doubled(100)
+        assert calls.rows == list(range(100))
+
+    def test_where_leaves_the_others_alone(self, table: Table, calls: Calls) -> None:
+        assert table.backfill("y", where="x % 3 = 0").rows_computed == 30
+        assert values(table) == [2 * x if x % 3 == 0 else None for x in range(ROWS)]
+        assert table.backfill("y").rows_computed == 60
+        assert values(table) == doubled()
+        assert calls.rows == list(range(ROWS))
+
+    def test_history_survives_the_process(self, table: Table, bucket: Bucket) -> None:
+        done = table.backfill("y")
+        record = open_database(bucket).get_job(done)
+        assert (record.status, record.table_name) == (JobStatus.DONE, "t")
+        assert record.metrics["committed"] == ROWS
+        assert [job.job_id for job in open_database(bucket).list_jobs("t")] == [done]
+
+
+class TestResume:
+    def test_staged_files_are_committed_without_running_the_udf(
+        self, table: Table, calls: Calls, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with no_commits(monkeypatch), pytest.raises(OSError, match="the store is away"):
+            table.backfill("y", checkpoint_size=10)
+        assert calls.rows == list(range(ROWS))
+        assert len(bucket.keys("t.lance/data/")) == 2 * FRAGMENTS  # x, and y staged
+        (failed,) = open_database(bucket).list_jobs()
+        assert failed.status is JobStatus.FAILED
+        again = open_database(bucket).open_table("t").backfill("y")
+        assert (again.rows_computed, again.rows_reused) == (0, ROWS)
+        assert values(open_database(bucket).open_table("t")) == doubled()
+
+    def test_crash_in_the_middle_costs_the_batch_that_was_open(
+        self, table: Table, calls: Calls, bucket: Bucket, tmp_path: Path
+    ) -> None:
+        mark = Path(f"{calls.path}.die")
+        mark.touch()
+        script = f"""
+            import geneva
+            from geneva.execution.runner import InProcessRunner
+            db = geneva.connect({bucket.uri!r}, storage_options={bucket.storage_options!r},
+                                runner=lambda: InProcessRunner(1))
+            db.open_table("t").backfill("y", checkpoint_size=10, task_size=90)
+            """
+        process = start_script(tmp_path, script)
+        process.communicate(timeout=60)
+        assert process.returncode == 9
+        assert calls.taken() == list(range(65))
+        mark.unlink()
+        (lost,) = open_database(bucket).list_jobs()
+        assert lost.status is JobStatus.FAILED
+        assert "lost" in (lost.error or "")
+        result = open_database(bucket).open_table("t").backfill("y", checkpoint_size=10)
+        assert result.rows_computed == 30
+        assert values(open_database(bucket).open_table("t")) == doubled()
+        assert calls.rows == list(range(60, 90))
+
+    def test_damaged_checkpoints_are_computed_again(
+        self, table: Table, calls: Calls, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with no_commits(monkeypatch), pytest.raises(OSError, match="away"):
+            table.backfill("y", checkpoint_size=10, task_size=30)
+        keys = bucket.keys("t.lance/_checkpoints/")
+        staged = [key for key in keys if "_range-" not in key]
+        ranges = [key for key in keys if "_range-" in key]
+        for key in staged:
+            bucket.client.delete_object(Bucket=bucket.name, Key=key)
+        body = bucket.client.get_object(Bucket=bucket.name, Key=ranges[0])["Body"].read()
+        bucket.client.put_object(Bucket=bucket.name, Key=ranges[0], Body=body[: len(body) // 2])
+        bucket.client.put_object(Bucket=bucket.name, Key=ranges[1], Body=b"")
+        result = open_database(bucket).open_table("t").backfill("y", checkpoint_size=10)
+        assert (result.rows_computed, result.rows_reused) == (20, 70)
+        assert values(open_database(bucket).open_table("t")) == doubled()
+
+
+# ---------------------------------------------------------------------------------------- secrets
+
+
+def assert_no_secret(text: str | bytes, where: str) -> None:
+    data = text.encode() if isinstance(text, str) else text
+    for secret in (SECRET_KEY, ACCESS_KEY):
+        for form in (secret, secret.replace("/", "%2F").replace("+", "%2B"), secret.lower()):
+            assert form.encode() not in data, f"a key is in the clear in {where}"
+            assert form.encode("utf-16-le") not in data, f"a key is in the clear in {where}"
+
+
+def assert_no_secret_in_bucket(bucket: Bucket) -> None:
+    found = dict(bucket.objects())
+    assert len(found) > 10
+    for key, body in found.items():
+        assert_no_secret(key, "an object's name")
+        assert_no_secret(body, key)
+
+
+class TestSecrets:
+    def test_none_in_any_object_log_or_repr(
+        self,
+        table: Table,
+        bucket: Bucket,
+        caplog: pytest.LogCaptureFixture,
+        capfd: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        caplog.set_level(logging.INFO, logger="botocore")  # the test's own client
+        with no_commits(monkeypatch), pytest.raises(OSError, match="away"):
+            table.backfill("y", checkpoint_size=10, where="x < 50")
+        plan = table.plan_backfill("y", where="x < 50")
+        future = table.backfill_async("y", checkpoint_size=10)
+        result = future.result(60)
+        db = open_database(bucket)
+        assert_no_secret_in_bucket(bucket)
+        shown = [db, table, table.ref, plan, future, result, db.list_jobs(), table.schema]
+        for thing in shown:
+            assert_no_secret(f"{thing!r} {thing!s}", type(thing).__name__)
+        assert_no_secret(repr(open_checkpoints(table.ref)), "the checkpoint store")
+        assert_no_secret(repr(table.schema.metadata) + repr(table.schema.field("y").metadata), "it")
+        assert_no_secret(caplog.text, "the log")
+        assert_no_secret("".join(capfd.readouterr()), "the output")
+
+    def test_none_in_a_pickled_task(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+        tasks: list[Task] = []
+        submit = InProcessRunner.submit
+
+        def spied(self: InProcessRunner, function: Any, items: Any, *rest: Any) -> Any:
+            tasks.extend(items)
+            return submit(self, function, items, *rest)
+
+        monkeypatch.setattr(InProcessRunner, "submit", spied)
+        plan = table.plan_backfill("y")
+        table.backfill("y")
+        assert tasks
+        for thing in (*tasks, table.ref, plan):
+            for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+                assert_no_secret(pickle.dumps(thing, protocol), "a pickle")
+            assert_no_secret(cloudpickle.dumps(thing), "a cloudpickle")
+            assert_no_secret(f"{thing!r} {thing!s}", "a repr")
+        loaded = pickle.loads(pickle.dumps(tasks[0]))
+        assert loaded == tasks[0]
+        assert loaded.work.ref.storage_options["aws_secret_access_key"] == SECRET_KEY
+
+    def test_pickled_options_show_nothing_whatever_they_are(self) -> None:
+        rng = random.Random(7)
+        for _ in range(300):
+            size = rng.choice([8, 16, 40, 200, 2_000])
+            secret = "".join(rng.choices(string.ascii_letters + string.digits + "/+=-_", k=size))
+            ref = TableRef("t", "s3://b/t", Secrets({"key": secret, secret: "x"}))
+            assert secret.encode() not in pickle.dumps(ref)
+            assert pickle.loads(pickle.dumps(ref)) == ref
+
+    def test_none_in_errors(self, bucket: Bucket, table: Table) -> None:
+        @geneva.udf(data_type=pa.int64(), input_columns=["x"])
+        def broken(x: int) -> int:
+            raise ValueError("the user's own words")
+
+        table.add_columns({"z": broken})
+        with pytest.raises(UDFError, match="the user's own words") as caught:
+            table.backfill("z")
+        assert_no_secret(chain_of(caught.value), "the UDF's error")
+        absent = bucket.storage_options | {"aws_endpoint": "http://127.0.0.1:1"}
+        quick = {"client_max_retries": "0", "client_retry_timeout": "1"}
+        with pytest.raises(Exception, match=r".") as refused:
+            geneva.connect(bucket.uri, storage_options=absent | quick).open_table("t")
+        assert_no_secret(chain_of(refused.value), "the store's error")
+        with pytest.raises(Exception, match="nothing_here") as missing:
+            open_database(bucket).open_table("nothing_here")
+        assert_no_secret(chain_of(missing.value), "the table's error")
+        failed = open_database(bucket).list_jobs(status="FAILED")
+        assert_no_secret(repr(failed), "the history")
+        assert_no_secret_in_bucket(bucket)
+
+
+def chain_of(error: BaseException | None) -> str:
+    """An error as a log would show it, with its causes."""
+    import traceback
+
+    out = io.StringIO()
+    traceback.print_exception(error, file=out)
+    out.write(repr(error))
+    return out.getvalue()
+
+
+# ---------------------------------------------------------------------------------------- on Spark
+
+
+def double_and_look(calls: Calls) -> UDF:
+    """A UDF that searches Spark's files on this machine for a key, and kills the driver once."""
+    secret = SECRET_KEY[::-1]  # the UDF must not be where the key is found
+
+    @geneva.udf(data_type=pa.int64(), input_columns=["x"])
+    def double(x: int) -> int:
+        calls.note([x])
+        if x == 5:
+            for found in Path(os.environ["TMPDIR"]).rglob("*"):
+                assert not found.is_file() or secret[::-1].encode() not in found.read_bytes(), found
+        if x == 85 and Path(f"{calls.path}.die").exists():
+            os.kill(int(os.environ["DRIVER"]), 9)
+            time.sleep(60)
+        return x * 2
+
+    return double
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_spark_killed_and_finished_by_another_process(
+    bucket: Bucket, table: Table, calls: Calls, tmp_path: Path
+) -> None:
+    folder = tmp_path / "machine"
+    table.alter_columns({"path": "y", "udf": double_and_look(calls)})
+    script = f"""
+        import json, os, geneva
+        os.environ["DRIVER"] = str(os.getpid())
+        options = json.loads(os.environ.pop("OPTIONS"))
+        db = geneva.connect({bucket.uri!r}, storage_options=options)
+        result = db.open_table("t").backfill("y", checkpoint_size=10, task_size=30)
+        print(json.dumps([result.status, result.rows_computed, result.rows_reused]))
+        """
+    options = json.dumps(bucket.storage_options)
+    mark = Path(f"{calls.path}.die")
+    mark.touch()
+    with nothing_left_in(folder):
+        first = start_script(folder, script, OPTIONS=options)
+        first.communicate(timeout=60)
+        assert first.returncode == -9
+        mark.unlink()
+        wait_for(lambda: not processes_in(folder), "the killed driver's workers to leave", 10)
+        before = calls.count
+        assert 56 <= before < ROWS
+        second = start_script(folder, script, OPTIONS=options)
+        status, computed, reused = json.loads(finish(second))
+        wait_for(lambda: not processes_in(folder), "the second driver's workers to leave", 10)
+    assert status == "DONE"
+    assert computed + reused == ROWS
+    assert calls.count == before + computed <= ROWS + 20  # a batch of ten on each of two slots
+    assert values(open_database(bucket).open_table("t")) == doubled()
+    assert_no_secret_in_bucket(bucket)
+    left = [path for path in folder.rglob("*") if not path.is_dir()]
+    assert left == []

@@ -1,0 +1,223 @@
+"""Moments that a review found: each was wrong once, and none of them may be again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import geneva
+from geneva import udf
+from geneva.errors import ColumnChangedError, TableChangedError, UserInputError
+from geneva.execution.backfill import driver
+from geneva.execution.refresh import run as refresh
+from geneva.execution.runner import InProcessRunner
+from geneva.storage.lance import transactions
+
+STABLE = {"new_table_enable_stable_row_ids": "true"}
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> geneva.Connection:
+    return geneva.connect(tmp_path / "db", runner=lambda: InProcessRunner(1))
+
+
+def times(factor: int) -> geneva.UDF:
+    return udf(
+        lambda x: x * factor, data_type=pa.int64(), name=f"times_{factor}", input_columns=["x"]
+    )
+
+
+def values(table: geneva.Table, column: str = "c") -> list[Any]:
+    table.checkout_latest()
+    return table.to_arrow()[column].to_pylist()
+
+
+def before_first_commit(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    plain, done = driver.commit_columns, []
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        if not done:
+            done.append(True)
+            action()
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(driver, "commit_columns", late)
+
+
+def test_a_job_does_not_overwrite_what_a_newer_udf_computed(
+    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("t", pa.table({"x": [1, 2]}))
+    table.add_columns({"c": times(10)})
+
+    def altered_and_computed() -> None:
+        other = db.open_table("t")
+        other.alter_columns({"path": "c", "udf": times(100)})
+        other.backfill("c")
+
+    before_first_commit(monkeypatch, altered_and_computed)
+    with pytest.raises(ColumnChangedError, match="another UDF"):
+        table.backfill("c")
+    assert values(table) == [100, 200]
+
+
+def test_rows_that_a_restore_brings_back_are_computed(
+    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("t", pa.table({"x": [0, 1, 2, 3]}))
+    table.add_columns({"c": times(10)})
+    whole = table.version
+    table.delete("x = 0")
+
+    def restored() -> None:
+        other = db.open_table("t", version=whole)
+        other.restore()
+
+    before_first_commit(monkeypatch, restored)
+    table.backfill("c")
+    assert values(table) == [0, 10, 20, 30]
+
+
+def test_a_store_that_answers_no_more_for_a_moment_leaves_no_wrong_verdict(
+    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("t", pa.table({"id": [0, 1], "x": [1, 2]}))
+    table.add_columns({"c": times(10)})
+    table.backfill("c")
+    table.update(where="id = 0", values={"x": 5})
+
+    def unreachable(*args: object) -> None:
+        raise OSError("503 Slow Down")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transactions, "read_transaction", unreachable)
+        with pytest.raises(OSError, match="503"):
+            table.plan_backfill("c")
+    assert table.backfill("c").rows_computed == 1
+    assert sorted(values(table)) == [20, 50]
+
+
+def test_a_table_that_was_made_anew_is_read_as_it_is(db: geneva.Connection) -> None:
+    for numbers in ([1, 2], [3, 4, 5]):
+        table = db.create_table("t", pa.table({"x": numbers}))
+        table.add_columns({"c": times(10)})
+        table.backfill("c")
+        assert values(table) == [10 * n for n in numbers]
+        db.drop_table("t")
+
+
+def test_a_renamed_struct_of_one_field_is_the_same_input(db: geneva.Connection) -> None:
+    table = db.create_table("t", pa.table({"s": [{"x": 1}, {"x": 2}]}))
+    plus_one = udf(lambda v: v + 1, data_type=pa.int64(), input_columns=["s.x"])
+    table.add_columns({"c": plus_one})
+    table.backfill("c")
+    table.alter_columns({"path": "s", "rename": "r"})
+    table.add(pa.table({"r": [{"x": 7}]}))
+    assert table.backfill("c").rows_computed == 1
+    assert values(table) == [2, 3, 8]
+
+
+def test_cleaning_up_leaves_a_running_jobs_files_alone(
+    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("t", pa.table({"x": [1, 2]}))
+    table.add_columns({"c": times(10)})
+    other = db.open_table("t")
+    before_first_commit(
+        monkeypatch, lambda: other.cleanup_checkpoints(older_than=timedelta(seconds=0))
+    )
+    table.backfill("c")
+    assert values(table) == [10, 20]
+
+
+def test_a_history_that_fails_once_fails_no_job(
+    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("t", pa.table({"x": [1]}))
+    table.add(pa.table({"x": [2]}))
+    table.add_columns({"c": times(10)})
+    plain, written = db._history.append, []
+
+    def flaky(events: Any) -> None:
+        written.append(events)
+        if len(written) == 2:
+            raise OSError("503 Slow Down")
+        plain(events)
+
+    monkeypatch.setattr(db._history, "append", flaky)
+    assert table.backfill("c", commit_granularity=1).status == "DONE"
+    assert values(table) == [10, 20]
+
+
+class TestViews:
+    def test_a_column_over_the_source_is_not_backfilled(self, db: geneva.Connection) -> None:
+        source = db.create_table("s", pa.table({"x": [1, 2]}), storage_options=STABLE)
+        view = db.create_materialized_view("v", source.query().select({"c": times(10)}))
+        view.refresh()
+        with pytest.raises(UserInputError, match=r"use refresh\(\)"):
+            view.backfill("c", where="1=1")
+        assert values(view) == [10, 20]
+
+    def test_a_source_that_was_made_anew_is_refused(self, db: geneva.Connection) -> None:
+        source = db.create_table("s", pa.table({"x": [1]}), storage_options=STABLE)
+        view = db.create_materialized_view("v", source)
+        view.refresh()
+        db.drop_table("s")
+        db.create_table("s", pa.table({"x": [7]}), storage_options=STABLE)
+        with pytest.raises(UserInputError, match="made anew"):
+            view.refresh()
+
+    def test_a_view_of_a_view_waits_for_it(self, db: geneva.Connection) -> None:
+        source = db.create_table("s", pa.table({"x": [1]}), storage_options=STABLE)
+        first = db.create_materialized_view("a", source)
+        second = db.create_materialized_view("b", first.query().add_column({"c": times(10)}))
+        with pytest.raises(UserInputError, match="refresh that one first"):
+            second.refresh()
+        first.refresh()
+        second.refresh()
+        assert values(second) == [10]
+
+    def test_a_refresh_that_was_taken_for_dead_leaves_nothing_behind(
+        self, db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = db.create_table("s", pa.table({"x": [0]}), storage_options=STABLE)
+        view = db.create_materialized_view("v", source)
+        view.refresh()
+        source.add(pa.table({"x": [1]}))
+        plain, done = refresh.append_placeholders, []
+
+        def overtaken(*args: Any, **kwargs: Any) -> Any:
+            if not done:
+                done.append(True)
+                with monkeypatch.context() as patched:
+                    patched.setattr(db._history, "_is_lost", lambda job: True)
+                    db.open_table("v").refresh()
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(refresh, "append_placeholders", overtaken)
+        with pytest.raises(TableChangedError, match="taken over"):
+            view.refresh()
+        assert sorted(values(view, "x")) == [0, 1]
+        source.add(pa.table({"x": [2]}))
+        view.refresh()
+        assert sorted(values(view, "x")) == [0, 1, 2]
+
+
+def test_two_jobs_that_are_asked_for_the_same_rows_compute_each_once(
+    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = db.create_table("t", pa.table({"x": [1, 2, 3]}))
+    table.add_columns({"c": times(10)})
+    others: list[int] = []
+    before_first_commit(
+        monkeypatch,
+        lambda: others.append(db.open_table("t").backfill("c", where="1=1").rows_computed),
+    )
+    assert table.backfill("c", where="1=1").rows_computed == 3
+    assert others == [3]
+    assert values(table) == [10, 20, 30]

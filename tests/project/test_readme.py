@@ -1,0 +1,89 @@
+"""The examples of the README and of the guides run as they are printed, without Spark."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import geneva
+from geneva.execution.runner import InProcessRunner
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)[^)]*\)")
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def blocks(page: Path) -> list[str]:
+    """The Python of a page, except what says `notest` (it needs a cluster)."""
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [code for info, code in found if "notest" not in info]
+
+
+def run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run a page's blocks one after the other, in a folder of their own."""
+    monkeypatch.chdir(folder)
+    in_process = functools.partial(geneva.connect, runner=InProcessRunner)
+    monkeypatch.setattr(geneva, "connect", in_process)
+    names: dict[str, Any] = {"__name__": "example"}
+    for code in blocks(page):
+        exec(compile(code, page.name, "exec"), names)
+    return names
+
+
+def test_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = run(ROOT / "README.md", tmp_path, monkeypatch)
+    printed = capsys.readouterr().out
+    assert "compute    1 of 3 rows in 1 fragment; 1 fragment skipped" in printed
+    assert "\n1\nDONE\n" in printed
+    table = names["table"]
+    assert [len(vector) for vector in table.to_arrow()["embedding"].to_pylist()] == [4, 4, 4]
+    jobs = names["db"].list_jobs("texts")
+    assert [job.metrics["udf_rows"] for job in jobs] == [3, 2, 0, 1, 2]
+    assert printed.endswith("1\n"), "the refresh after one append computes one row"
+
+
+def test_the_guide_to_udfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(ROOT / "docs" / "udfs.md", tmp_path, monkeypatch)
+    printed = capsys.readouterr().out
+    assert "because    UDF changed: 2 rows" in printed
+    assert "  global SEEN: dict (filled by calls: by type, without its contents)\n" in printed
+    shown = (ROOT / "docs" / "udfs.md").read_text(encoding="utf-8")
+    version = re.search("version ([0-9a-f]{32}) of 'logarithm'", printed)
+    assert version is not None
+    assert version[0] in shown, "the page shows what is printed"
+
+
+def test_the_guide_to_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run(ROOT / "docs" / "views.md", tmp_path, monkeypatch)
+    assert names["db"].list_materialized_views() == ["english", "passages"]
+
+
+def test_the_guide_to_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(ROOT / "docs" / "failures.md", tmp_path, monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["DONE 1", "1"]
+    assert "2 ValueError could not convert string to float: 'n/a' price='n/a'" in lines
+    at = lines.index("TimeoutError")
+    assert lines[at - 3 : at] == ["1", "0", "1"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    targets = LINK.findall(page.read_text(encoding="utf-8"))
+    assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+def test_ten_lines_are_few() -> None:
+    code = [line for line in blocks(ROOT / "README.md")[0].splitlines() if line.strip()]
+    assert len(code) <= 12

@@ -1,0 +1,66 @@
+"""What a user reads when Spark fails: short, with the cause, and with a remedy."""
+
+from __future__ import annotations
+
+from geneva.errors import JobCancelledError, JobError, SparkUnavailableError, WorkerLostError
+from geneva.spark.errors import explained
+
+
+def test_lost_executor() -> None:
+    text = (
+        "An error occurred while calling o1.getResult.\n"
+        ": org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage "
+        "1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.7 "
+        "executor 3): ExecutorLostFailure (executor 3 exited caused by one of the running "
+        "tasks) Reason: Command exited with code 137\n\tat org.apache.spark.X(X.scala:1)"
+    )
+    error = explained(Exception(text))
+    assert isinstance(error, WorkerLostError)
+    assert "executor 3" in str(error)
+    assert "\tat" not in str(error)
+
+
+def test_cancelled_by_somebody_else() -> None:
+    error = explained(Exception("[SPARK_JOB_CANCELLED] Job 7 cancelled because of a tag"))
+    assert isinstance(error, JobCancelledError)
+
+
+def test_gone() -> None:
+    assert isinstance(explained(ConnectionRefusedError(111, "refused")), SparkUnavailableError)
+
+
+def test_module_that_workers_lack() -> None:
+    text = (
+        "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+        '  File "/x/pyspark/worker.py", line 1, in main\n    run()\n'
+        "ModuleNotFoundError: No module named 'torch'\n\nJVM stacktrace:\norg.apache..."
+    )
+    error = explained(Exception(text))
+    assert isinstance(error, SparkUnavailableError)
+    assert "Install the same packages" in str(error)
+    assert str(error).endswith("No module named 'torch'")
+
+
+def test_unknown() -> None:
+    error = explained(Exception("something odd"))
+    assert isinstance(error, SparkUnavailableError)
+    assert "something odd" in str(error)
+
+
+def test_failed_task_on_connect() -> None:
+    text = (
+        "\n  An exception was thrown from the Python worker. Please see the stack trace below.\n"
+        "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "
+        "Traceback (most recent call last):\n"
+        '  File "/x/pyspark/worker.py", line 1, in main\n    run()\n    ^^^\n'
+        '  File "/x/geneva/execution/worker.py", line 1, in work\n    read()\n'
+        "OSError: the disk is on fire\n SQLSTATE: 38000"
+    )
+    error = explained(Exception(text))
+    assert isinstance(error, JobError)
+    assert str(error).splitlines()[1:] == [
+        "Traceback (most recent call last):",
+        '  File "/x/geneva/execution/worker.py", line 1, in work',
+        "    read()",
+        "OSError: the disk is on fire",
+    ]

@@ -1,0 +1,393 @@
+"""Tasks on Spark, the life of the embedded session, and what the user sees when either fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+
+from cluster import Cluster, names_in, run_script, running_cluster, wait_for
+from geneva.errors import JobCancelledError, JobError, SparkUnavailableError, WorkerLostError
+from geneva.execution.runner import InProcessRunner, Resources, Runner
+from geneva.spark.embedded.java import MODULE_OPTIONS
+from geneva.spark.embedded.settings import LocalOptions
+from geneva.spark.session import SparkRunner, active_session, embedded_session
+
+# Workers can't import the tests: the functions below travel by value.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+OPTIONS = LocalOptions(slots=2, class_archive=False)
+
+
+@pytest.fixture
+def runner() -> Iterator[SparkRunner]:
+    runner = SparkRunner(embedded_session(OPTIONS))
+    yield runner
+    runner.cancel()
+
+
+# ------------------------------------------------------------------------------ shipped functions
+
+
+def double(number: int) -> str:
+    return str(number * 2)
+
+
+def wait_then_report(seconds: float) -> str:
+    time.sleep(seconds)
+    return f"slept {seconds}"
+
+
+def hold_the_interpreter(seconds: float) -> str:
+    pow(3, 10**8)  # one C call: no signal handler, no other thread gets a turn in it
+    return "done"
+
+
+def count_and_raise(log: str) -> str:
+    with Path(log).open("a") as file:
+        file.write("x")
+    raise RuntimeError("the disk is on fire")
+
+
+def die_once(mark: str) -> str:
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+def always_die(_: int) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+def segfault(_: int) -> str:
+    import ctypes
+
+    ctypes.string_at(0)
+    return ""
+
+
+def frozen_objects(_: int) -> str:
+    return f"{os.getpid()} {gc.get_freeze_count()}"
+
+
+def worker_environment(_: int) -> str:
+    import pyspark
+
+    return f"{sys.executable}\n{pyspark.__file__}"
+
+
+def task_resources(_: int) -> str:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    gpus = context.resources().get("gpu")
+    return f"{context.cpus()} {len(gpus.addresses) if gpus else 0}"
+
+
+def touch_and_wait(mark: str) -> str:
+    Path(mark).touch()
+    time.sleep(3)
+    return mark
+
+
+# -------------------------------------------------------------------- the contract, on each runner
+
+
+@pytest.fixture(params=["in_process", pytest.param("spark", marks=pytest.mark.spark)])
+def any_runner(request: pytest.FixtureRequest) -> Runner:
+    return (
+        InProcessRunner(2) if request.param == "in_process" else request.getfixturevalue("runner")
+    )
+
+
+class TestEveryRunner:
+    def test_reports_come_in_the_order_of_the_items(self, any_runner: Runner) -> None:
+        jobs = [any_runner.submit(double, list(range(size))) for size in (5, 1, 3)]
+        assert [job.result() for job in jobs] == [
+            ["0", "2", "4", "6", "8"],
+            ["0"],
+            ["0", "2", "4"],
+        ]
+
+    def test_nothing_to_do(self, any_runner: Runner) -> None:
+        assert any_runner.submit(double, []).result() == []
+
+    def test_slots(self, any_runner: Runner) -> None:
+        assert any_runner.slots == 2
+
+    def test_items_must_be_shippable(self, any_runner: Runner) -> None:
+        with pytest.raises(Exception, match="pickle"):
+            any_runner.submit(str, [threading.Lock()]).result()
+
+    def test_resources_are_left_out_where_they_mean_nothing(self, any_runner: Runner) -> None:
+        wanted = Resources(num_cpus=2, num_gpus=1, memory=2**30)
+        assert any_runner.submit(double, [4], wanted).result() == ["8"]
+
+    def test_after_cancel_nothing_starts(self, any_runner: Runner) -> None:
+        any_runner.cancel()
+        with pytest.raises(JobCancelledError):
+            any_runner.submit(double, [1]).result()
+
+
+def test_in_process_runner_fails_like_a_job(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="on fire"):
+        InProcessRunner(2).submit(count_and_raise, [str(tmp_path / "log")]).result()
+
+
+def test_in_process_runner_drops_queued_calls_on_cancel() -> None:
+    runner = InProcessRunner(1)
+    job = runner.submit(wait_then_report, [0.1] * 50)
+    runner.cancel()
+    with pytest.raises(JobCancelledError):
+        job.result(timeout=2)
+
+
+# ------------------------------------------------------------------------------------ on a session
+
+
+@pytest.mark.spark
+class TestSparkRunner:
+    def test_workers_run_this_python_and_its_pyspark(self, runner: SparkRunner) -> None:
+        executable, pyspark_file = runner.submit(worker_environment, [0]).result()[0].split("\n")
+        assert executable == sys.executable
+        assert ".zip" not in pyspark_file
+
+    def test_heap_is_frozen_after_the_first_item(self, runner: SparkRunner) -> None:
+        runner.submit(double, list(range(4))).result()  # every worker has had an item
+        for report in runner.submit(frozen_objects, [0]).result():
+            assert int(report.split()[1]) > 10_000
+
+    def test_failing_task_is_tried_four_times_then_explained(
+        self, runner: SparkRunner, tmp_path: Path
+    ) -> None:
+        log = tmp_path / "log"
+        with pytest.raises(JobError, match="RuntimeError: the disk is on fire") as caught:
+            runner.submit(count_and_raise, [str(log)]).result()
+        assert log.read_text() == "xxxx"
+        message = str(caught.value)
+        assert "in count_and_raise" in message
+        assert "/pyspark/" not in message
+        assert "\tat " not in message
+
+    def test_worker_that_dies_once_costs_nothing(self, runner: SparkRunner, tmp_path: Path) -> None:
+        assert runner.submit(die_once, [str(tmp_path / "mark")]).result() == ["alive"]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("function", [always_die, segfault])
+    def test_worker_that_always_dies_is_explained(self, runner: SparkRunner, function) -> None:  # type: ignore[no-untyped-def]
+        with pytest.raises(WorkerLostError, match="out of memory") as caught:
+            runner.submit(function, [0]).result()
+        if function is segfault:
+            assert "Fatal Python error: Segmentation fault" in str(caught.value)
+            assert "in segfault" in str(caught.value)
+        else:
+            assert "Task 0 in stage" in str(caught.value)
+        assert len(str(caught.value).splitlines()) < 12
+
+    @pytest.mark.parametrize(
+        "function", [wait_then_report, pytest.param(hold_the_interpreter, marks=pytest.mark.slow)]
+    )
+    def test_cancelled_slots_are_soon_free(self, runner: SparkRunner, function) -> None:  # type: ignore[no-untyped-def]
+        job = runner.submit(function, [60.0, 60.0])
+        time.sleep(0.5)
+        began = time.monotonic()
+        runner.cancel()
+        with pytest.raises(JobCancelledError):
+            job.result(timeout=0)
+        after = SparkRunner(embedded_session(OPTIONS))
+        assert after.submit(double, [1, 2, 3]).result(timeout=50) == ["2", "4", "6"]
+        # 3-5 s when idle. On a busy machine only: long before the tasks would have ended.
+        busy = os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
+        assert time.monotonic() - began < (50 if busy else 10)
+
+    def test_cancel_reaches_jobs_that_just_started(self, runner: SparkRunner) -> None:
+        jobs = [runner.submit(wait_then_report, [30.0]) for _ in range(20)]
+        runner.cancel()
+        for job in jobs:
+            with pytest.raises(JobCancelledError):
+                job.result(timeout=0)
+
+    def test_cancel_spares_other_runners(self, runner: SparkRunner) -> None:
+        other = SparkRunner(embedded_session(OPTIONS))
+        job = other.submit(wait_then_report, [1.0])
+        runner.submit(wait_then_report, [30.0])
+        time.sleep(0.3)
+        runner.cancel()
+        assert job.result(timeout=60) == ["slept 1.0"]
+
+    def test_module_options_are_those_of_spark(self, runner: SparkRunner) -> None:
+        jvm = embedded_session(OPTIONS).sparkContext._jvm
+        assert jvm is not None
+        options = jvm.org.apache.spark.launcher.JavaModuleOptions.defaultModuleOptionArray()
+        assert [o for o in options if not o.startswith("-Djdk.reflect")] == list(MODULE_OPTIONS)
+
+
+@pytest.mark.spark
+class TestEmbeddedSession:
+    def test_is_one_per_process(self) -> None:
+        session = embedded_session(OPTIONS)
+        assert embedded_session() is session
+        assert active_session() is session
+
+    def test_keeps_the_users_interrupt_handler(self) -> None:
+        embedded_session(OPTIONS)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def test_stopped_session_is_replaced(self) -> None:
+        first = embedded_session(OPTIONS)
+        stale = SparkRunner(first)
+        first.stop()
+        assert active_session() is None
+        with pytest.raises(SparkUnavailableError, match="stopped"):
+            stale.submit(double, [1]).result()
+        second = embedded_session(OPTIONS)
+        assert second is not first
+        assert SparkRunner(second).submit(double, [1]).result() == ["2"]
+
+    def test_session_of_the_user_is_preferred(self) -> None:
+        from pyspark.sql import SparkSession
+
+        embedded_session(OPTIONS).stop()
+        mine = SparkSession.builder.master("local[1]").appName("mine").getOrCreate()
+        try:
+            mine.sparkContext.pythonExec = sys.executable
+            assert embedded_session(OPTIONS) is mine
+            assert SparkRunner(mine).submit(double, [1, 2]).result() == ["2", "4"]
+        finally:
+            mine.stop()
+
+    @pytest.mark.slow
+    def test_dead_jvm_is_replaced(self) -> None:
+        session = embedded_session(OPTIONS)
+        process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
+        runner = SparkRunner(session)
+        job = runner.submit(wait_then_report, [30.0])
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with pytest.raises(SparkUnavailableError, match="went away"):
+            job.result(timeout=10)
+        runner.cancel()  # has nothing to do, and says nothing
+        assert SparkRunner(embedded_session(OPTIONS)).submit(double, [1]).result() == ["2"]
+
+
+# ---------------------------------------------------------------------------- on a Connect server
+
+CONNECT = """
+    import glob, socket, subprocess
+    import pyspark
+    from geneva.errors import JobCancelledError, JobError
+    from geneva.spark.embedded.java import find_java
+    from geneva.execution.runner import Resources
+    from pyspark.sql import SparkSession
+
+    def fail(_):
+        raise RuntimeError("the disk is on fire")
+
+    home = os.path.dirname(pyspark.__file__)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": port,
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+    }
+    server = subprocess.Popen(
+        [home + "/bin/spark-submit", "--master", "local[3,4]"]
+        + [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+        + ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+        + glob.glob(home + "/jars/spark-connect_2*.jar"),
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(find_java().path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while socket.socket().connect_ex(("127.0.0.1", port)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        session = SparkSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
+        assert embedded_session() is session
+        runner = SparkRunner(session)
+        print(runner.slots)
+        print(runner.submit(str, [1, 2], Resources(num_cpus=2)).result())
+        try:
+            runner.submit(fail, [1]).result()
+        except JobError as error:
+            print(str(error).splitlines()[-1])
+        job = runner.submit(time.sleep, [60, 60, 60])
+        time.sleep(1)
+        runner.cancel()
+        print(type(job.exception(timeout=0)).__name__)
+        print(SparkRunner(session).submit(str, [1, 2, 3]).result(timeout=30))
+    finally:
+        os.killpg(server.pid, 9)
+        server.wait()
+        os._exit(0 if sys.stdout.flush() is None else 1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_connect_session(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    script = run_script(CONNECT, tmp_path, PYTHONWARNINGS="default")
+    output, errors = script.communicate(timeout=120)
+    assert output.splitlines() == [
+        "3",
+        "['1', '2']",
+        "RuntimeError: the disk is on fire",
+        "JobCancelledError",
+        "['1', '2', '3']",
+    ], errors
+
+
+# ------------------------------------------------------------------------------------ on a cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster(workers=2, cores=2, gpus=2) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.spark
+class TestCluster:
+    def test_tasks_resources_and_a_lost_executor(self, cluster: Cluster, tmp_path: Path) -> None:
+        with cluster.session() as session:
+            runner = SparkRunner(session)
+            assert runner.slots == 4
+            assert runner.submit(double, list(range(8))).result()[-1] == "14"
+            # Resources
+            assert runner.submit(task_resources, [0]).result() == ["1 0"]
+            wanted = Resources(num_cpus=1.5, num_gpus=1)
+            assert runner.submit(task_resources, [0, 1], wanted).result() == ["2 1"] * 2
+            # A lost executor: its tasks run again elsewhere
+            marks = [str(tmp_path / str(number)) for number in range(4)]
+            job = runner.submit(touch_and_wait, marks)
+            wait_for(lambda: len(names_in(tmp_path)) == 4, "the tasks to run")
+            cluster.kill_executor()
+            assert job.result(timeout=60) == marks
+            # A cancelled job frees the cluster
+            job = runner.submit(wait_then_report, [60.0] * 4)
+            time.sleep(1)
+            runner.cancel()
+            with pytest.raises(JobCancelledError):
+                job.result(timeout=0)
+            again = SparkRunner(session)
+            assert again.submit(double, [1, 2, 3, 4]).result(timeout=50) == ["2", "4", "6", "8"]

@@ -1,0 +1,130 @@
+"""Job history: an append-only list of events, and the records they fold into."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import lance
+import pytest
+
+from geneva.errors import JobNotFoundError
+from geneva.model.jobs import JobStatus
+from geneva.model.tables import Secrets
+from geneva.storage.jobs import append_only
+from geneva.storage.jobs.events import JobEvent, JobHistory, fold_events
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def created(job_id: str, at: datetime = START, table: str = "t", column: str = "c") -> JobEvent:
+    payload = {"table": table, "column": column, "type": "BACKFILL", "config": {"where": None}}
+    return JobEvent(job_id, "created", payload, at)
+
+
+def changed(job_id: str, status: JobStatus, at: datetime, **more: object) -> JobEvent:
+    return JobEvent(job_id, "status", {"status": status.value, **more}, at)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> JobHistory:
+    return JobHistory(str(tmp_path / "db"), Secrets())
+
+
+def test_a_database_without_jobs(history: JobHistory, tmp_path: Path) -> None:
+    assert history.list() == []
+    with pytest.raises(JobNotFoundError, match="no job 'nope'"):
+        history.get("nope")
+    assert not (tmp_path / "db").exists(), "reading writes nothing"
+
+
+def test_a_job_from_pending_to_done(history: JobHistory) -> None:
+    history.append([created("j")])
+    assert history.get("j").status is JobStatus.PENDING
+    history.append([changed("j", JobStatus.RUNNING, START + timedelta(seconds=1))])
+    assert history.get("j").status is JobStatus.RUNNING
+    progress = {"metrics": {"committed": 3}}
+    history.append([JobEvent("j", "committed", progress, START + timedelta(seconds=2))])
+    end = changed("j", JobStatus.DONE, START + timedelta(seconds=3), metrics={"tasks": 4})
+    history.append([end])
+    record = history.get("j")
+    assert record.status is JobStatus.DONE
+    assert record.metrics == {"committed": 3, "tasks": 4}
+    assert (record.table_name, record.column_name, record.job_type) == ("t", "c", "BACKFILL")
+    assert record.updated_at - record.created_at == timedelta(seconds=3)
+    assert [e.kind for e in record.events] == ["created", "status", "committed", "status"]
+
+
+def test_a_failure_keeps_its_error(history: JobHistory) -> None:
+    later = START + timedelta(seconds=1)
+    history.append([created("j"), changed("j", JobStatus.FAILED, later, error="ValueError: no")])
+    assert history.get("j").error == "ValueError: no"
+
+
+def test_newest_first_and_filters(history: JobHistory) -> None:
+    for i, (table, status) in enumerate(
+        [("a", JobStatus.DONE), ("b", JobStatus.FAILED), ("a", JobStatus.FAILED)]
+    ):
+        at = START + timedelta(seconds=i)
+        history.append([created(f"j{i}", at, table), changed(f"j{i}", status, at)])
+    assert [r.job_id for r in history.list()] == ["j2", "j1", "j0"]
+    assert [r.job_id for r in history.list("a")] == ["j2", "j0"]
+    assert [r.job_id for r in history.list(status="failed")] == ["j2", "j1"]
+    assert [r.job_id for r in history.list("a", JobStatus.DONE)] == ["j0"]
+    with pytest.raises(ValueError, match="NONSENSE"):
+        history.list(status="nonsense")
+
+
+@pytest.mark.parametrize("job_id", ["it's", 'say "x"', "a b/c", "😀", "%_", "' OR 1=1 --", ""])
+def test_any_id(history: JobHistory, job_id: str) -> None:
+    history.append([created("other"), created(job_id)])
+    assert history.get(job_id).job_id == job_id
+    assert len(history.get(job_id).events) == 1
+
+
+def test_a_record_goes_by_the_order_of_writing_not_by_clocks() -> None:
+    late, early = START + timedelta(hours=1), START
+    events = [
+        created("j"),
+        changed("j", JobStatus.RUNNING, late),
+        changed("j", JobStatus.DONE, early),
+    ]
+    (record,) = fold_events(events)
+    assert record.status is JobStatus.DONE
+    assert record.events == tuple(events)
+
+
+def test_events_of_one_instant_keep_the_order_they_were_written_in(history: JobHistory) -> None:
+    history.append([created("j"), changed("j", JobStatus.RUNNING, START)])
+    history.append([changed("j", JobStatus.DONE, START)])
+    assert history.get("j").status is JobStatus.DONE
+
+
+def test_writers_at_the_same_moment_lose_nothing(history: JobHistory) -> None:
+    writers = [
+        threading.Thread(
+            target=lambda n=n: [history.append([created(f"{n}-{i}")]) for i in range(5)]
+        )
+        for n in range(4)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(history.list()) == 20
+
+
+def test_it_stays_small(
+    history: JobHistory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(append_only, "_COMPACT_AT_FRAGMENTS", 5)
+    for i in range(17):
+        history.append([created(f"j{i}", START + timedelta(seconds=i))])
+    assert [r.job_id for r in history.list()] == [f"j{i}" for i in reversed(range(17))]
+    assert len(lance.dataset(str(tmp_path / "db" / "_geneva" / "jobs.lance")).get_fragments()) < 6
+
+
+def test_storage_options_do_not_show() -> None:
+    history = JobHistory("s3://bucket/db", Secrets({"aws_secret_access_key": "hush"}))
+    assert "hush" not in repr(vars(history))
