@@ -639,7 +639,7 @@ def test_a_udf_survives_the_journey():
 
 def test_a_loaded_udf_never_computes_its_fingerprint_again(monkeypatch: pytest.MonkeyPatch):
     loaded = _reloaded(udf(lambda x: x, data_type=pa.int64()))
-    module = sys.modules["geneva.udf"]  # `geneva.udf`, as an attribute, is the decorator
+    module = sys.modules["geneva.udf.declare"]
     monkeypatch.setattr(module, "fingerprint", lambda *_: pytest.fail("computed again"))
     assert len(loaded.version) == 32
     assert loaded.with_inputs(["y"]).version == loaded.version

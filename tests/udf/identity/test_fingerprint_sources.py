@@ -429,9 +429,10 @@ def other_pythons() -> list[str]:
 
 DIGESTS = """
 import json, sys, types
-package = types.ModuleType("geneva")  # without what only this Python has installed
+package = types.ModuleType("identity")  # without what only this Python has installed
 package.__path__ = [sys.argv[1]]
-sys.modules["geneva"] = package
+for name in ("geneva", "geneva.udf", "geneva.udf.identity"):
+    sys.modules[name] = package
 from geneva.udf.identity.bytecode import all_codes, is_inlined
 from geneva.udf.identity.code_meaning import code_digest
 def digest(value):
