@@ -316,7 +316,6 @@ def test_the_definition_says_what_is_read(query: Query, table: Table) -> None:
     assert (told.seed, told.limit, told.offset) == (3, 5, 1)
     assert (told.columns[3].udf_name, told.columns[3].udf_version) == ("double", double.version)
     assert len(told.columns[3].udf_digest) == 64
-    assert told.source_columns() == ("id", "point.x", "point.y", "name")
     assert ViewQuery.from_json(told.to_json()) == told
     assert made.udfs().keys() == {"twice", "loud"}
 

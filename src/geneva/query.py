@@ -15,8 +15,9 @@ import pyarrow as pa
 
 from geneva.errors import UserInputError
 from geneva.execution.evaluate import evaluate
+from geneva.model.rows import RowIds
 from geneva.model.view_query import ColumnKind, QueryColumn, ViewColumn, ViewQuery
-from geneva.planning.membership import RowIds, choose_rows
+from geneva.planning.membership import choose_rows
 from geneva.query_columns import (
     ColumnSource,
     check_output_name,

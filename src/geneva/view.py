@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 from geneva.errors import UserInputError
 from geneva.execution import declarations
-from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import Subject
 from geneva.execution.declarations import BackfillOptions
-from geneva.execution.refresh.explode import PreparedChunkRefresh, prepare_chunk_refresh
+from geneva.execution.refresh.explode import prepare_chunk_refresh
 from geneva.execution.refresh.groups import GroupSubject, RefreshTarget, view_groups
-from geneva.execution.refresh.run import PreparedRefresh, RefreshRequest, prepare_refresh
+from geneva.execution.refresh.prepare import RefreshRequest, prepare_refresh
+from geneva.execution.refresh.work import RefreshWork
 from geneva.jobs import JobFuture, JobResult
 from geneva.model.tables import TableRef
 from geneva.model.view_query import ViewQuery
@@ -212,17 +212,18 @@ class MaterializedView(Table):
         group = next((g for g in view_groups(view, info) if g.name == column), None)
         if group is None:
             raise UserInputError(f"Column {column!r} of view {self.name!r} is not computed.")
-        target = RefreshTarget(self.ref, self._source(), info.base_version, {}, BackfillRequest())
+        target = RefreshTarget(self.ref, self._source(), info.base_version, {})
         return GroupSubject(target, group)
 
     def _prepare_refresh(
         self, src_version: int | None, max_rows: int | None, options: BackfillOptions
-    ) -> PreparedRefresh | PreparedChunkRefresh:
+    ) -> RefreshWork:
         declarations.check_count("src_version", src_version)
         declarations.check_count("max_rows_per_fragment", max_rows)
         request = RefreshRequest(src_version, max_rows, options.request())
-        prepare = prepare_refresh if self.definition.chunker is None else prepare_chunk_refresh
-        return prepare(self.ref, self._source(), request)
+        if self.definition.chunker is None:
+            return RefreshWork(prepare_refresh(self.ref, self._source(), request))
+        return RefreshWork(prepare_chunk_refresh(self.ref, self._source(), request))
 
 
 _NOT_OF_A_REFRESH = ("where", "read_version", "num_frags", "task_shuffle_diversity")

@@ -74,10 +74,6 @@ def test_the_text_has_the_documented_keys() -> None:
     assert (udf["name"], udf["udf_name"], udf["udf"]) == ("mood", "sentiment", "_udfs/abc")
 
 
-def test_every_source_column_is_named_once() -> None:
-    assert QUERY.source_columns() == ("age", "s.u", "text")
-
-
 def test_a_shuffle_has_a_seed() -> None:
     assert QUERY.seed == 42
     assert ViewQuery("t", "/", None, (), (AGE,), shuffle=False, shuffle_seed=42).seed is None

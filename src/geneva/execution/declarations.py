@@ -26,10 +26,9 @@ from geneva.planning.graph import find_cycle
 from geneva.storage.checkpoints.cleanup import (
     CleanupReport,
     forget_attempts,
-    job_tags,
-    release_dead_tags,
     remove_leftovers,
 )
+from geneva.storage.checkpoints.pins import job_tags, release_dead_tags
 from geneva.storage.checkpoints.store import without_where
 from geneva.storage.columns.definitions import (
     FieldsNow,

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from geneva.execution.apply.batch import Applier
+from geneva.model.rows import RowIds
 from geneva.model.tables import TableRef
 from geneva.model.view_query import ColumnKind, QueryColumn
-from geneva.planning.membership import RowIds
 from geneva.storage.lance.dataset import Dataset, read_snapshot
 from geneva.storage.lance.expressions import RowReader
 from geneva.storage.lance.fragments import window_rows

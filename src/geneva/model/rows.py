@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Offsets: TypeAlias = npt.NDArray[np.int64]
+RowIds: TypeAlias = npt.NDArray[np.uint64]
+"""Stable row ids of a table, or row addresses where it has none."""
 
 
 @dataclass(frozen=True, slots=True)

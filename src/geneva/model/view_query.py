@@ -95,20 +95,15 @@ class ViewQuery:
         """The column that makes several rows of one, if there is one."""
         return next((c for c in self.columns if c.kind is ColumnKind.CHUNKER), None)
 
-    def source_columns(self) -> tuple[str, ...]:
-        """Every column path of the source that the view depends on, each once."""
-        paths = [*self.where_inputs, *(path for column in self.columns for path in column.inputs)]
-        return tuple(dict.fromkeys(paths))
-
     def to_json(self) -> str:
         """The query as text, always the same for the same query."""
-        told = {
+        stored = {
             "format": _FORMAT,
             "table": self.base_table,
             "db_uri": self.base_db_uri,
             "columns": [column.name for column in self.columns],
-            "column_sources": [_told_source(c) for c in self.columns if not _has_udf(c)],
-            "column_udfs": [_told_udf(c) for c in self.columns if _has_udf(c)],
+            "column_sources": [_source_record(c) for c in self.columns if not _has_udf(c)],
+            "column_udfs": [_udf_record(c) for c in self.columns if _has_udf(c)],
             "where": self.where,
             "where_inputs": list(self.where_inputs),
             "shuffle": self.shuffle,
@@ -116,14 +111,14 @@ class ViewQuery:
             "limit": self.limit,
             "offset": self.offset,
         }
-        return json.dumps(told, sort_keys=True)
+        return json.dumps(stored, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> ViewQuery:
         """The query that `to_json` wrote."""
         try:
-            told = json.loads(text)
-            written = told["format"]
+            stored = json.loads(text)
+            written = stored["format"]
         except (ValueError, KeyError, TypeError) as error:
             raise UserInputError(
                 f"The view's stored query can't be read ({error}): create the view again."
@@ -135,18 +130,18 @@ class ViewQuery:
             )
         found = {
             column.name: column
-            for column in map(_read_column, (*told["column_sources"], *told["column_udfs"]))
+            for column in map(_read_column, (*stored["column_sources"], *stored["column_udfs"]))
         }
         return cls(
-            base_table=told["table"],
-            base_db_uri=told["db_uri"],
-            where=told["where"],
-            where_inputs=tuple(told["where_inputs"]),
-            columns=tuple(found[name] for name in told["columns"]),
-            shuffle=told["shuffle"],
-            shuffle_seed=told["shuffle_seed"],
-            limit=told["limit"],
-            offset=told["offset"],
+            base_table=stored["table"],
+            base_db_uri=stored["db_uri"],
+            where=stored["where"],
+            where_inputs=tuple(stored["where_inputs"]),
+            columns=tuple(found[name] for name in stored["columns"]),
+            shuffle=stored["shuffle"],
+            shuffle_seed=stored["shuffle_seed"],
+            limit=stored["limit"],
+            offset=stored["offset"],
         )
 
     def digest(self) -> str:
@@ -158,7 +153,7 @@ def _has_udf(column: ViewColumn) -> bool:
     return column.kind in (ColumnKind.UDF, ColumnKind.CHUNKER)
 
 
-def _told_source(column: ViewColumn) -> dict[str, Any]:
+def _source_record(column: ViewColumn) -> dict[str, Any]:
     return {
         "name": column.name,
         "kind": column.kind.value,
@@ -167,7 +162,7 @@ def _told_source(column: ViewColumn) -> dict[str, Any]:
     }
 
 
-def _told_udf(column: ViewColumn) -> dict[str, Any]:
+def _udf_record(column: ViewColumn) -> dict[str, Any]:
     return {
         "name": column.name,
         "kind": column.kind.value,
@@ -178,13 +173,13 @@ def _told_udf(column: ViewColumn) -> dict[str, Any]:
     }
 
 
-def _read_column(told: Mapping[str, Any]) -> ViewColumn:
+def _read_column(stored: Mapping[str, Any]) -> ViewColumn:
     return ViewColumn(
-        name=told["name"],
-        kind=ColumnKind(told["kind"]),
-        expression=told.get("expression", ""),
-        inputs=tuple(told["inputs"]),
-        udf_name=told.get("udf_name", ""),
-        udf_version=told.get("udf_version", ""),
-        udf_digest=told.get("udf", "").removeprefix("_udfs/"),
+        name=stored["name"],
+        kind=ColumnKind(stored["kind"]),
+        expression=stored.get("expression", ""),
+        inputs=tuple(stored["inputs"]),
+        udf_name=stored.get("udf_name", ""),
+        udf_version=stored.get("udf_version", ""),
+        udf_digest=stored.get("udf", "").removeprefix("_udfs/"),
     )

@@ -7,12 +7,10 @@ through any number of inserts and deletes.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
 import numpy.typing as npt
 
-RowIds: TypeAlias = npt.NDArray[np.uint64]
+from geneva.model.rows import RowIds
 
 _SHIFTS = (30, 27, 31)
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

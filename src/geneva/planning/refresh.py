@@ -4,21 +4,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from geneva.planning.backfill import BackfillPlan
 from geneva.render import html
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnRefresh:
-    """Rows of one group of the view's columns that get a new value."""
+    """The backfill of one group of the view's columns."""
 
-    name: str
-    rows: int
+    plan: BackfillPlan
+    """What runs, on the view as it will be when its rows have come and gone."""
     runs_udf: bool
+
+    @property
+    def name(self) -> str:
+        """The UDF's column, or a name for all columns that are carried over."""
+        return self.plan.column
+
+    @property
+    def rows(self) -> int:
+        """Rows that get a new value."""
+        return self.plan.rows_to_compute
+
+    @property
+    def action(self) -> str:
+        """What is done, in a few words."""
+        if not self.runs_udf:
+            return f"carry over {self.rows:,} rows"
+        reused = self.plan.rows_reused
+        earlier = f", take {reused:,} from an earlier run" if reused else ""
+        return f"run the UDF on {self.plan.rows_to_run:,} rows{earlier}"
 
 
 @dataclass(frozen=True, slots=True)
 class RefreshPlan:
-    """Everything a refresh will do. The driver runs it, and printing it tells it."""
+    """Everything a refresh will do: the rows, and the backfill plans that run after them."""
 
     view: str
     source: str
@@ -44,7 +64,7 @@ class RefreshPlan:
     @property
     def rows_to_run(self) -> int:
         """Rows for which a UDF will be called, over all UDF columns."""
-        return sum(column.rows for column in self.columns if column.runs_udf)
+        return sum(column.plan.rows_to_run for column in self.columns if column.runs_udf)
 
     def __str__(self) -> str:
         """Return the plan as text."""
@@ -57,12 +77,7 @@ class RefreshPlan:
             lines.append("  nothing to do: the view is up to date")
         else:
             lines.append(f"  rows       {self.rows_entering:,} enter, {self.rows_leaving:,} leave")
-            lines.extend(
-                f"  column     {column.name}: "
-                + (f"run the UDF on {column.rows:,} rows" if column.runs_udf else "")
-                + ("" if column.runs_udf else f"carry over {column.rows:,} rows")
-                for column in self.columns
-            )
+            lines.extend(f"  column     {c.name}: {c.action}" for c in self.columns)
         lines.extend(f"  note       {note}" for note in self.notes)
         return "\n".join(lines)
 

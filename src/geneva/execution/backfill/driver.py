@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -44,7 +44,8 @@ from geneva.model.rows import RowRange
 from geneva.model.tables import Reason
 from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.sizing import WorkQueue
-from geneva.storage.checkpoints.cleanup import delete_keys, new_job_tag, release_dead_tags
+from geneva.storage.checkpoints.cleanup import delete_keys
+from geneva.storage.checkpoints.pins import pinned
 from geneva.storage.checkpoints.staging import open_checkpoints, record_staged
 from geneva.storage.checkpoints.store import CheckpointKey, index_keys
 from geneva.storage.columns.publish import CommitOutcome, commit_columns
@@ -94,7 +95,7 @@ def run_backfill(
     """
     run = _BackfillRun(prepared, control)
     for _ in range(control.max_conflict_retries + 1):
-        with _pinned(run.prepared, control.job_id, control.is_running):
+        with pinned(run.prepared.dataset, control.job_id, control.is_running):
             moved_on = run.round()
         if not moved_on or not prepared.request.follows_table:
             return run.progress
@@ -131,22 +132,6 @@ def _is_only_new(began: PreparedBackfill, run: _BackfillRun) -> bool:
         and all(fragment.reason in _NEVER_COMPUTED for fragment in plan.fragments)
         and plan.rows_to_compute <= plan.total_rows - began.plan.total_rows
     )
-
-
-@contextmanager
-def _pinned(
-    prepared: PreparedBackfill, job_id: str, is_running: Callable[[str], bool]
-) -> Iterator[None]:
-    """Keep the planned version from being cleaned up while the job reads it."""
-    tag = new_job_tag(job_id)
-    tags = prepared.dataset.tags
-    release_dead_tags(prepared.dataset, is_running)
-    tags.create(tag, prepared.snapshot.version)
-    try:
-        yield
-    finally:
-        with suppress(OSError, ValueError):
-            tags.delete(tag)
 
 
 @dataclass(slots=True)

@@ -173,19 +173,21 @@ def prepare(
     request: BackfillRequest,
     *,
     dataset: Dataset | None = None,
+    snapshot: TableSnapshot | None = None,
     files_of_job: frozenset[str] = frozenset(),
     upstream: Callable[[FragmentFacts], RowSet | None] | None = None,
     make_runner: Callable[[], Runner] | None = None,
 ) -> PreparedBackfill:
     """Look at the table and decide what to do. Reads only; runs no user code.
 
+    `snapshot` is what `dataset` will be when the plan runs; None: what it is.
     `files_of_job` are data files that this very job made in earlier rounds, committed or not: the
     rows that an explicit where clause asked for are done there. `upstream` says which rows of a
     fragment get another input before this is run. `make_runner` makes what checks receipts, where
     there is much to read.
     """
     dataset = open_dataset(subject.ref) if dataset is None else dataset
-    snapshot = read_snapshot(dataset, subject.ref)
+    snapshot = read_snapshot(dataset, subject.ref) if snapshot is None else snapshot
     computation = subject.bind(dataset, snapshot)
     gathering = _Gathering(subject, request, dataset, snapshot, computation, files_of_job)
     return replace(gathering.prepared(upstream, make_runner), make_runner=make_runner)

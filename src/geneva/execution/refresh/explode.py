@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,18 +17,15 @@ import pyarrow.compute as pc
 from geneva.errors import JobCancelledError, TableChangedError
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.jobs.progress import JobProgress
-from geneva.execution.refresh.run import (
-    PreparedRefresh,
-    RefreshRequest,
-    prepare_refresh,
-    run_refresh,
-)
+from geneva.execution.refresh.prepare import PreparedRefresh, RefreshRequest, prepare_refresh
+from geneva.execution.refresh.run import run_refresh
 from geneva.execution.runner import Runner
+from geneva.model.rows import RowIds
 from geneva.model.tables import TableRef
 from geneva.model.view_query import IS_SET, SOURCE_ROW_ID
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.lance.dataset import open_dataset
-from geneva.storage.lance.row_ids import RowIds, read_row_ids
+from geneva.storage.lance.row_ids import read_row_ids
 from geneva.storage.lance.source_rows import SourceRows
 from geneva.storage.views.definition import is_hidden, read_view
 from geneva.storage.views.explode import CHUNKS, commit_chunks, inner_ref, write_chunk_rows
@@ -86,49 +82,6 @@ class PreparedChunkRefresh:
     ref: TableRef
     inner: PreparedRefresh
     plan: RefreshPlan
-    job_type: str = "REFRESH"
-
-    @property
-    def table(self) -> str:
-        """The view's name."""
-        return self.ref.name
-
-    @property
-    def column(self) -> str:
-        """All of the view's columns."""
-        return "*"
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """What was asked for."""
-        return self.inner.config
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What people should know."""
-        return self.plan.notes
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the view is up to date."""
-        return self.plan.is_empty
-
-    @property
-    def total_rows(self) -> int:
-        """Values to compute or carry over in the hidden view."""
-        return self.inner.total_rows
-
-    def run(self, control: JobControl) -> JobProgress:
-        """Refresh the hidden view, then lay out what changed in it."""
-        progress, version = JobProgress(total=0), self.inner.view_version
-        if not self.inner.is_empty:
-            progress, version = run_refresh(self.inner, control)
-        _lay_out_changes(self, version, control)
-        return progress
-
-    def tidy(self) -> None:
-        """Drop the checkpoints of the hidden view."""
-        self.inner.tidy()
 
 
 def prepare_chunk_refresh(
@@ -139,14 +92,23 @@ def prepare_chunk_refresh(
     schema = open_dataset(ref).schema
     info, state = read_view(schema), read_view_state(schema)
     current = (
-        inner.is_empty
+        inner.plan.is_empty
         and state.refreshed
         and state.computed_at == (inner.view_version,)
         and info is not None
-        and info.base_version == inner.target
+        and info.base_version == inner.target.version
     )
     plan = replace(inner.plan, view=ref.name, up_to_date=current)
     return PreparedChunkRefresh(ref, inner, plan)
+
+
+def run_chunk_refresh(prepared: PreparedChunkRefresh, control: JobControl) -> JobProgress:
+    """Refresh the hidden view, then lay out what changed in it."""
+    progress, version = JobProgress(total=0), prepared.inner.view_version
+    if not prepared.inner.plan.is_empty:
+        progress, version = run_refresh(prepared.inner, control)
+    _lay_out_changes(prepared, version, control)
+    return progress
 
 
 def _lay_out_changes(prepared: PreparedChunkRefresh, version: int, control: JobControl) -> None:
@@ -172,7 +134,7 @@ def _lay_out_changes(prepared: PreparedChunkRefresh, version: int, control: JobC
         ]
         fragments = _run_items(items, control)
     commit_chunks(outer, gone, fragments)
-    commit_refreshed(outer, prepared.inner.target, control.job_id, {}, computed_at=version)
+    commit_refreshed(outer, prepared.inner.target.version, control.job_id, {}, computed_at=version)
 
 
 def _changed_rows(

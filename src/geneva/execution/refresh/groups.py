@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
-from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import SourceJudge
 from geneva.model.computation import Carry, Computation, Input, Source, source_signature
-from geneva.model.rows import RowSet
+from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.view_query import IS_SET, ColumnKind, ViewColumn
 from geneva.storage.columns.definitions import bound_output, computation_of, read_definition
@@ -31,7 +31,6 @@ from geneva.storage.lance.dataset import (
     open_dataset,
     quote_path,
 )
-from geneva.storage.lance.row_ids import RowIds
 from geneva.storage.views.definition import FragmentRows, ViewInfo, read_source_ids
 
 CARRIED = "__carried"
@@ -50,70 +49,109 @@ class RefreshTarget:
     version: int
     changed: dict[int, ChangedRows | None]
     """Per version that values may be of, what changed since; None: that version is gone."""
-    request: BackfillRequest
 
-    def changed_since(self, version: int, group: Group) -> RowIds | None:
-        """Rows of the source in which something that a group depends on changed."""
+    def changed_since(self, version: int, paths: Iterable[str]) -> RowIds | None:
+        """Rows of the source in which one of these columns changed; None: nobody knows."""
         columns = self.changed[version]
         if columns is None:
             return None
-        return union_of(columns.get(path, NO_ROWS) for path in group.inputs())
+        return union_of(columns.get(path, NO_ROWS) for path in paths)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Columns of the view that are filled together."""
+class CarriedColumns:
+    """Columns and SQL expressions of the source, taken over together."""
 
     columns: tuple[ViewColumn, ...]
     version: str
-    """The version of what fills them."""
-    definition: ColumnDefinition | None = None
-    """The UDF column; None: the columns are carried over."""
+    """The digest of the view's query."""
 
     @property
     def name(self) -> str:
-        """What the group is called: the UDF's column, or a name for all that is carried over."""
-        return CARRIED if self.definition is None else self.definition.name
+        """The name of all of them together."""
+        return CARRIED
 
     @property
-    def runs_udf(self) -> bool:
-        """Whether the group is a UDF's column."""
-        return self.definition is not None
+    def input_paths(self) -> tuple[str, ...]:
+        """The source's columns that they depend on."""
+        return tuple(dict.fromkeys(path for c in self.columns for path in c.inputs))
 
-    def expressions(self, source: Dataset) -> tuple[tuple[str, str], ...]:
+    def expressions(self, source: pa.Schema) -> tuple[tuple[str, str], ...]:
         """What to read from the source, by name."""
-        if self.definition is not None:
-            paths = self.definition.inputs
-            return tuple((path, quote_path(path, source.schema)) for path in paths)
-        return tuple(
-            (
-                column.name,
-                quote_path(column.expression, source.schema)
-                if column.kind is ColumnKind.COLUMN
-                else column.expression,
-            )
-            for column in self.columns
+        return tuple((column.name, _expression(column, source)) for column in self.columns)
+
+    def computation(self, snapshot: TableSnapshot, source: Source) -> Computation:
+        """The computation that fills them at one version of the view."""
+        names = (*(column.name for column in self.columns), IS_SET)
+        return Computation(
+            id=f"{self.version}-carried",
+            name=CARRIED,
+            version=self.version,
+            outputs=tuple(bound_output(snapshot, name) for name in names),
+            program=Carry(),
+            source=source,
+            mark=bound_output(snapshot, IS_SET),
         )
 
-    def inputs(self) -> set[str]:
-        """The source's columns that the group depends on."""
-        return {path for column in self.columns for path in column.inputs}
+
+def _expression(column: ViewColumn, source: pa.Schema) -> str:
+    is_path = column.kind is ColumnKind.COLUMN
+    return quote_path(column.expression, source) if is_path else column.expression
+
+
+@dataclass(frozen=True, slots=True)
+class UdfColumn:
+    """A column that a UDF computes from columns of the source."""
+
+    definition: ColumnDefinition
+    version: str
+    """The version of the function and of what it is fed from."""
+
+    @property
+    def name(self) -> str:
+        """The column's name."""
+        return self.definition.name
+
+    @property
+    def input_paths(self) -> tuple[str, ...]:
+        """The source's columns that the function is fed from."""
+        return self.definition.inputs
+
+    def expressions(self, source: pa.Schema) -> tuple[tuple[str, str], ...]:
+        """What to read from the source, by name."""
+        return tuple((path, quote_path(path, source)) for path in self.input_paths)
+
+    def computation(self, snapshot: TableSnapshot, source: Source) -> Computation:
+        """The computation that fills it at one version of the view."""
+        return replace(
+            computation_of(snapshot, replace(self.definition, inputs=())),
+            version=self.version,
+            inputs=tuple(Input(path) for path in self.input_paths),
+            source=source,
+        )
+
+
+Group: TypeAlias = CarriedColumns | UdfColumn
+"""Columns of a view that are filled together, by one Computation."""
 
 
 def view_groups(view: Dataset, info: ViewInfo) -> tuple[Group, ...]:
     """The groups of columns of a view: those that are carried over, then each UDF's."""
-    carried = tuple(c for c in info.query.columns if c.kind in (ColumnKind.COLUMN, ColumnKind.SQL))
-    groups = [Group(carried, info.query.digest())]
-    for column in info.query.columns:
-        if column.kind is ColumnKind.UDF:
-            definition = read_definition(view.schema, column.name)
-            assert definition is not None, column.name
-            # The same function of other columns is another one.
-            same = definition.inputs == column.inputs
-            version = definition.udf_version if same else _fed_from(definition)
-            column = replace(column, inputs=definition.inputs)
-            groups.append(Group((column,), version, definition))
-    return tuple(groups)
+    kinds = (ColumnKind.COLUMN, ColumnKind.SQL)
+    carried = tuple(c for c in info.query.columns if c.kind in kinds)
+    udfs = (c for c in info.query.columns if c.kind is ColumnKind.UDF)
+    return (
+        CarriedColumns(carried, info.query.digest()),
+        *(_udf_column(view, column) for column in udfs),
+    )
+
+
+def _udf_column(view: Dataset, column: ViewColumn) -> UdfColumn:
+    definition = read_definition(view.schema, column.name)
+    assert definition is not None, column.name
+    # The same function of other columns is another one.
+    same = definition.inputs == column.inputs
+    return UdfColumn(definition, definition.udf_version if same else _fed_from(definition))
 
 
 def _fed_from(definition: ColumnDefinition) -> str:
@@ -135,28 +173,10 @@ class GroupSubject:
 
     def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
         """The group's computation at one version of the view."""
-        group, target = self.group, self.target
-        opened = open_dataset(target.source, target.version)
-        source = Source(target.source, target.version, group.expressions(opened))
-        if group.definition is None:
-            names = (*(column.name for column in group.columns), IS_SET)
-            computation = Computation(
-                id=f"{group.version}-carried",
-                name=CARRIED,
-                version=group.version,
-                outputs=tuple(bound_output(snapshot, name) for name in names),
-                program=Carry(),
-                source=source,
-                mark=bound_output(snapshot, IS_SET),
-            )
-        else:
-            own = replace(group.definition, inputs=())
-            computation = replace(
-                computation_of(snapshot, own),
-                version=group.version,
-                inputs=tuple(Input(path) for path in group.definition.inputs),
-                source=source,
-            )
+        target = self.target
+        schema = open_dataset(target.source, target.version).schema
+        source = Source(target.source, target.version, self.group.expressions(schema))
+        computation = self.group.computation(snapshot, source)
         verify_column(snapshot.schema, target.ref, computation)
         return computation
 
@@ -180,7 +200,7 @@ class _ChangedInSource:
         if not validity.right and not validity.failed:
             return validity
         changes = [
-            self._target.changed_since(version, self._group)
+            self._target.changed_since(version, self._group.input_paths)
             for version in self._versions(validity.made_from)
         ]
         known = [ids for ids in changes if ids is not None]

@@ -8,13 +8,13 @@ import numpy as np
 
 from geneva.errors import TableChangedError
 from geneva.execution.refresh.groups import NO_ROWS, places_of, union_of
-from geneva.model.rows import RowSet
+from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import TableRef
 from geneva.model.view_query import ViewQuery
 from geneva.planning.membership import choose_rows, rows_that_enter_and_leave
 from geneva.storage.columns.publish import is_conflict
 from geneva.storage.lance.dataset import Dataset, open_dataset
-from geneva.storage.lance.row_ids import RowIds, read_matching_ids, read_row_ids
+from geneva.storage.lance.row_ids import read_matching_ids, read_row_ids
 from geneva.storage.views.definition import delete_view_rows, read_source_ids
 from geneva.storage.views.source_changes import SourceChanges
 
@@ -26,7 +26,17 @@ class Membership:
     entering: RowIds
     leaving: RowIds
     places: dict[int, RowSet] = field(default_factory=dict)
-    """Where the leaving rows are, per fragment of the view that was looked at."""
+    """Where the leaving rows are, per fragment of the view."""
+
+    @property
+    def changes_rows(self) -> bool:
+        """Whether any row comes or goes."""
+        return bool(len(self.entering) or len(self.leaving))
+
+    @property
+    def commits(self) -> int:
+        """How many commits it takes: one to delete rows, one to append placeholders."""
+        return bool(len(self.entering)) + bool(len(self.leaving))
 
 
 def read_membership(

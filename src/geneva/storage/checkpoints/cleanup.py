@@ -1,9 +1,7 @@
-"""Removing what no plan can use again: checkpoints, staged files of dead jobs, their tags."""
+"""Removing what no plan can use again: checkpoints, staged files of dead jobs."""
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ import lance
 from lance.file import LanceFileSession
 
 from geneva.model.tables import ColumnDefinition, TableRef
+from geneva.storage.checkpoints.pins import job_tags
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import (
     CheckpointKey,
@@ -22,10 +21,6 @@ from geneva.storage.checkpoints.store import (
 )
 from geneva.storage.columns.provenance import parse_file_name
 from geneva.storage.lance.dataset import open_dataset
-
-JOB_TAG = "geneva-job-"
-_LIST_ATTEMPTS = 50
-_LIST_PAUSE_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +59,6 @@ def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
     store = open_checkpoints(ref)
     keys = keys_of_column(store, column)
     return delete_keys(store, (key.path() for key in keys if key.prefix not in keep))
-
-
-def job_tags(dataset: lance.LanceDataset) -> list[str]:
-    """The tags of jobs on a table. A tag that goes while they are listed makes Lance fail."""
-    for _ in range(_LIST_ATTEMPTS):
-        with suppress(OSError, ValueError):
-            return [name for name in dataset.tags.list() if name.startswith(JOB_TAG)]
-        time.sleep(_LIST_PAUSE_SECONDS)
-    return [name for name in dataset.tags.list() if name.startswith(JOB_TAG)]
-
-
-def new_job_tag(job_id: str) -> str:
-    """A tag for a version that a job reads; a job may pin several versions at a time."""
-    return f"{JOB_TAG}{job_id}.{uuid.uuid4().hex[:8]}"
-
-
-def release_dead_tags(dataset: lance.LanceDataset, is_running: Callable[[str], bool]) -> None:
-    """Unpin the versions of jobs that no longer run, so that they can be cleaned up."""
-    for name in job_tags(dataset):
-        job_id = name.removeprefix(JOB_TAG).rpartition(".")[0]
-        if not is_running(job_id):
-            with suppress(OSError, ValueError):
-                dataset.tags.delete(name)
 
 
 def remove_leftovers(

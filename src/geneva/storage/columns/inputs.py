@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import lance
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from geneva.model.computation import Computation
-from geneva.model.rows import Offsets, RowRange
+from geneva.model.rows import Offsets, RowIds, RowRange
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.storage.lance.fragments import (
     RowTaker,
@@ -81,15 +83,28 @@ class InputReader:
         for start, batch in read_windows(self._dataset, fragment_id, [SOURCE_ROW_ID], rows, window):
             low, high = np.searchsorted(wanted, (start, start + batch.num_rows))
             ids = batch.column(0).to_numpy()
-            at = int(low)
-            while at < high:
-                # How wide the source's rows are, only reading some tells.
-                chunk = wanted[at : min(at + self._source_rows, int(high))]
-                at += len(chunk)
-                if self._skip_missing:
-                    chunk = chunk[source.present(ids[chunk - start])]
-                    if not len(chunk):
-                        continue
-                taken = source.take(ids[chunk - start])
-                self._source_rows = rows_for(taken.nbytes, len(chunk), window)
-                yield chunk, taken
+            for chunk, taken in self._take(source, ids, wanted[low:high] - start, window):
+                yield chunk + start, taken
+
+    def read_placeholders(
+        self, ids: RowIds, wanted: Offsets, window: int
+    ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """The inputs of `wanted` rows of a fragment to come, whose rows stand for these ids."""
+        assert self._source is not None
+        return self._take(self._source, ids, wanted, window)
+
+    def _take(
+        self, source: SourceRows, ids: npt.NDArray[Any], wanted: Offsets, window: int
+    ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        at = 0
+        while at < len(wanted):
+            # How wide the source's rows are is known only after reading some.
+            chunk = wanted[at : at + self._source_rows]
+            at += len(chunk)
+            if self._skip_missing:
+                chunk = chunk[source.present(ids[chunk])]
+                if not len(chunk):
+                    continue
+            taken = source.take(ids[chunk])
+            self._source_rows = rows_for(taken.nbytes, len(chunk), window)
+            yield chunk, taken

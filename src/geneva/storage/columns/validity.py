@@ -363,6 +363,8 @@ class ValidityReader:
         if len(offsets):
             rows = RowRange(int(offsets[0]), int(offsets[-1]) + 1)
         window = self._window(fragment, paths)
+        if fragment.source_ids is not None:
+            return self._inputs.read_placeholders(fragment.source_ids, offsets, window)
         return self._inputs.read(fragment.id, offsets, rows, window)
 
     def _window(self, fragment: FragmentFacts, paths: tuple[str, ...]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from geneva.errors import InvalidFilterError, TableNotFoundError, UserInputError
 from geneva.model.computation import RECEIPT_PREFIX
-from geneva.model.rows import RowSet
+from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import TableRef
 
 Dataset: TypeAlias = lance.LanceDataset
@@ -42,6 +42,10 @@ class FragmentFacts:
     files: tuple[FileFacts, ...]
     deletions: str = ""
     """Which rows are deleted, as the name of the file that says so; empty: none."""
+    leaving: RowSet | None = None
+    """Rows that will be deleted before a plan for the fragment runs; None: none."""
+    source_ids: RowIds | None = field(default=None, compare=False)
+    """Of a fragment that a view will have: the source rows that its placeholders stand for."""
 
     @property
     def live_rows(self) -> int:
@@ -214,12 +218,12 @@ def is_damage(error: BaseException) -> bool:
 def read_live_rows(
     dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts]
 ) -> dict[int, RowSet]:
-    """Which rows of each fragment are not deleted."""
+    """Which rows of each fragment are not deleted, and will not be before a plan runs."""
     live = {f.id: RowSet.full(f.physical_rows) for f in fragments}
     with_deletions = [f for f in fragments if f.deleted_rows]
     if with_deletions:
         live.update(_collect_rows(dataset, with_deletions, condition=None))
-    return live
+    return {f.id: live[f.id].minus(f.leaving) if f.leaving else live[f.id] for f in fragments}
 
 
 def read_matching_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import lance
 import numpy as np
@@ -13,13 +13,11 @@ import pyarrow as pa
 from geneva.errors import (
     InvalidFilterError,
 )
-from geneva.model.rows import Mask
+from geneva.model.rows import Mask, RowIds
 from geneva.storage.lance.dataset import (
     filter_message,
 )
 
-RowIds: TypeAlias = npt.NDArray[np.uint64]
-"""Stable row ids: ascending, each once."""
 _MOST_IN_LIST = 4_096
 """Row ids in one SQL list: the parser takes longer than the search."""
 _SPARSE = 64

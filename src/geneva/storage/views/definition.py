@@ -45,11 +45,11 @@ ROW_ADDRESSES, STABLE_ROW_IDS = "1", "2"
 """The view formats: what `__source_row_id` holds, and so whether other versions can be read."""
 
 READS_SOURCE = "virtual_column.udf_source"
-"""Marks a computed column of a view whose inputs are columns of the view's source."""
+"""Metadata key of a computed column whose inputs are columns of the view's source."""
 
 DEFAULT_FRAGMENT_ROWS = 65_536
 """Rows of a fragment of new rows: enough for one file, and few enough to share them out."""
-_MOST_NEW_FRAGMENTS = 1_024
+_MAX_NEW_FRAGMENTS = 1_024
 _BATCH_ROWS = 100_000
 
 _SYSTEM_SCHEMA = pa.schema([pa.field(SOURCE_ROW_ID, pa.int64()), pa.field(IS_SET, pa.bool_())])
@@ -146,14 +146,14 @@ def reads_source(arrow_field: pa.Field) -> bool:
 
 def read_view(schema: pa.Schema) -> ViewInfo | None:
     """What a schema's metadata says of a view; None for a plain table. Runs no user code."""
-    told = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items() if _is_ours(k)}
-    if QUERY_KEY not in told:
+    stored = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items() if _is_ours(k)}
+    if QUERY_KEY not in stored:
         return None
     return ViewInfo(
-        query=ViewQuery.from_json(told[QUERY_KEY]),
-        base_version=int(told[BASE_VERSION_KEY]),
-        format_version=told[FORMAT_KEY],
-        uuid=told[_UUID_KEY],
+        query=ViewQuery.from_json(stored[QUERY_KEY]),
+        base_version=int(stored[BASE_VERSION_KEY]),
+        format_version=stored[FORMAT_KEY],
+        uuid=stored[_UUID_KEY],
     )
 
 
@@ -220,10 +220,14 @@ def append_placeholders(
         pa.RecordBatchReader.from_batches(schema, batches),
         dataset,
         mode="append",
-        max_rows_per_file=max_rows_per_fragment
-        or max(DEFAULT_FRAGMENT_ROWS, -(-len(ids) // _MOST_NEW_FRAGMENTS)),
+        max_rows_per_file=fragment_rows(len(ids), max_rows_per_fragment),
         storage_options=ref.storage_options.plain(),
     )
+
+
+def fragment_rows(count: int, max_rows: int | None) -> int:
+    """Rows of each fragment that `count` placeholders are put into."""
+    return max_rows or max(DEFAULT_FRAGMENT_ROWS, -(-count // _MAX_NEW_FRAGMENTS))
 
 
 def delete_view_rows(dataset: lance.LanceDataset, rows: Mapping[int, RowSet]) -> int:

@@ -25,7 +25,7 @@ from geneva.errors import (
     TableNotFoundError,
     UserInputError,
 )
-from geneva.model.rows import Mask, RowRange
+from geneva.model.rows import Mask, RowIds, RowRange
 from geneva.model.tables import TableRef
 from geneva.storage.lance.dataset import (
     FragmentFacts,
@@ -38,7 +38,6 @@ from geneva.storage.lance.dataset import (
 from geneva.storage.lance.fragments import field_at, is_blob, read_windows, window_rows
 from geneva.storage.lance.row_ids import (
     NO_IDS,
-    RowIds,
     among,
     common_ids,
     ids_minus,

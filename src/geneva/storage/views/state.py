@@ -47,8 +47,8 @@ class ViewState:
 
 def read_view_state(schema: pa.Schema) -> ViewState:
     """How the last refresh ended."""
-    told = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}
-    refreshed, refreshing = told.get(_REFRESHED_KEY, ""), told.get(_REFRESHING_KEY, "")
+    stored = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}
+    refreshed, refreshing = stored.get(_REFRESHED_KEY, ""), stored.get(_REFRESHING_KEY, "")
     if refreshed:
         ended = json.loads(refreshed)
         versions = (ended["version"],)

@@ -1,0 +1,214 @@
+"""Planning a refresh: which rows come and go, which values are stale, and a plan that runs.
+
+The plan holds the backfill plan of each of the view's Computations, made on the view as it will be
+when its rows have come and gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from geneva.errors import TableChangedError, TableNotFoundError, UserInputError
+from geneva.execution.backfill.prepare import PreparedBackfill, prepare
+from geneva.execution.backfill.request import BackfillRequest
+from geneva.execution.refresh.forecast import forecast
+from geneva.execution.refresh.groups import (
+    NO_ROWS,
+    Group,
+    GroupSubject,
+    RefreshTarget,
+    view_groups,
+)
+from geneva.execution.refresh.rows import Membership, read_membership
+from geneva.model.tables import TableRef
+from geneva.planning.refresh import ColumnRefresh, RefreshPlan
+from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
+from geneva.storage.views.definition import ROW_ADDRESSES, ViewInfo, read_view
+from geneva.storage.views.source_changes import SourceChanges, read_changes
+from geneva.storage.views.state import ViewState, read_view_state, version_identity
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshRequest:
+    """What was asked for, after checking."""
+
+    src_version: int | None = None
+    max_rows_per_fragment: int | None = None
+    backfill: BackfillRequest = field(default_factory=BackfillRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRefresh:
+    """A refresh plan with everything that is needed to carry it out."""
+
+    target: RefreshTarget
+    request: RefreshRequest
+    view_version: int
+    """The version of the view that the plan was made on."""
+    groups: tuple[Group, ...]
+    membership: Membership
+    backfills: tuple[PreparedBackfill, ...]
+    """One of each group, on the view as it will be; none where the view is up to date."""
+    plan: RefreshPlan
+
+    @property
+    def ref(self) -> TableRef:
+        """The view."""
+        return self.target.ref
+
+    @property
+    def udf_versions(self) -> dict[str, str]:
+        """The version of what fills each group."""
+        return _versions(self.groups)
+
+
+def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) -> PreparedRefresh:
+    """Look at the view and its source, and decide what to do. Reads only; runs no user code."""
+    view = open_dataset(ref)
+    info = read_view(view.schema)
+    if info is None:
+        raise UserInputError(f"Table {ref.name!r} is not a materialized view.")
+    version = request.src_version or open_dataset(source).version
+    _check_reachable(ref, source, info, version)
+    groups = view_groups(view, info)
+    state = read_view_state(view.schema)
+    up_to_date = PreparedRefresh(
+        target=RefreshTarget(ref, source, version, {}),
+        request=request,
+        view_version=int(view.version),
+        groups=groups,
+        membership=Membership(NO_ROWS, NO_ROWS),
+        backfills=(),
+        plan=RefreshPlan(
+            view=ref.name,
+            source=source.name,
+            from_version=info.base_version if state.refreshed else None,
+            to_version=version,
+            rows_entering=0,
+            rows_leaving=0,
+            columns=(),
+            up_to_date=True,
+        ),
+    )
+    _check_source(source, info, state)
+    if state.refreshed and info.base_version == version and state.udf_versions == _versions(groups):
+        return up_to_date
+    return _with_work(up_to_date, view, info, state)
+
+
+def _with_work(
+    prepared: PreparedRefresh, view: Dataset, info: ViewInfo, state: ViewState
+) -> PreparedRefresh:
+    """Add what there is to do, at least that the version is to be recorded."""
+    target, request = prepared.target, prepared.request
+    source = _open_target(target.source, target.version)
+    watched = _watched(info, prepared.groups)
+    _check_columns(watched, source, target.source)
+    changes, notes = _changes(target, state, source, watched)
+    since = changes.get(info.base_version) if state.refreshed else None
+    membership = read_membership(view, source, info.query, since)
+    changed = {v: c.changed if c is not None else None for v, c in changes.items()}
+    target = replace(target, changed=changed)
+    snapshot = read_snapshot(view, target.ref)
+    later = forecast(snapshot, membership, request.max_rows_per_fragment)
+    backfills = tuple(
+        prepare(GroupSubject(target, group), request.backfill, dataset=view, snapshot=later)
+        for group in prepared.groups
+    )
+    plan = replace(
+        prepared.plan,
+        rows_entering=len(membership.entering),
+        rows_leaving=len(membership.leaving),
+        columns=tuple(
+            ColumnRefresh(backfill.plan, backfill.computation.runs_user_code)
+            for backfill in backfills
+        ),
+        up_to_date=False,
+        notes=notes,
+    )
+    return replace(prepared, target=target, membership=membership, backfills=backfills, plan=plan)
+
+
+def _check_reachable(ref: TableRef, source: TableRef, info: ViewInfo, version: int) -> None:
+    """Refuse another version of a source whose rows can't be told apart across versions."""
+    if info.format_version == ROW_ADDRESSES and version != info.base_version:
+        raise UserInputError(
+            f"Cannot refresh materialized view {ref.name!r} to version {version}: its source table "
+            f"{source.name!r} has no stable row IDs, so that it can only be refreshed to version "
+            f"{info.base_version}. Recreate the source with "
+            "storage_options={'new_table_enable_stable_row_ids': 'true'}."
+        )
+
+
+def _open_target(source: TableRef, version: int) -> Dataset:
+    try:
+        return open_dataset(source, version)
+    except TableNotFoundError as error:
+        latest = open_dataset(source).version
+        raise UserInputError(
+            f"Table {source.name!r} has no version {version}: its latest is {latest}, and old "
+            "versions may have been cleaned up."
+        ) from error
+
+
+def _check_source(source: TableRef, info: ViewInfo, state: ViewState) -> None:
+    """Refuse a source that is another table by now, or a view that is itself not in order."""
+    own = read_view(open_dataset(source).schema)
+    if own is not None and not read_view_state(open_dataset(source).schema).refreshed:
+        raise UserInputError(
+            f"The view's source {source.name!r} is a view that was not refreshed to the end: "
+            "refresh that one first."
+        )
+    if state.identity is None:
+        return
+    found = version_identity(source, info.base_version)
+    latest = open_dataset(source).version
+    if latest < info.base_version or found not in (None, state.identity):
+        raise UserInputError(
+            f"Table {source.name!r} was dropped and made anew since the view was refreshed to its "
+            f"version {info.base_version}. Drop the view, and create it anew."
+        )
+
+
+def _versions(groups: Iterable[Group]) -> dict[str, str]:
+    return {group.name: group.version for group in groups}
+
+
+def _watched(info: ViewInfo, groups: Iterable[Group]) -> list[str]:
+    """The source's columns that the view depends on, also those that an altered UDF reads now."""
+    return sorted({*info.query.where_inputs, *(p for group in groups for p in group.input_paths)})
+
+
+def _check_columns(paths: Iterable[str], source: Dataset, ref: TableRef) -> None:
+    missing = [path for path in paths if not has_path(source.schema, path)]
+    if missing:
+        raise UserInputError(
+            f"The view reads column {missing[0]!r}, which table {ref.name!r} at version "
+            f"{source.version} does not have. Refresh to a version that has it (src_version=...), "
+            "or create the view anew."
+        )
+
+
+def _changes(
+    target: RefreshTarget, state: ViewState, source: Dataset, watched: list[str]
+) -> tuple[dict[int, SourceChanges | None], tuple[str, ...]]:
+    """What happened to the source since each version that the view's values may be of.
+
+    None for a version that is gone: then anything may have changed since.
+    """
+    found: dict[int, SourceChanges | None] = {}
+    notes: list[str] = []
+    for version in state.computed_at:
+        if not source.has_stable_row_ids or version == target.version:
+            continue
+        try:
+            found[version] = read_changes(target.source, version, target.version, watched)
+        except TableChangedError:
+            found[version] = None
+            notes.append(
+                f"version {version} of {target.source.name!r}, which values of the view were "
+                "computed from, was cleaned up: UDF columns are checked by their receipts, and "
+                "carried columns are read again"
+            )
+    return found, tuple(notes)

@@ -1,0 +1,84 @@
+"""A refresh as a job sees it: a plan that is ready to be carried out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from geneva.execution.backfill.driver import JobControl
+from geneva.execution.jobs.progress import JobProgress
+from geneva.execution.refresh.explode import PreparedChunkRefresh, run_chunk_refresh
+from geneva.execution.refresh.prepare import PreparedRefresh
+from geneva.execution.refresh.run import run_refresh
+from geneva.planning.refresh import RefreshPlan
+from geneva.storage.checkpoints.cleanup import drop_column_leftovers
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshWork:
+    """A refresh of a view, of one row per source row or of several."""
+
+    prepared: PreparedRefresh | PreparedChunkRefresh
+    job_type: str = "REFRESH"
+
+    @property
+    def plan(self) -> RefreshPlan:
+        """What will be done."""
+        return self.prepared.plan
+
+    @property
+    def table(self) -> str:
+        """The view's name."""
+        return self.plan.view
+
+    @property
+    def column(self) -> str:
+        """All of the view's columns."""
+        return "*"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was asked for, for the job history."""
+        return {
+            "source": self.plan.source,
+            "src_version": self.plan.to_version,
+            "from_version": self.plan.from_version,
+            "max_rows_per_fragment": self._filled.request.max_rows_per_fragment,
+        }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks shown with the plan."""
+        return self.plan.notes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the view is up to date."""
+        return self.plan.is_empty
+
+    @property
+    def total_rows(self) -> int:
+        """Values to compute or carry over."""
+        return self.plan.rows_to_compute
+
+    @property
+    def _filled(self) -> PreparedRefresh:
+        """The refresh of the table that has the Computations."""
+        match self.prepared:
+            case PreparedChunkRefresh(inner=inner):
+                return inner
+            case prepared:
+                return prepared
+
+    def run(self, control: JobControl) -> JobProgress:
+        """Carry the plan out."""
+        match self.prepared:
+            case PreparedChunkRefresh() as prepared:
+                return run_chunk_refresh(prepared, control)
+            case prepared:
+                return run_refresh(prepared, control)[0]
+
+    def tidy(self) -> None:
+        """Drop the checkpoints of all groups."""
+        for group in self._filled.groups:
+            drop_column_leftovers(self._filled.ref, group.name, set())
