@@ -302,21 +302,21 @@ def test_the_definition_says_what_is_read(query: Query, table: Table) -> None:
         .limit(5)
         .offset(1)
     )
-    told = made.definition()
-    assert (told.base_table, told.base_db_uri) == (table.name, table._connection.uri)
-    assert told.where == "id > 2 AND point.x < 9"
-    assert told.where_inputs == ("id", "point.x")
-    assert [(c.name, c.kind, c.expression, c.inputs) for c in told.columns] == [
+    stored = made.definition()
+    assert (stored.base_table, stored.base_db_uri) == (table.name, table._connection.uri)
+    assert stored.where == "id > 2 AND point.x < 9"
+    assert stored.where_inputs == ("id", "point.x")
+    assert [(c.name, c.kind, c.expression, c.inputs) for c in stored.columns] == [
         ("key", ColumnKind.COLUMN, "id", ("id",)),
         ("y", ColumnKind.COLUMN, "point.y", ("point.y",)),
         ("label", ColumnKind.SQL, "name || 'x'", ("name",)),
         ("twice", ColumnKind.UDF, "", ("id",)),
         ("loud", ColumnKind.UDF, "", ("name",)),
     ]
-    assert (told.seed, told.limit, told.offset) == (3, 5, 1)
-    assert (told.columns[3].udf_name, told.columns[3].udf_version) == ("double", double.version)
-    assert len(told.columns[3].udf_digest) == 64
-    assert ViewQuery.from_json(told.to_json()) == told
+    assert (stored.seed, stored.limit, stored.offset) == (3, 5, 1)
+    assert (stored.columns[3].udf_name, stored.columns[3].udf_version) == ("double", double.version)
+    assert len(stored.columns[3].udf_digest) == 64
+    assert ViewQuery.from_json(stored.to_json()) == stored
     assert made.udfs().keys() == {"twice", "loud"}
 
 
@@ -384,9 +384,9 @@ def test_a_view_is_made_by_the_connection(query: Query, table: Table) -> None:
 
 def test_system_columns_of_a_view_are_hidden(local_db: Connection) -> None:
     source = make_table(local_db, [3], stable_row_ids=True)
-    told = Query(source).definition()
+    stored = Query(source).definition()
     ref = TableRef("v", f"{local_db.uri}/v.lance")
-    create_view_table(ref, Query(source).view_schema({}), told, 1, "2")
+    create_view_table(ref, Query(source).view_schema({}), stored, 1, "2")
     append_placeholders(ref, open_dataset(ref), np.arange(3, dtype=np.uint64))
     over = Query(local_db.open_table("v"))
     assert over.schema.names == ["id"]

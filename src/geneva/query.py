@@ -146,7 +146,7 @@ class Query:
         """Without the first so many rows."""
         return self._with(offset=_checked_count("offset", rows))
 
-    # -- looking
+    # -- describing
 
     @property
     def schema(self) -> pa.Schema:
@@ -174,17 +174,19 @@ class Query:
         return int(self._dataset().version)
 
     def explain(self) -> str:
-        """Say what the query does, and which of the table's columns it reads. Runs nothing."""
-        told, version = self.definition({}), self.source_version
-        lines = [f"rows of {told.base_table!r} at version {version}"]
-        if told.where is not None:
-            lines.append(f"  where {told.where}  [reads {_listed(told.where_inputs)}]")
-        lines.append("  in the order of " + (f"shuffle {told.seed}" if told.shuffle else "row ids"))
-        bounds = (("skipping", told.offset), ("at most", told.limit))
+        """Describe what the query does, and which of the table's columns it reads. Runs nothing."""
+        query, version = self.definition({}), self.source_version
+        lines = [f"rows of {query.base_table!r} at version {version}"]
+        if query.where is not None:
+            lines.append(f"  where {query.where}  [reads {_listed(query.where_inputs)}]")
+        lines.append(
+            "  in the order of " + (f"shuffle {query.seed}" if query.shuffle else "row ids")
+        )
+        bounds = (("skipping", query.offset), ("at most", query.limit))
         lines += [f"  {word} {count:,} rows" for word, count in bounds if count is not None]
         lines += [
             f"  {c.name}: {c.kind} {c.expression or c.udf_name}  [reads {_listed(c.inputs)}]"
-            for c in told.columns
+            for c in query.columns
         ]
         return "\n".join(lines)
 
@@ -257,7 +259,7 @@ class Query:
             base_db_uri=self._source.table._connection.uri,
             where=where,
             where_inputs=read_condition(dataset, where).inputs if where is not None else (),
-            columns=tuple(_told(c, digests.get(c.name, "")) for c in self._columns()),
+            columns=tuple(_view_column(c, digests.get(c.name, "")) for c in self._columns()),
             shuffle=state.seed is not None,
             shuffle_seed=state.seed,
             limit=state.limit,
@@ -318,7 +320,7 @@ def _all_of(conditions: Sequence[str]) -> str | None:
     return " AND ".join(f"({condition}\n)" for condition in conditions)
 
 
-def _told(column: QueryColumn, digest: str) -> ViewColumn:
+def _view_column(column: QueryColumn, digest: str) -> ViewColumn:
     udf = column.udf
     return ViewColumn(
         name=column.name,

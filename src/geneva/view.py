@@ -64,7 +64,7 @@ class MaterializedView(Table):
         max_rows_per_fragment: int | None = None,
         **options: Any,
     ) -> RefreshPlan:
-        """Say what `refresh` with the same arguments would do. Changes nothing, runs nothing."""
+        """Plan what `refresh` with the same arguments would do. Changes nothing, runs nothing."""
         return self._prepare_refresh(
             src_version, max_rows_per_fragment, _refresh_options(options)
         ).plan
@@ -92,7 +92,7 @@ class MaterializedView(Table):
             concurrency: Tasks at once; None: as many as Spark has slots.
             intra_applier_concurrency: Threads in each task.
             checkpoint_size: Rows a batch checkpoint holds, exactly. None: by time.
-            min_checkpoint_size: Least rows of a checkpoint that is made by time.
+            min_checkpoint_size: Fewest rows of a checkpoint that is made by time.
             max_checkpoint_size: Most rows of a checkpoint that is made by time.
             task_size: Rows a task computes.
             commit_granularity: Fragments a commit publishes.

@@ -65,12 +65,12 @@ def test_a_query_survives_as_text(query: ViewQuery) -> None:
 
 
 def test_the_text_has_the_documented_keys() -> None:
-    told = json.loads(QUERY.to_json())
-    assert told["table"] == "users"
-    assert told["columns"] == ["age", "next", "mood"]
-    assert told["where"] == "age > 21 AND s.u = 1"
-    assert (told["shuffle"], told["shuffle_seed"]) == (True, 42)
-    (udf,) = told["column_udfs"]
+    stored = json.loads(QUERY.to_json())
+    assert stored["table"] == "users"
+    assert stored["columns"] == ["age", "next", "mood"]
+    assert stored["where"] == "age > 21 AND s.u = 1"
+    assert (stored["shuffle"], stored["shuffle_seed"]) == (True, 42)
+    (udf,) = stored["column_udfs"]
     assert (udf["name"], udf["udf_name"], udf["udf"]) == ("mood", "sentiment", "_udfs/abc")
 
 

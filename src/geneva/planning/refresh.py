@@ -90,13 +90,10 @@ class RefreshPlan:
             ("rows leaving", f"{self.rows_leaving:,}"),
             ("up to date", "yes" if self.is_empty else "no"),
         )
-        columns = [
-            (c.name, "run the UDF" if c.runs_udf else "carry over", f"{c.rows:,}")
-            for c in self.columns
-        ]
+        columns = [(c.name, c.action) for c in self.columns]
         return html.section(
             f"Refresh of view {self.view!r}",
             html.facts(pairs),
-            html.grid(("column", "what", "rows"), columns) if columns and not self.is_empty else "",
+            html.grid(("column", "what"), columns) if columns and not self.is_empty else "",
             *map(html.note, self.notes),
         )

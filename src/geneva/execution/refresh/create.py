@@ -47,7 +47,7 @@ def create_view(
 def _create_chunked(
     ref: TableRef, source: Dataset, query: ViewQuery, schema: pa.Schema, udfs: Mapping[str, UDF]
 ) -> None:
-    """A chunked view is empty at first: how many rows it has, only its first refresh tells."""
+    """A chunked view is empty at first: how many rows it has is known after its first refresh."""
     chunker = query.chunker
     assert chunker is not None
     udf = udfs[chunker.name]

@@ -1,4 +1,4 @@
-"""Views of several rows for one: a hidden view of one list a row, laid out as rows.
+"""Views of several rows for one: a hidden view of one list per row, laid out as rows.
 
 The chunker is a UDF of the hidden view, so that checkpoints, staleness and jobs are those of any
 view. Laying its lists out runs no user code, and is done again for just the rows that changed.
@@ -129,7 +129,13 @@ def _lay_out_changes(prepared: PreparedChunkRefresh, version: int, control: JobC
         chunk = lists.schema.field(CHUNKS).type.value_type
         made = (SOURCE_ROW_ID, IS_SET, *columns, *(field.name for field in chunk))
         items = [
-            Layout(outer, rows, fresh[at : at + _ROWS_PER_ITEM], columns, made)
+            Layout(
+                outer=outer,
+                rows=rows,
+                ids=fresh[at : at + _ROWS_PER_ITEM],
+                columns=columns,
+                made=made,
+            )
             for at in range(0, len(fresh), _ROWS_PER_ITEM)
         ]
         fragments = _run_items(items, control)

@@ -181,7 +181,7 @@ class GroupSubject:
         return computation
 
     def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
-        """Tells which rows of the view stand for rows of the source that changed."""
+        """Finds the rows of the view that stand for rows of the source that changed."""
         return _ChangedInSource(self.target, self.group, dataset, computation).judge
 
 

@@ -64,7 +64,7 @@ class PreparedRefresh:
 
 
 def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) -> PreparedRefresh:
-    """Look at the view and its source, and decide what to do. Reads only; runs no user code."""
+    """Plan a refresh from the view and its source as they are. Reads only; runs no user code."""
     view = open_dataset(ref)
     info = read_view(view.schema)
     if info is None:
@@ -131,7 +131,7 @@ def _with_work(
 
 
 def _check_reachable(ref: TableRef, source: TableRef, info: ViewInfo, version: int) -> None:
-    """Refuse another version of a source whose rows can't be told apart across versions."""
+    """Refuse another version of a source whose rows have no stable ids."""
     if info.format_version == ROW_ADDRESSES and version != info.base_version:
         raise UserInputError(
             f"Cannot refresh materialized view {ref.name!r} to version {version}: its source table "

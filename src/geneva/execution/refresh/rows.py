@@ -42,7 +42,7 @@ class Membership:
 def read_membership(
     view: Dataset, source: Dataset, query: ViewQuery, changes: SourceChanges | None
 ) -> Membership:
-    """Which rows come and go: by what changed, where that tells; else by comparing all rows.
+    """Which rows come and go: by what changed, where that is known; else by comparing all rows.
 
     `changes` are those since the view was in order; None when it is not.
     """

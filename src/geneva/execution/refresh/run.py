@@ -92,7 +92,7 @@ def _backfill(
 def _check_still_ours(ref: TableRef, after: Dataset, job_id: str) -> None:
     """Take rows back that were added after another job had taken the view over.
 
-    That happens to a job which was not heard of for so long that it was taken for dead.
+    That happens to a job whose heartbeat stopped for so long that it was taken for dead.
     """
     if read_view_state(after.schema).job_id == job_id:
         return

@@ -1,6 +1,6 @@
 """View tables: the definition in their schema metadata, the rows that they hold, their source.
 
-A view is a normal Lance table. Its rows begin as placeholders that say only which source row they
+A view is a normal Lance table. Its rows begin as placeholders that hold only which source row they
 are made of: the other columns have no file, so that one DataReplacement can fill them all together
 with `__is_set`. (Lance takes a file whose fields are all new to a fragment, or all there already;
 a mixture it refuses. That is why a placeholder's `__is_set` is NULL, and not stored as false.)
@@ -62,7 +62,7 @@ _NOT_COPIED = ("virtual_column", "computed_column", "lance-schema:")
 
 @dataclass(frozen=True, slots=True)
 class ViewInfo:
-    """What a view's schema metadata says."""
+    """What a view's schema metadata holds."""
 
     query: ViewQuery
     base_version: int
@@ -145,8 +145,8 @@ def reads_source(arrow_field: pa.Field) -> bool:
 
 
 def read_view(schema: pa.Schema) -> ViewInfo | None:
-    """What a schema's metadata says of a view; None for a plain table. Runs no user code."""
-    stored = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items() if _is_ours(k)}
+    """Read the definition of a view from its schema; None for a plain table."""
+    stored = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items() if _is_view_key(k)}
     if QUERY_KEY not in stored:
         return None
     return ViewInfo(
@@ -157,7 +157,7 @@ def read_view(schema: pa.Schema) -> ViewInfo | None:
     )
 
 
-def _is_ours(key: bytes) -> bool:
+def _is_view_key(key: bytes) -> bool:
     return key.startswith(_KEY.encode())
 
 

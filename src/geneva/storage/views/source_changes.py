@@ -1,15 +1,15 @@
 """What happened to a table between two of its versions, and which rows satisfy a condition.
 
 Rows are known by their stable row ids, so that a moved row is the same row. What changed is first
-told by manifests: a fragment with the same rows, deletions and files at both versions is never
-read. Rows that left a fragment or came into one are then told by their ids. Values are compared,
+found from manifests: a fragment with the same rows, deletions and files at both versions is never
+read. Rows that left a fragment or came into one are then found by their ids. Values are compared,
 at both versions, only for rows that some commit between the two may have given another value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -49,7 +49,7 @@ from geneva.storage.lance.values import aligned, equal_rows
 from geneva.storage.views.version_path import EVERYTHING, file_paths, read_route
 
 _IDS_AT_ONCE = 4_194_304
-"""Row ids that one look at the deletions of several fragments reads."""
+"""Row ids to read at once when deletions of several fragments are compared."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,15 +100,15 @@ class _Watched:
     """A column at both versions."""
 
     path: str
-    before: str | None
-    """Its path at the old version; None: it was not there."""
-    old_fields: tuple[int, ...]
     new_fields: tuple[int, ...]
-    same: bool
+    before: str | None = None
+    """Its path at the old version; None: it was not there."""
+    old_fields: tuple[int, ...] = ()
+    same: bool = False
     """Whether it is one field, of one type: then one file holds the same values at both."""
-    since_old: int | None
+    since_old: int | None = None
     """The first commit of the old version's branch that may have changed values; None: none did."""
-    since_new: int | None
+    since_new: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,22 +167,24 @@ class _Comparison:
 
     def _moves(self) -> _Moves:
         kept = frozenset(self._kept)
-        thinned = [i for i in self._kept if _deletions(self._old[i]) != _deletions(self._new[i])]
+        changed_deletions = [
+            i for i in self._kept if _deletions(self._old[i]) != _deletions(self._new[i])
+        ]
         left = [i for i in self._old if i not in kept]
         entered = [i for i in self._new if i not in kept]
         gone, come = [scan_ids(self._before, None, left)], [scan_ids(self._after, None, entered)]
-        for group in _groups(thinned, self._new):
+        for group in _groups(changed_deletions, self._new):
             old = scan_ids(self._before, None, group)
             new = scan_ids(self._after, None, group)
             gone.append(ids_minus(old, new))
             come.append(ids_minus(new, old))
         out, into = sorted_ids(gone), sorted_ids(come)
         return _Moves(
-            ids_minus(into, out),
-            ids_minus(out, into),
-            common_ids(out, into),
-            (*left, *thinned),
-            (*entered, *thinned),
+            inserted=ids_minus(into, out),
+            deleted=ids_minus(out, into),
+            moved=common_ids(out, into),
+            left=(*left, *changed_deletions),
+            entered=(*entered, *changed_deletions),
         )
 
     def _watch(self, path: str) -> _Watched:
@@ -190,17 +192,18 @@ class _Comparison:
         continuous = self._route is None or node in self._route.fields
         names = {i: name for name, i in old_nodes.items()} if continuous else {}
         before = names.get(node, path if path in old_nodes else None)
-        new_fields = field_ids_of(self._after)[path]
+        new = _Watched(path=path, new_fields=field_ids_of(self._after)[path])
         if before is None:
-            return _Watched(path, None, (), new_fields, False, None, None)
+            return new
         old_fields = field_ids_of(self._before)[before]
-        same = old_fields == new_fields and (
+        same = old_fields == new.new_fields and (
             field_at(self._before.schema, before).type == field_at(self._after.schema, path).type
         )
+        watched = replace(new, before=before, old_fields=old_fields, same=same)
         if self._route is None or not same or not continuous:
-            return _Watched(path, before, old_fields, new_fields, same, EVERYTHING, None)
-        since_old, since_new = self._route.touches(new_fields)
-        return _Watched(path, before, old_fields, new_fields, same, since_old, since_new)
+            return replace(watched, since_old=EVERYTHING)
+        since_old, since_new = self._route.touches(new.new_fields)
+        return replace(watched, since_old=since_old, since_new=since_new)
 
     @cached_property
     def _new_nodes(self) -> dict[str, int]:
@@ -309,7 +312,7 @@ def _open(ref: TableRef, version: int, which: str) -> lance.LanceDataset:
 
 
 def _deletions(metadata: Any) -> Any:
-    """What tells two deletion files apart: after a restore their counts may agree by chance."""
+    """Identity of a deletion file: after a restore the counts of two may agree by chance."""
     file = metadata.deletion_file
     return None if file is None else (file.read_version, file.id, file.num_deleted_rows)
 

@@ -51,16 +51,26 @@ def read_view_state(schema: pa.Schema) -> ViewState:
     refreshed, refreshing = stored.get(_REFRESHED_KEY, ""), stored.get(_REFRESHING_KEY, "")
     if refreshed:
         ended = json.loads(refreshed)
-        versions = (ended["version"],)
-        return ViewState(True, ended["udfs"], versions, None, ended.get("identity"))
+        return ViewState(
+            refreshed=True,
+            udf_versions=ended["udfs"],
+            computed_at=(ended["version"],),
+            job_id=None,
+            identity=ended.get("identity"),
+        )
     begun = json.loads(refreshing) if refreshing else {"versions": [], "job": None}
-    return ViewState(False, {}, tuple(begun["versions"]), begun["job"])
+    return ViewState(
+        refreshed=False,
+        udf_versions={},
+        computed_at=tuple(begun["versions"]),
+        job_id=begun["job"],
+    )
 
 
 def commit_refreshing(
     ref: TableRef, version: int, job_id: str, is_running: Callable[[str], bool]
 ) -> lance.LanceDataset:
-    """Say that a job begins to bring the view to a version; refused while another one does."""
+    """Record that a job begins to bring the view to a version; refused while another one does."""
 
     def begun(state: ViewState) -> dict[str, str]:
         if state.job_id not in (None, job_id) and is_running(str(state.job_id)):
@@ -85,7 +95,7 @@ def commit_refreshed(
     computed_at: int | None = None,
     identity: str | None = None,
 ) -> lance.LanceDataset:
-    """Say that the view equals its definition at a version of its source. The last commit.
+    """Record that the view equals its definition at a version of its source. The last commit.
 
     `computed_at` is the version that its values are of, where that is not the source's.
     """
@@ -109,7 +119,7 @@ def commit_refreshed(
 
 
 def _update(ref: TableRef, change: Callable[[ViewState], dict[str, str]]) -> lance.LanceDataset:
-    """Change the metadata of the latest version; where somebody else did, look again."""
+    """Change the metadata of the latest version; on a conflict, read it again."""
     for attempt in range(_ATTEMPTS):
         dataset = open_dataset(ref)
         updates = change(read_view_state(dataset.schema))

@@ -24,7 +24,7 @@ from geneva.storage.lance.transactions import read_transaction
 _MAX_COMMITS = 10_000
 """How many commits apart two versions may be; beyond that their way counts as gone."""
 EVERYTHING = 0
-"""As a version: every row may have changed since, whatever its own stamp says."""
+"""As a version: every row may have changed since, whatever its own version stamp."""
 
 
 @dataclass(frozen=True, slots=True)
