@@ -111,6 +111,23 @@ class TestWhatIsPrintedRuns:
         assert calls.taken() == [12, 14]
         assert prepared_anew == ["__carried", "t"]
 
+    def test_entering_rows_share_results_of_equal_inputs(
+        self, local_db: Connection, calls: Calls, prepared_anew: list[str]
+    ) -> None:
+        source = make_source(local_db, rows=4)
+        shared = counted(calls, triple, memoize=True)
+        query = source.query().select(["id"]).add_column({"t": shared})
+        view = local_db.create_materialized_view("shared", query)
+        view.refresh()
+        source.delete("id = 0")
+        source.add(numbers(2, 6))
+        plan = view.plan_refresh()
+        assert (plan.rows_entering, plan.rows_leaving, plan.rows_to_run) == (4, 1, 2)
+        calls.clear()
+        view.refresh()
+        assert calls.taken() == [4, 5]
+        assert not prepared_anew
+
 
 class TestAfterACrash:
     @pytest.fixture
