@@ -34,9 +34,9 @@ import geneva
 from geneva.config import Settings
 from geneva.execution.backfill import driver
 from geneva.execution.runner import InProcessRunner
-from geneva.execution.worker import run as worker
-from geneva.execution.worker import task_run
+from geneva.execution.worker import writer
 from geneva.storage.checkpoints.store import CheckpointKey, LanceCheckpointStore
+from geneva.storage.columns.staged_files import ColumnFileWriter
 from history_model import CALLS, Model, make_udf
 
 SCHEMA = pa.schema([("k", pa.int64()), ("x", pa.int64()), ("other", pa.string())])
@@ -88,8 +88,8 @@ class Failpoint:
     def armed(self) -> Iterator[None]:
         places = {
             "checkpoint": (LanceCheckpointStore, "__setitem__"),
-            "stage": (worker, "stage_columns"),
-            "record": (task_run, "record_staged"),
+            "stage": (ColumnFileWriter, "close"),
+            "record": (writer, "record_staged"),
             "commit": (driver, "commit_columns"),
         }
         with ExitStack() as stack:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from geneva import Retry, Skip, skip_on_error, udf
 from geneva.errors import UDFTimeoutError
+from geneva.execution.apply import timeouts
 from support import Calls, by_id, counted, make_table
 
 if TYPE_CHECKING:
@@ -145,3 +148,84 @@ def test_a_worker_that_can_not_be_stopped_is_replaced(
     (error,) = table.get_errors()
     assert error.row_address == BAD
     assert error.exception_type == ("TimeoutError" if function is stuck_in_c else "WorkerDied")
+
+
+# -- calls under a time limit, without a backfill
+
+
+def naps(seconds: float) -> float:
+    """Sleep in short steps: an exception that is set in a thread comes between them."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.01)
+    return seconds
+
+
+AS_A_WORKER = """
+import pathlib, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from geneva.execution.apply import timeouts
+
+class Guard:
+    def hung(self, row):
+        print("hung", row, flush=True)
+
+def naps():
+    for _ in range(3_000):
+        time.sleep(0.01)
+
+def stubborn():
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+timeouts._is_spark_worker = lambda: True
+
+def attempt(function, seconds):
+    try:
+        print("returned", timeouts.guarded(function, seconds, Guard(), lambda: 7)(), flush=True)
+    except TimeoutError as error:
+        print(error, flush=True)
+"""
+
+
+def as_a_worker(code: str) -> tuple[int, list[str]]:
+    """Run code in a process of its own: alarms and exits of a worker are not for this one."""
+    done = subprocess.run(
+        [sys.executable, "-c", AS_A_WORKER + code],
+        timeout=60,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+class TestGuarded:
+    def test_a_call_off_spark_is_left_behind(self) -> None:
+        call = timeouts.guarded(naps, 0.1, None, lambda: None)
+        assert call(0.0) == 0.0
+        with pytest.raises(UDFTimeoutError, match=r"timeout=0\.1 s"):
+            call(30.0)
+        assert call(0.01) == 0.01, "the next call gets a thread of its own"
+
+    def test_what_the_function_raises_is_raised(self) -> None:
+        with pytest.raises(ZeroDivisionError):
+            timeouts.guarded(lambda x: 1 / x, 1.0, None, lambda: None)(0)
+
+    @pytest.mark.parametrize("where", ["", "ThreadPoolExecutor(1).submit("])
+    def test_a_call_in_a_worker_is_interrupted(self, where: str) -> None:
+        """In the main thread by an alarm, in another one by an exception; the process goes on."""
+        begin, end = (f"{where}attempt, ", ").result()") if where else ("attempt(", ")")
+        code, lines = as_a_worker(f"{begin}naps, 0.5{end}\n{begin}lambda: 3, 0.5{end}")
+        assert lines == ["the call took longer than timeout=0.5 s, and was stopped", "returned 3"]
+        assert code == 0
+
+    def test_a_call_that_can_not_be_stopped_is_noted_and_its_process_ends(self) -> None:
+        assert as_a_worker("attempt(stubborn, 0.2)") == (79, ["hung 7"])
+
+    @pytest.mark.parametrize(("seconds", "grace"), [(0.1, 0.5), (2.0, 2.0), (60.0, 5.0)])
+    def test_the_time_that_a_call_has_to_end(self, seconds: float, grace: float) -> None:
+        assert timeouts.grace(seconds) == grace

@@ -15,8 +15,6 @@ import pytest
 
 from geneva import Skip, skip_on_error, udf
 from geneva.errors import WorkerDied, WorkerLostError
-from geneva.execution.worker.poison_rows import Suspect, Trail
-from geneva.storage.checkpoints.store import InMemoryCheckpointStore
 from support import Calls, by_id, checkpoint_store, connect, counted, make_table
 
 if TYPE_CHECKING:
@@ -147,60 +145,3 @@ def test_a_setup_that_kills_is_no_rows_fault(spark_db: Connection) -> None:
     with pytest.raises(WorkerLostError):
         table.backfill("c", concurrency=1)
     assert table.get_errors() == []
-
-
-# -- the search itself, without processes
-
-
-class _Part:
-    fragment_id = 0
-
-    class rows:
-        start = 0
-
-
-def _search(size: int, bad: set[int]) -> tuple[set[int], int]:
-    """Play worker attempts until all rows are computed or condemned."""
-    import numpy as np
-
-    store = InMemoryCheckpointStore()
-    done: set[int] = set()
-    condemned: set[int] = set()
-    for attempt in range(10_000):
-        trail = Trail(store, "job", _Part, again=attempt > 0)  # type: ignore[arg-type]
-        unsaved: set[int] = set()
-        left = np.array([i for i in range(size) if i not in done], dtype=np.int64)
-        died = False
-        while len(left):
-            chunk = left[: trail.limit(left, 256)]
-            left = left[len(chunk) :]
-            if trail.verdict(chunk) is not None:
-                condemned |= set(chunk.tolist())
-            else:
-                trail.starting(chunk)
-                if bad & set(chunk.tolist()):
-                    died = True
-                    break
-            unsaved |= set(chunk.tolist())
-            if trail.is_suspect(chunk):
-                done |= unsaved
-        if not died:
-            return condemned, attempt
-    raise AssertionError("never ends")
-
-
-@pytest.mark.parametrize(
-    ("size", "bad"),
-    [(1, {0}), (256, {0}), (256, {255}), (1000, {137}), (1000, {10, 11, 900}), (300, set())],
-)
-def test_the_search_finds_exactly_the_rows_at_fault(size: int, bad: set[int]) -> None:
-    condemned, deaths = _search(size, bad)
-    assert condemned == bad
-    assert deaths <= 6 * len(bad)
-
-
-def test_one_death_is_no_proof() -> None:
-    assert Suspect(5, 6, 1, tries=1).error() is None
-    assert isinstance(Suspect(5, 6, 1, tries=2).error(), WorkerDied)
-    assert Suspect(5, 9, 4, tries=9).error() is None
-    assert isinstance(Suspect(5, 6, 1, tries=1, hung=True).error(), TimeoutError)

@@ -13,8 +13,8 @@ import pytest
 import geneva
 from geneva import skip_on_error, udf
 from geneva.debug.error_store import ErrorHandlingConfig
-from geneva.execution.apply.failures import MOST_TRACEBACKS, preview
-from geneva.execution.worker.task import MOST_REPORTED
+from geneva.execution.apply.failures import MAX_TRACEBACKS, preview
+from geneva.execution.worker.task import MAX_REPORTED
 from geneva.model.tables import Secrets
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from support import Calls, breakable, by_id, counted, make_table, uncommitted
@@ -68,14 +68,14 @@ def test_what_is_kept_is_bounded(local_db: Connection) -> None:
     def long_story(id: int) -> int:
         raise ValueError("x" * 10_000)
 
-    rows = MOST_REPORTED + 50
+    rows = MAX_REPORTED + 50
     table = make_table(local_db, [rows])
     table.add_columns({"c": udf(long_story, on_error=skip_on_error())})
     result = table.backfill("c", task_size=rows, concurrency=1)
     assert result.rows_failed == rows, "all are counted"
     errors = table.get_errors()
-    assert len(errors) == MOST_REPORTED
-    assert sum(bool(e.traceback) for e in errors) == MOST_TRACEBACKS
+    assert len(errors) == MAX_REPORTED
+    assert sum(bool(e.traceback) for e in errors) == MAX_TRACEBACKS
     assert max(len(e.message) + len(e.traceback) for e in errors) < 10_000
     assert table.plan_backfill("c").is_empty, "also of those that are not told"
 

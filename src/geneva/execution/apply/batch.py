@@ -2,7 +2,7 @@
 
 An `Applier` is a live UDF in a worker process. It returns exactly the column's Arrow type, one
 value per row, in memory of its own, or raises an error that says which row and why. Rows that the
-UDF's policy skips are NULL, and told beside.
+UDF's policy skips are NULL, and listed beside the values.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from geneva.errors import UDFError
 from geneva.execution.apply.failures import (
-    MOST_TRACEBACKS,
+    MAX_TRACEBACKS,
     CellFailure,
-    described,
+    describe_failure,
     raise_failed,
     refusal,
 )
@@ -71,7 +71,7 @@ class Applier:
         self._live_function(batch)
 
     def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
-        """Return the values and what failed; `guard` is told when a call can't be stopped."""
+        """Return the values and what failed; `guard` is notified when a call can't be stopped."""
         if batch.num_rows == 0:
             return Applied((pa.array([], self.output.type),))
         call = _BatchCall(self.udf, self.output, batch, self._pool, self.threads)
@@ -83,12 +83,12 @@ class Applier:
         return Applied((values,), failures, call.retries)
 
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
-        """What the policy makes of a row (a batch of one) whose worker died or hung."""
+        """Apply the policy to a row (a batch of one) whose worker died or hung."""
         action, _ = self.udf.on_error.decide(error, attempt, again=False)
         if action is not Action.SKIP:
             raise_failed(self.udf, self.output, error, 0, batch)
         shown = batch if self.udf.on_error.store_inputs else None
-        failure = described(error, 0, attempt, shown)
+        failure = describe_failure(error, 0, attempt, shown)
         return Applied((pa.nulls(1, self.output.type),), (failure,))
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class _BatchCall:
         return self._by_batch(function)
 
     def current_row(self) -> int | None:
-        """The row that is being computed, where that can be told."""
+        """The row that is being computed, where that is known."""
         is_row_by_row = self.udf.arg_type is UDFArgType.SCALAR and self.pool is None
         return len(self._values) if is_row_by_row else None
 
@@ -243,8 +243,8 @@ class _BatchCall:
 
     def _skip(self, error: BaseException, row: int, attempt: int) -> None:
         shown = self.batch if self.udf.on_error.store_inputs else None
-        in_full = len(self.failures) < MOST_TRACEBACKS
-        self.failures[row] = described(error, row, attempt, shown, in_full=in_full)
+        in_full = len(self.failures) < MAX_TRACEBACKS
+        self.failures[row] = describe_failure(error, row, attempt, shown, in_full=in_full)
 
     def _fitting(self, values: list[Any]) -> pa.Array:
         array = values_to_array(values, self.output.type, self._refuse)
@@ -282,7 +282,7 @@ class _BatchCall:
         try:
             return pa.concat_arrays(parts)
         except ARROW_ERRORS as error:
-            self._refuse(None, parts, f"returned too much for one batch: {reason_of(error)}")
+            self._refuse(None, f"returned too much for one batch: {reason_of(error)}")
 
     def _slice(self, function: Callable[..., Any], start: int, size: int) -> pa.Array:
         try:
@@ -334,13 +334,13 @@ class _BatchCall:
         result = function(*batch.columns) if is_array else function(batch)
         array = result_to_array(result, self.output.type, self._refuse, start)
         if len(array) != size:
-            self._refuse(None, result, f"returned {len(array)} values for a batch of {size} rows")
+            self._refuse(None, f"returned {len(array)} values for a batch of {size} rows")
         # A copy: Lance panics on sliced structs, and a view would keep the inputs in memory.
         own = pa.concat_arrays([array, array[:0]])
         self._check_nulls(own, start)
         return own
 
-    # -- complaining
+    # -- checking the output
 
     def _check_nulls(self, array: pa.Array, first_row: int = 0) -> None:
         may_be_null = self.output.nullable and self.udf.nullable
@@ -349,10 +349,10 @@ class _BatchCall:
             row = next((row for row in rows if row not in self.failures), None)
             if row is not None:
                 problem = f"returned None for row {row}, but the column is declared nullable=False"
-                self._refuse(row, None, problem)
+                self._refuse(row, problem)
         path = forbidden_null(array, self.output.with_name("value").with_nullable(True))
         if path is not None:
-            self._refuse(None, None, f"returned None for '{path}', which is declared not null")
+            self._refuse(None, f"returned None for '{path}', which is declared not null")
 
-    def _refuse(self, row: int | None, value: Any, problem: str) -> NoReturn:
-        raise refusal(self.udf, self.output, row, value, problem)
+    def _refuse(self, row: int | None, problem: str) -> NoReturn:
+        raise refusal(self.udf, self.output, row, problem)

@@ -1,11 +1,11 @@
-"""A failure of the user's function, in words: which row, why, and what it was given."""
+"""Describing a failure of the user's function: which row, why, and its inputs."""
 
 from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -13,24 +13,27 @@ from geneva.errors import UDFError, UDFExecutionError, UDFOutputError, UDFTimeou
 from geneva.udf.declare import UDF
 
 _GENEVA_FILES = str(Path(__file__).resolve().parent.parent)
-_MOST_VALUE = 60
-_MOST_PREVIEW = 300
-_MOST_MESSAGE = 2_000
-_MOST_TRACEBACK = 4_000
+_MAX_VALUE_CHARS = 60
+_MAX_PREVIEW_CHARS = 300
+_MAX_MESSAGE_CHARS = 2_000
+_MAX_TRACEBACK_CHARS = 4_000
+MAX_TRACEBACKS = 100
+"""Failed rows of a part that keep their traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellFailure:
     """What went wrong in the user's function, without the table's coordinates."""
 
-    row: int | None  # index in the batch; None where it concerns the batch as a whole
-    kind: str  # "exception": the function raised; "output": it returned what doesn't fit
+    row: int | None
+    """Index in the batch; None where it concerns the batch as a whole."""
     exception_type: str
     message: str
-    traceback: str  # the user's frames only; empty for "output"
-    value_type: str | None  # the type of the offending value, for "output"
+    traceback: str = ""
+    """The user's frames only; empty where the function returned what doesn't fit."""
     attempt: int = 1
-    preview: str = ""  # the row's inputs, in short
+    preview: str = ""
+    """The row's inputs, in short."""
 
 
 def raise_failed(
@@ -41,7 +44,7 @@ def raise_failed(
     batch: pa.RecordBatch,
     doing: str = "failed",
 ) -> NoReturn:
-    """Raise what a user reads about an exception in their function."""
+    """Raise the error that a user reads about an exception in their function."""
     if isinstance(error, UDFError) and hasattr(error, "failure"):
         raise error
     name = type(error).__name__
@@ -55,20 +58,19 @@ def raise_failed(
         )
     else:
         message = f"UDF '{udf.name}' {doing}{where}: {name}: {error}"
-    told = CellFailure(row, "exception", name, str(error), user_traceback(error), None)
+    failure = CellFailure(row, name, str(error), user_traceback(error))
     kind = next((k for k in (UDFTimeoutError, WorkerDied) if isinstance(error, k)), None)
-    raise with_failure((kind or UDFExecutionError)(message), told) from error
+    raise with_failure((kind or UDFExecutionError)(message), failure) from error
 
 
-def refusal(udf: UDF, output: pa.Field, row: int | None, value: Any, problem: str) -> UDFError:
-    """What a user reads about a value that doesn't fit."""
+def refusal(udf: UDF, output: pa.Field, row: int | None, problem: str) -> UDFError:
+    """The error that a user reads about a value that doesn't fit."""
     message = f"UDF '{udf.name}' {problem} (declared type: {output.type})."
-    kind = type(value).__name__
-    told = CellFailure(row, "output", UDFOutputError.__name__, message, "", kind)
-    return with_failure(UDFOutputError(message), told)
+    failure = CellFailure(row, UDFOutputError.__name__, message)
+    return with_failure(UDFOutputError(message), failure)
 
 
-def described(
+def describe_failure(
     error: BaseException,
     row: int,
     attempt: int,
@@ -76,27 +78,26 @@ def described(
     *,
     in_full: bool = True,
 ) -> CellFailure:
-    """A failed row for the record: cut to what is worth keeping, `in_full` with its traceback."""
+    """Describe a failed row, cut to what is worth keeping; `in_full`: with its traceback."""
     is_output = isinstance(error, UDFOutputError)
     name = type(error).__name__
     if isinstance(error, UDFTimeoutError):
         name = "TimeoutError"
+    has_traceback = in_full and not is_output
     return CellFailure(
-        row,
-        "output" if is_output else "exception",
-        name,
-        str(error)[:_MOST_MESSAGE],
-        "" if is_output or not in_full else user_traceback(error)[-_MOST_TRACEBACK:],
-        None,
-        attempt,
-        preview(batch, row) if batch is not None else "",
+        row=row,
+        exception_type=name,
+        message=str(error)[:_MAX_MESSAGE_CHARS],
+        traceback=user_traceback(error)[-_MAX_TRACEBACK_CHARS:] if has_traceback else "",
+        attempt=attempt,
+        preview=preview(batch, row) if batch is not None else "",
     )
 
 
 def preview(batch: pa.RecordBatch, row: int) -> str:
     """The inputs of a row, in short."""
     parts = [f"{name}={_shown(batch.column(i)[row])}" for i, name in enumerate(batch.schema.names)]
-    return ", ".join(parts)[:_MOST_PREVIEW]
+    return ", ".join(parts)[:_MAX_PREVIEW_CHARS]
 
 
 def _shown(value: pa.Scalar) -> str:
@@ -106,7 +107,7 @@ def _shown(value: pa.Scalar) -> str:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return f"<{len(value.as_buffer()):,} bytes>"
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        text = value.as_buffer().to_pybytes()[: 4 * _MOST_VALUE].decode(errors="ignore")
+        text = value.as_buffer().to_pybytes()[: 4 * _MAX_VALUE_CHARS].decode(errors="ignore")
         return _cut(repr(text))
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         items = value.values
@@ -116,7 +117,7 @@ def _shown(value: pa.Scalar) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_VALUE else text[: _MOST_VALUE - 3] + "..."
+    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
 
 
 def with_failure(error: UDFError, failure: CellFailure) -> UDFError:
@@ -127,14 +128,10 @@ def with_failure(error: UDFError, failure: CellFailure) -> UDFError:
 
 def user_traceback(error: BaseException) -> str:
     """Format an exception without the frames of Geneva itself."""
-    told = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = told
+    formatted = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = formatted
     while part is not None:
         kept = [f for f in part.stack if not f.filename.startswith(_GENEVA_FILES)]
         part.stack = traceback.StackSummary.from_list(kept)
         part = part.__cause__ or part.__context__
-    return "".join(told.format())
-
-
-MOST_TRACEBACKS = 100
-"""Failed rows of a part that are told with their traceback."""
+    return "".join(formatted.format())

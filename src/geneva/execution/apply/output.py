@@ -35,7 +35,7 @@ def forbidden_null(array: pa.Array, field: pa.Field) -> str | None:
     return next((f"{field.name}.{path}" for path in inner if path is not None), None)
 
 
-Refuse = Callable[[int | None, Any, str], NoReturn]
+Refuse = Callable[[int | None, str], NoReturn]
 
 
 def values_to_array(
@@ -52,10 +52,8 @@ def values_to_array(
             _array_of([value], kind)
         except ARROW_ERRORS as error:
             shown = type(value).__name__
-            refuse(
-                row, value, f"returned a {shown} for row {row}: {_short(value)}: {reason_of(error)}"
-            )
-    return refuse(None, values, f"returned values that don't make one array: {reason_of(problem)}")
+            refuse(row, f"returned a {shown} for row {row}: {_short(value)}: {reason_of(error)}")
+    return refuse(None, f"returned values that don't make one array: {reason_of(problem)}")
 
 
 def reason_of(error: BaseException) -> str:
@@ -239,25 +237,23 @@ def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: i
     try:
         array = _returned_array(result, kind)
     except ARROW_ERRORS as error:
-        refuse(None, result, f"returned a {type(result).__name__}: {reason_of(error)}")
+        refuse(None, f"returned a {type(result).__name__}: {reason_of(error)}")
     if array is None:
         refuse(
             None,
-            result,
             f"returned a {type(result).__name__}: {_short(result)}; a batch UDF returns one "
             f"value per row, as a pa.Array, numpy array, list or pandas Series",
         )
     if not holds(_storage(kind), _storage(array.type)):
         refuse(
             None,
-            result,
             f"returned an array of {array.type}, which the column can't hold without loss; "
             f"declare data_type to match, or cast the result with .cast(...)",
         )
     try:
         return _cast(array, kind)
     except ARROW_ERRORS as error:
-        refuse(None, result, f"returned an array of {array.type}: {reason_of(error)}")
+        refuse(None, f"returned an array of {array.type}: {reason_of(error)}")
 
 
 def _returned_array(result: Any, kind: pa.DataType) -> pa.Array | None:

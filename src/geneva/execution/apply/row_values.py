@@ -1,4 +1,4 @@
-"""Arrow arrays as the values that a function called once a row gets to see."""
+"""Arrow arrays as the values that a function called once per row gets to see."""
 
 from __future__ import annotations
 

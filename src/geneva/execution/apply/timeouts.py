@@ -31,7 +31,7 @@ _TICK_SECONDS = 0.1
 
 
 class Guard(Protocol):
-    """Told of a call that nothing but the end of its process can stop."""
+    """Notified of a call that nothing but the end of its process can stop."""
 
     def hung(self, row: int | None) -> None:
         """Note which row of the batch hangs, so that it is known after the process has ended."""
@@ -47,7 +47,7 @@ def guarded(
     guard: Guard | None,
     current_row: Callable[[], int | None],
 ) -> Callable[..., Any]:
-    """The function, each call of it stopped after `seconds`."""
+    """Wrap a function so that each call of it is stopped after `seconds`."""
 
     def late() -> UDFTimeoutError:
         return UDFTimeoutError(f"the call took longer than timeout={seconds:g} s, and was stopped")
@@ -76,7 +76,7 @@ def _is_spark_worker() -> bool:
 
 
 def grace(seconds: float) -> float:
-    """How long a call that was told to stop may take to do so."""
+    """How many seconds a call that was interrupted may take to end."""
     return min(max(seconds, 0.5), 5.0)
 
 
@@ -89,11 +89,11 @@ class _Watched:
     current_row: Callable[[], int | None]
     thread: int
     deadline: float = math.inf
-    told: bool = False
+    interrupted: bool = False
 
 
 class _Watch:
-    """The calls that run in this process, and the thread that looks after them."""
+    """The calls that run in this process, and the thread that watches them."""
 
     def __init__(self) -> None:
         self._calls: set[_Watched] = set()
@@ -108,13 +108,13 @@ class _Watch:
         self._calls.add(call)
         if self._pid != os.getpid():  # also after a fork, which takes no threads along
             self._pid = os.getpid()
-            self._thread = threading.Thread(target=self._look, name="geneva-watch", daemon=True)
+            self._thread = threading.Thread(target=self._watch, name="geneva-watch", daemon=True)
             self._thread.start()
             self._armed = False
         if not self._armed:
             self._arm([call])
         if threading.current_thread() is threading.main_thread():
-            call.told = True
+            call.interrupted = True
             if signal.getsignal(signal.SIGALRM) is not _on_alarm:
                 signal.signal(signal.SIGALRM, _on_alarm)
             signal.setitimer(signal.ITIMER_REAL, call.seconds)
@@ -125,10 +125,10 @@ class _Watch:
             self._calls.discard(call)
         if threading.current_thread() is threading.main_thread():
             signal.setitimer(signal.ITIMER_REAL, 0)
-        elif call.told:
+        elif call.interrupted:
             time.sleep(0)  # an exception that was set and not raised yet is raised here
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         while True:
             time.sleep(_TICK_SECONDS)
             calls = [*self._calls]
@@ -143,8 +143,7 @@ class _Watch:
     def _arm(self, calls: list[_Watched]) -> None:
         """Put off the timer that ends the process.
 
-        Should the thread not come round again, because a call holds the interpreter for good,
-        nobody does.
+        It fires when the thread can't put it off again, because a call holds the interpreter.
         """
         longest = max(call.seconds + 2 * grace(call.seconds) for call in calls)
         faulthandler.dump_traceback_later(longest + 1.0, exit=True, file=2)
@@ -156,10 +155,10 @@ class _Watch:
             with contextlib.suppress(Exception):  # whatever it is, the process has to end
                 call.guard.hung(call.current_row())
             os._exit(_EXIT_CODE)
-        elif late > 0 and not call.told:
+        elif late > 0 and not call.interrupted:
             with self._lock:
                 if call in self._calls:
-                    call.told = True
+                    call.interrupted = True
                     _raise_in(call.thread)
 
 

@@ -30,7 +30,7 @@ from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.progress import JobProgress, ProgressListener
 from geneva.execution.jobs.tracing import span
 from geneva.execution.runner import InProcessRunner, Runner
-from geneva.execution.worker.poison_rows import Suspect, read_notes
+from geneva.execution.worker.poison_rows import Suspect, read_suspects
 from geneva.execution.worker.run import run_task
 from geneva.execution.worker.task import (
     PartFailure,
@@ -259,7 +259,7 @@ class _BackfillRun:
     def _try_again(self, tasks: list[Task], lost: Future[list[str]]) -> None:
         """Go on with tasks whose workers died, as long as the dead tell more about the cause."""
         store, job_id = open_checkpoints(self.prepared.ref), self._control.job_id
-        told = [(task, read_notes(store, job_id, task.parts)) for task in tasks]
+        told = [(task, read_suspects(store, job_id, task.parts)) for task in tasks]
         self._note(lost_workers=self.progress.lost_workers + 1)
         for task, notes in told:
             first = (task.parts[0].fragment_id, task.parts[0].rows.start)
@@ -305,13 +305,13 @@ class _BackfillRun:
         for fragment_id in report.recorded:
             self._leave(fragment_id, None)
         failed = [r for r in report.results if r.rows_failed and not self._is_assembled(r)]
-        self._record_errors((r.fragment_id, row) for r in failed for row in r.failed)
+        self._record_errors((r.fragment_id, row) for r in failed for row in r.failures)
         self._note(failed_rows=self.progress.failed_rows + sum(r.rows_failed for r in failed))
         for result in report.results:
             self._book(result)
         if report.failure is not None:
             fragment_id = report.failure.fragment_id
-            self._record_errors((fragment_id, row) for row in report.failure.failed)
+            self._record_errors((fragment_id, row) for row in report.failure.failures)
             raise _failure(report.failure)
         self._check_failed()
 
@@ -365,8 +365,8 @@ class _BackfillRun:
 
     def _book(self, result: PartResult) -> None:
         plan = self._plans[result.fragment_id]
-        for start, end in result.checkpoints:
-            self._leave(result.fragment_id, RowRange(start, end))
+        for rows in result.checkpoints:
+            self._leave(result.fragment_id, rows)
         split = self._splits.get(result.fragment_id)
         assembled = split is not None and result.staged_path is not None
         progress = self.progress
@@ -385,8 +385,8 @@ class _BackfillRun:
             self._ready.append(self.prepared.staged_file(plan, result.staged_path))
             self._note(ready_to_commit=self.progress.ready_to_commit + plan.compute.count)
         elif split is not None:
-            split.rows_done += result.end - result.start
-            split.checkpoints.extend(RowRange(start, end) for start, end in result.checkpoints)
+            split.rows_done += len(result.rows)
+            split.checkpoints.extend(result.checkpoints)
             if split.rows_done == plan.physical_rows:
                 self._assemblies.append(self.prepared.assembly_work(plan, split.checkpoints))
 

@@ -17,7 +17,7 @@ from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import Subject
 from geneva.execution.backfill.unpublished import UnpublishedWork, work_identity, written_fields
 from geneva.execution.runner import Runner
-from geneva.execution.worker.task import ColumnWork, PartWork
+from geneva.execution.worker.task import ColumnWork, FileWork, PartWork
 from geneva.model.computation import Computation
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import ColumnDefinition, Reason, TableRef, Unproven
@@ -143,21 +143,26 @@ class PreparedBackfill:
             fragment_id=plan.fragment_id,
             physical_rows=plan.physical_rows,
             rows=rows,
-            whole=whole,
             compute=plan.compute.slice(rows),
-            adopt=plan.adopt if whole else RowSet.empty(plan.physical_rows),
-            valid_after=plan.valid_after if whole else None,
+            covered=covered,
+            prefix=self.prefixes[plan.fragment_id],
+            window=window_rows(self.snapshot.schema, paths, sizes, plan.physical_rows),
+            reuse=reuse_within(self.reuse.get(plan.fragment_id, ()), rows),
+            file=self._file_work(plan) if whole else None,
+        )
+
+    def _file_work(self, plan: FragmentPlan) -> FileWork:
+        computation, fragment = self.computation, self.facts[plan.fragment_id]
+        return FileWork(
+            valid_after=plan.valid_after,
+            failed_after=plan.failed_after,
+            adopt=plan.adopt,
             complete=plan.complete,
             keeps_old=plan.keeps_old,
             receipts_only=plan.action is Action.ADOPT,
-            covered=covered,
-            prefix=self.prefixes[plan.fragment_id],
             field_ids=written_fields(computation, plan),
             inputs=_signature(computation, fragment, plan),
             base=output_file(computation, fragment),
-            reuse=reuse_within(self.reuse.get(plan.fragment_id, ()), rows),
-            window=window_rows(self.snapshot.schema, paths, sizes, plan.physical_rows),
-            failed_after=plan.failed_after if whole else None,
         )
 
 

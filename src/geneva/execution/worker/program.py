@@ -1,4 +1,4 @@
-"""What a worker computes: one column by a UDF, or several carried over from another table."""
+"""What a worker calls on a batch: a UDF, or the carrying over of columns of another table."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Program(Protocol):
         """Set up what is needed for batches like this one, if that was not done yet."""
 
     def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
-        """Compute the values of one batch, and tell which rows failed."""
+        """Compute the values of one batch; say which rows failed."""
 
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
-        """What the policy makes of a row whose worker died or hung."""
+        """Apply the policy to a row whose worker died or hung."""
 
     def close(self) -> None:
-        """Let go of whatever is held."""
+        """Release what is held."""
 
 
 class Carrier:
     """Carries columns over as they are."""
 
     def __init__(self, fields: Sequence[pa.Field]) -> None:
-        """Carry these columns; the mark that a row is set is added."""
+        """Carry these columns; the one that says that a row is filled is added."""
         self._fields = fields
 
     def warm(self, batch: pa.RecordBatch) -> None:
@@ -48,9 +48,9 @@ class Carrier:
     def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
         """Put the batch's columns side by side."""
         columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
-        marks = pa.repeat(pa.scalar(True), batch.num_rows)
+        is_set = pa.repeat(pa.scalar(True), batch.num_rows)
         arrays = [
-            marks if field.name == IS_SET else columns[field.name].cast(field.type)
+            is_set if field.name == IS_SET else columns[field.name].cast(field.type)
             for field in self._fields
         ]
         return Applied(tuple(arrays))
@@ -64,20 +64,20 @@ class Carrier:
 
 
 _LIVE: OrderedDict[tuple[object, ...], Program] = OrderedDict()
-_KEPT = 4
+_MAX_LIVE = 4
 _LOCK = threading.Lock()
 
 
 @atexit.register
 def close_programs() -> None:
-    """Let go of everything: at the end of the process, or when somebody wants it earlier."""
+    """Close all programs: at the end of the process, or earlier on request."""
     with _LOCK:
         while _LIVE:
             _LIVE.popitem()[1].close()
 
 
 def live_program(work: ColumnWork) -> Program:
-    """The program, made once a worker process: a model is loaded once, however many tasks run."""
+    """The program, made once per worker process: a model is loaded once for any number of tasks."""
     computation = work.computation
     key = (
         work.ref,
@@ -91,7 +91,7 @@ def live_program(work: ColumnWork) -> Program:
         if program is None:
             program = _LIVE[key] = _make(work)
         _LIVE.move_to_end(key)
-        if len(_LIVE) > _KEPT:
+        if len(_LIVE) > _MAX_LIVE:
             _LIVE.popitem(last=False)[1].close()
     return program
 

@@ -13,12 +13,12 @@ from geneva.storage.columns.provenance import read_provenance
 
 
 def resume_task(task: Task) -> tuple[tuple[PartWork, ...], list[PartResult]]:
-    """What is left to do of a task, and what is done.
+    """Split a task into what is left to do and what is done.
 
-    A first attempt looks nowhere: its plan knows everything. A later one finds the checkpoints and
+    A first attempt reads nothing: its plan knows everything. A later one finds the checkpoints and
     staged files of the worker that died, so that only its open batch is computed again.
     """
-    if not task.attempt and not attempt_number():
+    if not is_retry(task):
         return task.parts, []
     store = open_checkpoints(task.work.ref)
     index = index_keys(store.list_keys("udf-"))
@@ -34,7 +34,12 @@ def resume_task(task: Task) -> tuple[tuple[PartWork, ...], list[PartResult]]:
     return tuple(left), done
 
 
-def attempt_number() -> int:
+def is_retry(task: Task) -> bool:
+    """Whether an attempt at the task was lost before this one."""
+    return bool(task.attempt or _spark_attempt())
+
+
+def _spark_attempt() -> int:
     """How often Spark ran this task before. Off Spark there are no retries."""
     module = sys.modules.get("pyspark.taskcontext")
     context = module.TaskContext.get() if module is not None else None
@@ -55,23 +60,19 @@ def _staged_before(
     work: ColumnWork, part: PartWork, keys: list[CheckpointKey], store: CheckpointStore
 ) -> PartResult | None:
     """The fragment, if its file was staged before the worker died."""
-    if not part.whole or CheckpointKey(part.prefix, part.fragment_id) not in keys:
+    file = part.file
+    if file is None or CheckpointKey(part.prefix, part.fragment_id) not in keys:
         return None
-    file = read_staged(store, work.ref, part.prefix, part.fragment_id)
-    if file is None or (
-        (file.column_uuid, file.physical_rows, file.field_ids, file.inputs, file.base)
-        != (
-            work.computation.id,
-            part.physical_rows,
-            part.field_ids,
-            part.inputs,
-            part.base,
-        )
-    ):
+    found = read_staged(store, work.ref, part.prefix, part.fragment_id)
+    if found is None or found != part.staged_file(file, work.computation.id, found.path):
         return None
-    provenance = read_provenance(work.ref, file.path)
-    if provenance is None or provenance.failed or provenance.valid != part.valid_after:
-        # With rows that failed it is made again, out of checkpoints: they tell what happened.
+    provenance = read_provenance(work.ref, found.path)
+    if provenance is None or provenance.failed or provenance.valid != file.valid_after:
+        # With rows that failed it is made again, out of checkpoints: they hold what happened.
         return None
-    rows = part.rows
-    return PartResult(part.fragment_id, rows.start, rows.end, 0, part.compute.count, (), file.path)
+    return PartResult(
+        fragment_id=part.fragment_id,
+        rows=part.rows,
+        staged_path=found.path,
+        rows_reused=part.compute.count,
+    )

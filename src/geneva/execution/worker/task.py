@@ -10,9 +10,10 @@ from geneva.model.computation import Computation
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Sizes, TableRef
 from geneva.storage.checkpoints.reuse import Reuse
+from geneva.storage.columns.staged_files import StagedFile
 
-MOST_REPORTED = 10_000
-"""Failed rows of a part whose story travels; of all others only the number."""
+MAX_REPORTED = 10_000
+"""Failed rows of a part that are reported one by one; of all others only the number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,42 +32,63 @@ class ColumnWork:
 
 
 @dataclass(frozen=True, slots=True)
+class FileWork:
+    """The column file of a fragment: what it is to hold, and what its commit has to know."""
+
+    valid_after: RowSet
+    """Rows of the fragment whose value is right afterwards."""
+    failed_after: RowSet | None
+    """Rows of the fragment that failed before and stay so."""
+    adopt: RowSet
+    """Rows of the fragment that keep their value and get a receipt for it."""
+    complete: bool
+    """Whether no live row is left to compute."""
+    keeps_old: bool
+    """Whether rows that are not computed keep the value that they have."""
+    receipts_only: bool
+    """Whether nothing but receipts is written: no value is new."""
+    field_ids: tuple[int, ...]
+    inputs: tuple[str, ...]
+    """Input signature of the fragment."""
+    base: str | None
+    """The column's present file in the fragment."""
+
+
+@dataclass(frozen=True, slots=True)
 class PartWork:
     """A range of one fragment to compute.
 
-    `whole`: the range is the fragment, and its file gets staged. Assembling a fragment from
-    checkpoints is the same work, with every row covered.
+    With a `file` the range is the fragment, and its column file gets staged. Without one, the
+    results go to checkpoints. Assembling a fragment from checkpoints is the same work, with every
+    row covered.
     """
 
     fragment_id: int
     physical_rows: int
     rows: RowRange
-    whole: bool
     compute: RowSet
     """Rows of the range that get a new value (offsets count from the range's start)."""
-    adopt: RowSet
-    """Rows of the fragment that keep their value and get a receipt for it."""
-    valid_after: RowSet | None
-    """Rows of the fragment whose value is right afterwards; only for a whole one."""
-    complete: bool
-    keeps_old: bool
-    receipts_only: bool
-    """Whether nothing but receipts is written: no value is new."""
     covered: tuple[RowRange, ...]
+    """Ranges that are in the checkpoint store, ascending."""
     prefix: str
     """Prefix of the checkpoints' keys."""
-    field_ids: tuple[int, ...]
-    """The fields of its data file."""
-    inputs: tuple[str, ...]
-    """Input signature of the fragment."""
-    base: str | None
-    """The column's present file in the fragment."""
     window: int
     """Rows to read at once."""
     reuse: tuple[Reuse, ...] = ()
     """Unpublished results that are taken over, and not computed."""
-    failed_after: RowSet | None = None
-    """Rows of the fragment that failed before and stay so."""
+    file: FileWork | None = None
+
+    def staged_file(self, file: FileWork, column_uuid: str, path: str) -> StagedFile:
+        """The file that this part has staged at `path`."""
+        return StagedFile(
+            fragment_id=self.fragment_id,
+            path=path,
+            physical_rows=self.physical_rows,
+            column_uuid=column_uuid,
+            field_ids=file.field_ids,
+            inputs=file.inputs,
+            base=file.base,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,34 +113,16 @@ class Timings:
     def plus(self, other: Timings) -> Timings:
         """Add up."""
         return Timings(
-            self.read + other.read,
-            self.udf + other.udf,
-            self.checkpoint + other.checkpoint,
-            self.write + other.write,
+            read=self.read + other.read,
+            udf=self.udf + other.udf,
+            checkpoint=self.checkpoint + other.checkpoint,
+            write=self.write + other.write,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class PartResult:
-    """A part that is done: staged when it was a whole fragment, checkpointed otherwise."""
-
-    fragment_id: int
-    start: int
-    end: int
-    rows_run: int
-    rows_reused: int
-    checkpoints: tuple[tuple[int, int], ...]
-    """Ranges that are in the checkpoint store now, ascending."""
-    staged_path: str | None = None
-    rows_failed: int = 0
-    """Rows of the part that were skipped."""
-    failed: tuple[RowFailure, ...] = ()
-    """What happened to them, at most `MOST_REPORTED` of them; for an assembled one: nothing new."""
-
-
-@dataclass(frozen=True, slots=True)
 class RowFailure:
-    """A row on which the user's function failed, and which was skipped."""
+    """A row on which the user's function failed."""
 
     offset: int
     exception_type: str
@@ -134,18 +138,32 @@ class RowFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class PartFailure:
-    """A part in which the user's function failed."""
+class PartResult:
+    """A part that is done: staged when it was a whole fragment, checkpointed otherwise."""
 
     fragment_id: int
-    start: int
-    end: int
+    rows: RowRange
+    checkpoints: tuple[RowRange, ...] = ()
+    """Ranges that are in the checkpoint store now, ascending."""
+    staged_path: str | None = None
+    rows_run: int = 0
+    rows_reused: int = 0
+    rows_failed: int = 0
+    """Rows of the part that were skipped."""
+    failures: tuple[RowFailure, ...] = ()
+    """What happened to the first `MAX_REPORTED` of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailure:
+    """A part in which the user's function failed, so that the job ends."""
+
+    fragment_id: int
     kind: str
     """The name of the error to raise."""
     message: str
     traceback: str
-    rows_run: int = 0
-    failed: tuple[RowFailure, ...] = ()
+    failures: tuple[RowFailure, ...] = ()
     """The row that ended the job, where it is known, and those skipped before it."""
 
 
@@ -156,9 +174,8 @@ class TaskReport:
     results: tuple[PartResult, ...]
     failure: PartFailure | None = None
     timings: Timings = field(default_factory=Timings)
-    seconds: float = 0.0
     recorded: tuple[int, ...] = ()
-    """Fragments whose staged file is noted in the checkpoint store."""
+    """Fragments whose staged file is recorded in the checkpoint store."""
     retries: int = 0
     """Calls that were made again after a failure."""
 
@@ -175,17 +192,18 @@ class TaskReport:
             results=tuple(_result(item) for item in record["results"]),
             failure=_failure(failure) if failure is not None else None,
             timings=Timings(**record["timings"]),
-            seconds=record["seconds"],
             recorded=tuple(record["recorded"]),
             retries=record["retries"],
         )
 
 
 def _result(item: dict[str, Any]) -> PartResult:
-    checkpoints = tuple((int(start), int(end)) for start, end in item.pop("checkpoints"))
-    failed = tuple(RowFailure(**row) for row in item.pop("failed"))
-    return PartResult(checkpoints=checkpoints, failed=failed, **item)
+    rows = RowRange(**item.pop("rows"))
+    checkpoints = tuple(RowRange(**saved) for saved in item.pop("checkpoints"))
+    failures = tuple(RowFailure(**row) for row in item.pop("failures"))
+    return PartResult(rows=rows, checkpoints=checkpoints, failures=failures, **item)
 
 
 def _failure(item: dict[str, Any]) -> PartFailure:
-    return PartFailure(failed=tuple(RowFailure(**row) for row in item.pop("failed")), **item)
+    failures = tuple(RowFailure(**row) for row in item.pop("failures"))
+    return PartFailure(failures=failures, **item)

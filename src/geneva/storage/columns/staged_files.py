@@ -46,6 +46,43 @@ def written_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(f.name, f.type, nullable=f.nullable) for f in fields])
 
 
+class ColumnFileWriter:
+    """Writes the data file of a fragment next to the table's own, batch by batch.
+
+    The file appears when it is closed; nobody sees it before it is committed.
+    """
+
+    def __init__(
+        self,
+        ref: TableRef,
+        dataset: lance.LanceDataset,
+        schema: pa.Schema,
+        provenance: Provenance,
+        *,
+        complete: bool,
+    ) -> None:
+        """Open it. `complete`: no live row of the fragment is left to compute."""
+        self.path = provenance.file_name(complete=complete)
+        self._dataset, self._schema = dataset, schema
+        # Never `with`: leaving the block by an exception would publish a truncated file.
+        self._writer = LanceFileWriter(
+            f"{ref.uri}/data/{self.path}",
+            schema,
+            version=dataset.data_storage_version,
+            storage_options=ref.storage_options.plain(),
+        )
+        self._writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows."""
+        columns = [storable(self._dataset, column) for column in batch.columns]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+    def close(self) -> int:
+        """Finish the file; return how many rows it has."""
+        return int(self._writer.close() or 0)
+
+
 def stage_columns(
     ref: TableRef,
     dataset: lance.LanceDataset,
@@ -56,19 +93,10 @@ def stage_columns(
     complete: bool,
 ) -> tuple[str, int]:
     """Write a fragment's data file next to the table's own; return its name and row count."""
-    name = provenance.file_name(complete=complete)
-    writer = LanceFileWriter(
-        f"{ref.uri}/data/{name}",
-        schema,
-        version=dataset.data_storage_version,
-        storage_options=ref.storage_options.plain(),
-    )
-    # Never `with`: leaving the block by an exception would publish a truncated file.
-    writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
+    writer = ColumnFileWriter(ref, dataset, schema, provenance, complete=complete)
     for batch in batches:
-        columns = [storable(dataset, column) for column in batch.columns]
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-    return name, int(writer.close() or 0)
+        writer.write(batch)
+    return writer.path, writer.close()
 
 
 def stage_nulls(

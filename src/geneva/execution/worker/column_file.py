@@ -1,0 +1,132 @@
+"""The column file of a fragment: filled piece by piece, staged when the last one is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from geneva.execution.worker.layout import Layout
+from geneva.execution.worker.records import Clock, OpenTask
+from geneva.execution.worker.task import FileWork, PartWork
+from geneva.model.rows import RowRange, RowSet
+from geneva.storage.checkpoints.staging import drop_staged, read_staged_batches
+from geneva.storage.columns.inputs import InputReader
+from geneva.storage.columns.provenance import Provenance
+from geneva.storage.columns.receipts import make_receipts
+from geneva.storage.columns.staged_files import (
+    ColumnFileWriter,
+    StagedFile,
+    stage_columns,
+    written_schema,
+)
+from geneva.storage.lance.fragments import fitting_window, read_windows
+from geneva.storage.lance.pieces import Piece
+
+
+class ColumnFile:
+    """A column file that is being written. Left alone before `finish`, it never appears."""
+
+    def __init__(self, task: OpenTask, part: PartWork, file: FileWork, clock: Clock) -> None:
+        """Open it."""
+        self._task, self._part, self._work = task, part, file
+        self._schema = task.schema
+        receipt = task.work.computation.receipt
+        if file.receipts_only and receipt is not None:
+            self._schema = written_schema(task.schema, [receipt.name])
+        old = _old_values(task, part, file, clock) if file.keeps_old else None
+        self._layout = Layout(task.schema, part.rows, part.window, old)
+        self._provenance = Provenance(
+            task.work.computation.id,
+            task.work.computation.version,
+            file.inputs,
+            file.valid_after,
+            file.failed_after,
+            computed=part.compute if part.compute != file.valid_after else None,
+        )
+        self._writer = ColumnFileWriter(
+            task.work.ref, task.dataset, self._schema, self._provenance, complete=file.complete
+        )
+
+    def add(self, piece: Piece) -> None:
+        """Write the rows up to the end of a piece."""
+        self._write(self._layout.add(piece))
+
+    def finish(self, failed: RowSet | None) -> StagedFile:
+        """Write the rows behind the last piece, and stage the file."""
+        self._write(self._layout.finish())
+        path, rows = self._writer.path, self._writer.close()
+        if failed is not None:
+            path, rows = self._restage(path, failed)
+        part = self._part
+        if rows != part.physical_rows:
+            raise AssertionError(
+                f"staged {rows} rows for fragment {part.fragment_id} of {part.physical_rows} rows"
+            )
+        return part.staged_file(self._work, self._task.work.computation.id, path)
+
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
+        names = self._schema.names
+        for batch in batches:
+            self._writer.write(batch.select(names) if self._work.receipts_only else batch)
+
+    def _restage(self, path: str, failed: RowSet) -> tuple[str, int]:
+        """Stage the file again under a name and provenance that say which rows failed.
+
+        That is known only now, and a file's name can't be changed; the usual case never pays.
+        """
+        task, planned = self._task, self._provenance
+        known = replace(
+            planned,
+            valid=planned.valid.minus(failed),
+            failed=failed.union(planned.failed) if planned.failed is not None else failed,
+        )
+        batches = read_staged_batches(task.work.ref, path, self._part.window)
+        staged = stage_columns(
+            task.work.ref, task.dataset, self._schema, batches, known, complete=False
+        )
+        drop_staged(task.work.ref, path)
+        return staged
+
+
+def _old_values(
+    task: OpenTask, part: PartWork, file: FileWork, clock: Clock
+) -> Iterator[pa.RecordBatch]:
+    """The present values of a fragment, with receipts for the rows that are adopted."""
+    where = (task.dataset, part.fragment_id, task.schema.names, part.rows)
+    windows = read_windows(*where, fitting_window(*where, part.window))
+    computation = task.work.computation
+    if not file.adopt or computation.receipt is None:
+        yield from (batch for _, batch in windows)
+        return
+    inputs = InputReader(task.dataset, computation, task.work.job_id)
+    for start, batch in windows:
+        rows = RowRange(start, start + batch.num_rows)
+        wanted = file.adopt.slice(rows).offsets() + start
+        if not len(wanted):
+            yield batch
+            continue
+        started = time.perf_counter()
+        seed = computation.receipt_seed()
+        found = inputs.read(part.fragment_id, wanted, rows, part.window)
+        adopted = _with_adopted(batch, ((offsets - start, some) for offsets, some in found), seed)
+        clock.read += time.perf_counter() - started
+        yield adopted
+
+
+def _with_adopted(
+    batch: pa.RecordBatch, inputs: Iterable[tuple[np.ndarray, pa.RecordBatch]], seed: int
+) -> pa.RecordBatch:
+    """Give receipts to the values at some places, for the inputs that they have now."""
+    receipts = batch.column(batch.num_columns - 1)
+    bits, valid = np.array(receipts.fill_null(0)), np.array(receipts.is_valid())
+    outputs = batch.select(range(batch.num_columns - 1))
+    for places, some in inputs:
+        own = outputs.take(pa.array(places)).columns
+        made = make_receipts(some.columns, own, seed, len(places), adopted=True)
+        bits[places], valid[places] = np.asarray(made), True
+    new = pa.array(bits, receipts.type, mask=~valid)
+    return pa.RecordBatch.from_arrays([*outputs.columns, new], names=batch.schema.names)

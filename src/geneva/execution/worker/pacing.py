@@ -1,0 +1,63 @@
+"""How many rows the next batch has, and after which batch a checkpoint is due."""
+
+from __future__ import annotations
+
+from geneva.execution.worker.records import Result
+from geneva.execution.worker.task import ColumnWork
+from geneva.planning.sizing import BatchRule
+
+MAX_UNSAVED_BYTES = 64 * 1024 * 1024
+"""Results held for the next checkpoint; more are made durable early, to bound memory."""
+
+
+class Pacing:
+    """Follows what batches take, over all parts of a task, and what is not durable yet.
+
+    It decides on checkpoints before the writer sees a result, so that batches can end where
+    checkpoints do.
+    """
+
+    def __init__(self, work: ColumnWork) -> None:
+        """Know nothing of the function's speed yet."""
+        self._work = work
+        self._size: int | None = None
+        self._checkpoint_seconds = 0.0
+        self.begin(1)
+
+    def begin(self, window: int) -> None:
+        """Go on with another part, which is read `window` rows at a time."""
+        self._rule = BatchRule.of(self._work.sizes, window, self._work.flush_seconds)
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from here: nothing waits for a checkpoint."""
+        self._rows = self._bytes = 0
+        self._seconds = 0.0
+
+    def batch_rows(self, available: int) -> int:
+        """How many of the next rows go into one batch."""
+        size = self._size or self._rule.first
+        full = self._rule.checkpoint_rows or self._rule.most_checkpoint_rows
+        if full is not None:
+            size = min(size, full - self._rows)
+        return max(1, min(size, available))
+
+    def ran(self, rows: int, seconds: float, nbytes: int) -> None:
+        """Learn from a batch that took `seconds` and gave `nbytes`."""
+        full = self._size or self._rule.first
+        if rows >= full:
+            by_time = self._rule.next_size(full, seconds)
+            by_memory = MAX_UNSAVED_BYTES * rows // max(nbytes, 1)
+            self._size = max(self._rule.first, min(by_time, by_memory))
+
+    def is_due(self, result: Result) -> bool:
+        """Count a result; say whether it and those before it should be made durable."""
+        self._rows += len(result.piece.offsets)
+        self._bytes += result.piece.values.nbytes
+        self._seconds += result.seconds
+        due = self._rule.is_due(self._rows, self._seconds, self._checkpoint_seconds)
+        return due or self._bytes >= MAX_UNSAVED_BYTES
+
+    def saved(self, seconds: float) -> None:
+        """Learn what a checkpoint costs."""
+        self._checkpoint_seconds = seconds

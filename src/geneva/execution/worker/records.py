@@ -1,0 +1,120 @@
+"""What flows through a worker: windows from the reader, results from the program to the writer.
+
+The records of a part come in ascending order, and all wanted rows are in one of them. No stage
+knows another one: each takes records and gives records, so that each may run in a thread of its
+own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+from geneva.errors import GenevaError
+from geneva.execution.worker.task import ColumnWork, RowFailure, Timings
+from geneva.model.rows import Offsets, RowRange
+from geneva.storage.checkpoints.staging import open_checkpoints
+from geneva.storage.checkpoints.store import CheckpointStore
+from geneva.storage.columns.staged_files import written_schema
+from geneva.storage.lance.dataset import Dataset, open_pinned
+from geneva.storage.lance.pieces import Piece
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenTask:
+    """What the stages of a task share, and none of them changes."""
+
+    work: ColumnWork
+    dataset: Dataset
+    store: CheckpointStore
+    schema: pa.Schema
+    """The columns of a data file: what is computed, and the receipts."""
+
+
+def open_task(work: ColumnWork) -> OpenTask:
+    """Open the table of a task, at its version, and the table's checkpoints."""
+    dataset = open_pinned(work.ref, work.version, work.job_id)
+    written = [output.name for output in work.computation.written]
+    return OpenTask(
+        work, dataset, open_checkpoints(work.ref), written_schema(dataset.schema, written)
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """Inputs of rows that are to be computed, as they were read at once."""
+
+    rows: RowRange
+    """The range of the fragment that it is about; it ends with the last row to compute."""
+    offsets: Offsets
+    """The rows to compute, ascending."""
+    inputs: pa.RecordBatch
+    known: Piece | None = None
+    """Values of other wanted rows in the range, which are taken over and not computed."""
+    seconds: float = 0.0
+    """What reading the inputs took."""
+
+
+class Durable(Enum):
+    """When a result is to be made durable. A result is lost with its worker until then."""
+
+    LATER = "later"
+    """With one of the next ones, or by the column file."""
+    NOW = "now"
+    """With the checkpoint that ends with it. The next batch waits for the acknowledgement."""
+    ALREADY = "already"
+    """It was read from a checkpoint of exactly its rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """Values of all wanted rows in a range of a fragment."""
+
+    rows: RowRange
+    piece: Piece
+    failures: tuple[RowFailure, ...] = ()
+    """Rows that were skipped. They are NULL in the piece."""
+    rows_run: int = 0
+    rows_reused: int = 0
+    seconds: float = 0.0
+    """The work that is lost with it: reading and computing."""
+    durable: Durable = Durable.LATER
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The writer's acknowledgement: a checkpoint holds the results of these rows."""
+
+    rows: RowRange
+    seconds: float
+    """What writing it took."""
+
+
+class BatchFailed(Exception):
+    """The user's function failed on a batch, and the policy says that this ends the job."""
+
+    def __init__(
+        self,
+        error: GenevaError,
+        rows: RowRange,
+        at_fault: RowFailure | None,
+        skipped: tuple[RowFailure, ...],
+    ) -> None:
+        """`at_fault`: the row that ends the job, where it is known; `skipped`: those before it."""
+        super().__init__(str(error))
+        self.error, self.rows = error, rows
+        self.at_fault, self.skipped = at_fault, skipped
+
+
+class Clock:
+    """Seconds of one stage, by what they were spent on."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.read = self.udf = self.checkpoint = self.write = 0.0
+
+    def timings(self) -> Timings:
+        """The seconds as they are reported."""
+        return Timings(read=self.read, udf=self.udf, checkpoint=self.checkpoint, write=self.write)

@@ -1,0 +1,195 @@
+"""The writer of a worker: checkpoints, the column file, and records of staged files.
+
+What is durable is what the writer has acknowledged: ranges by `Saved`, a part by its `PartResult`.
+Everything else is lost with the worker, and computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from geneva.execution.worker.column_file import ColumnFile
+from geneva.execution.worker.failed_rows import FailedRows
+from geneva.execution.worker.records import Clock, Durable, OpenTask, Result, Saved
+from geneva.execution.worker.task import PartResult, PartWork
+from geneva.model.rows import RowRange
+from geneva.planning.sizing import BatchRule
+from geneva.storage.checkpoints.staging import record_staged
+from geneva.storage.checkpoints.store import DIGEST_COLUMN, ERROR_COLUMN, CheckpointKey
+from geneva.storage.columns.receipts import is_failed
+from geneva.storage.columns.staged_files import StagedFile
+from geneva.storage.lance.dataset import row_addresses
+from geneva.storage.lance.pieces import Piece, concat_batches, digests_of
+
+_MIN_RECORDED_SECONDS = 0.1
+"""Staged files that took less work than this are cheaper to make again than to record."""
+_RECORD_SECONDS = 1.0
+"""Staged files are recorded once this much work would be lost with them."""
+
+
+class Writer:
+    """Writes the parts of a task, one after the other."""
+
+    def __init__(self, task: OpenTask) -> None:
+        """Write nothing yet."""
+        self._task = task
+        self._pending: list[tuple[str, StagedFile]] = []
+        self._pending_seconds = 0.0
+        self.clock = Clock()
+        self.recorded: list[int] = []
+        """Fragments whose staged file is recorded in the checkpoint store."""
+
+    def begin(self, part: PartWork) -> PartWriter:
+        """Open what a part is written to."""
+        return PartWriter(self._task, part, self)
+
+    def worked(self, seconds: float) -> None:
+        """Count work that would be lost with staged files that are not recorded."""
+        self._pending_seconds += seconds
+
+    def staged(self, prefix: str, staged: StagedFile) -> None:
+        """Take a staged file; it is recorded once enough work would be lost with it."""
+        self._pending.append((prefix, staged))
+        work = self._task.work
+        pause = work.flush_seconds
+        if pause is None:
+            pause = 0.0 if work.sizes.checkpoint_size is not None else _RECORD_SECONDS
+        self._record(pause)
+
+    def finish(self) -> None:
+        """Record what is worth it, at the end of the task."""
+        self._record(_MIN_RECORDED_SECONDS)
+
+    def _record(self, min_seconds: float) -> None:
+        if self._pending_seconds < min_seconds:
+            return
+        for prefix, staged in self._pending:
+            record_staged(self._task.store, prefix, staged)
+            self.recorded.append(staged.fragment_id)
+        self._pending.clear()
+        self._pending_seconds = 0.0
+
+
+@dataclass(slots=True)
+class _Unsaved:
+    """Results since the last checkpoint: the wanted rows of [start, end)."""
+
+    start: int
+    end: int
+    pieces: list[Piece] = field(default_factory=list)
+
+
+class PartWriter:
+    """Writes one part: takes its results in ascending order, then `finish` or `abandon`."""
+
+    def __init__(self, task: OpenTask, part: PartWork, writer: Writer) -> None:
+        """Open the column file, if the part is a whole fragment."""
+        self._task, self._part, self._writer, self._clock = task, part, writer, writer.clock
+        self._failed = FailedRows()
+        self._rows_run = self._rows_reused = 0
+        self._checkpoints: list[RowRange] = []
+        self._unsaved = _Unsaved(part.rows.start, part.rows.start)
+        self._file = None
+        if part.file is not None:
+            self._file = ColumnFile(task, part, part.file, writer.clock)
+
+    def add(self, result: Result) -> Saved | None:
+        """Take a result; say what became durable by it."""
+        self._rows_run += result.rows_run
+        self._rows_reused += result.rows_reused
+        self._writer.worked(result.seconds)
+        self._note_failures(result)
+        if result.durable is Durable.ALREADY:
+            saved = self._save(result.rows.start)
+            self._checkpoints.append(result.rows)
+            self._unsaved = _Unsaved(result.rows.end, result.rows.end)
+            self._fill(result.piece)
+            return saved
+        self._fill(result.piece)
+        self._unsaved.pieces.append(result.piece)
+        self._unsaved.end = result.rows.end
+        return self._save(result.rows.end) if result.durable is Durable.NOW else None
+
+    def finish(self) -> PartResult:
+        """Make the part durable: as a staged file, or in checkpoints up to its end."""
+        part, work = self._part, self._task.work
+        rule = BatchRule.of(work.sizes, part.window, work.flush_seconds)
+        # Failed rows in any case: a column file can't hold what happened to them.
+        if self._file is None or rule.checkpoint_rows is not None or self._failed:
+            self._save(part.rows.end)
+        path = self._stage(self._file) if self._file is not None else None
+        return PartResult(
+            fragment_id=part.fragment_id,
+            rows=part.rows,
+            checkpoints=tuple(self._checkpoints),
+            staged_path=path,
+            rows_run=self._rows_run,
+            rows_reused=self._rows_reused,
+            rows_failed=len(self._failed.found),
+            failures=self._failed.reported(self._task.dataset, part.fragment_id),
+        )
+
+    def abandon(self) -> FailedRows:
+        """Save what was added, and no more; return the rows that were skipped so far."""
+        self._save(self._unsaved.end)
+        return self._failed
+
+    def _note_failures(self, result: Result) -> None:
+        self._failed.add(result.failures)
+        if result.rows_reused and self._task.work.computation.receipt is not None:
+            # Of rows that an earlier run has tried, the receipts say whether they failed.
+            values = result.piece.values
+            failed = is_failed(values.column(values.num_columns - 1))
+            self._failed.add_earlier(result.piece.offsets[failed].tolist())
+
+    def _fill(self, piece: Piece) -> None:
+        if self._file is not None:
+            started, read = time.perf_counter(), self._clock.read
+            self._file.add(piece)
+            self._count_write(started, read)
+
+    def _stage(self, file: ColumnFile) -> str:
+        started, read = time.perf_counter(), self._clock.read
+        failed = self._failed.rows(self._part.physical_rows) if self._failed else None
+        staged = file.finish(failed)
+        self._count_write(started, read)
+        self._writer.staged(self._part.prefix, staged)
+        return staged.path
+
+    def _count_write(self, started: float, read_before: float) -> None:
+        """Count the time since `started` as writing, but for what was read meanwhile."""
+        read = self._clock.read - read_before
+        self._clock.write += time.perf_counter() - started - read
+        self._writer.worked(read)
+
+    def _save(self, end: int) -> Saved | None:
+        """Make the unsaved results durable, as one checkpoint of the rows up to `end`."""
+        unsaved, self._unsaved = self._unsaved, _Unsaved(end, end)
+        if not unsaved.pieces:
+            return None
+        rows = RowRange(unsaved.start, end)
+        started = time.perf_counter()
+        self._write_checkpoint(rows, unsaved.pieces)
+        seconds = time.perf_counter() - started
+        self._clock.checkpoint += seconds
+        self._checkpoints.append(rows)
+        return Saved(rows, seconds)
+
+    def _write_checkpoint(self, rows: RowRange, pieces: list[Piece]) -> None:
+        part = self._part
+        key = CheckpointKey(part.prefix, part.fragment_id, rows).path()
+        offsets = np.concatenate([piece.offsets for piece in pieces])
+        addresses = pa.array(row_addresses(part.fragment_id, offsets), pa.uint64())
+        values = concat_batches([piece.values for piece in pieces])
+        columns, names = [*values.columns, addresses], [*values.schema.names, "_rowaddr"]
+        if self._task.work.computation.receipt is not None:
+            columns.append(pa.array(digests_of(pieces), pa.uint64()))
+            names.append(DIGEST_COLUMN)
+        errors = self._failed.column(offsets) if self._failed else None
+        if errors is not None:
+            columns, names = [*columns, errors], [*names, ERROR_COLUMN]
+        self._task.store[key] = pa.record_batch(columns, names=names)

@@ -1,0 +1,183 @@
+"""The program of a worker alone: windows in, results out. Reads and writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from geneva.errors import TooManyFailedRowsError, UDFError, UDFExecutionError
+from geneva.execution.apply.batch import Applied
+from geneva.execution.apply.failures import CellFailure, with_failure
+from geneva.execution.apply.timeouts import Guard
+from geneva.execution.worker.batches import BatchRunner
+from geneva.execution.worker.poison_rows import PoisonSearch
+from geneva.execution.worker.records import BatchFailed, Durable, Result, Saved, Window
+from geneva.model.rows import RowRange
+from worker_support import as_offsets, make_part, make_piece, make_result, open_task
+
+
+@dataclass
+class Tripling:
+    """A program that notes its batches, skips the rows in `skipped` and fails on those in `bad`."""
+
+    skipped: frozenset[int] = frozenset()
+    bad: frozenset[int] = frozenset()
+    batches: list[list[int]] = field(default_factory=list)
+
+    def warm(self, batch: pa.RecordBatch) -> None:
+        """Need nothing."""
+
+    def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+        xs = batch.column(0).to_pylist()
+        self.batches.append(xs)
+        for row, x in enumerate(xs):
+            if x in self.bad:
+                raise with_failure(UDFExecutionError("bad"), CellFailure(row, "ValueError", "bad"))
+        places = [i for i, x in enumerate(xs) if x in self.skipped]
+        failures = [CellFailure(i, "ValueError", "no") for i in places]
+        values = [None if x in self.skipped else 3 * x for x in xs]
+        return Applied((pa.array(values, pa.int64()),), tuple(failures))
+
+    def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
+        failure = CellFailure(0, type(error).__name__, str(error), attempt=attempt)
+        return Applied((pa.nulls(1, pa.int64()),), (failure,))
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+Begin = Callable[..., BatchRunner]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Begin:
+    def make(program: Tripling, *, retried: bool = False, **sizes: int) -> BatchRunner:
+        task = open_task(tmp_path, range(10), **sizes)
+        runner = BatchRunner(task, lambda work: program)
+        runner.begin(make_part(10, window=100), PoisonSearch(task.store, "a", is_retry=retried))
+        return runner
+
+    return make
+
+
+def window(*rows: int, start: int = 0) -> Window:
+    offsets = as_offsets(rows)
+    inputs = pa.record_batch({"x": pa.array(offsets, pa.int64())})
+    return Window(RowRange(start, rows[-1] + 1), offsets, inputs)
+
+
+def test_a_window_is_cut_into_batches(begin: Begin) -> None:
+    program = Tripling()
+    results = list(begin(program, batch_size=4).run(window(*range(10))))
+    assert program.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [(r.rows.start, r.rows.end, r.rows_run) for r in results] == [
+        (0, 4, 4),
+        (4, 8, 4),
+        (8, 10, 2),
+    ]
+    values = [v for r in results for v in r.piece.values.column(0).to_pylist()]
+    assert values == [3 * i for i in range(10)]
+    assert results[0].piece.values.column(1).equals(make_piece(range(4)).values.column(1))
+
+
+def test_ranges_end_with_their_last_row_and_leave_no_gap(begin: Begin) -> None:
+    results = list(begin(Tripling(), batch_size=2).run(window(1, 3, 6, 9)))
+    assert [(r.rows.start, r.rows.end) for r in results] == [(0, 4), (4, 10)]
+
+
+def test_a_checkpoint_is_due_at_its_exact_size(begin: Begin) -> None:
+    runner = begin(Tripling(), checkpoint_size=3, batch_size=2)
+    results = list(runner.run(window(*range(7))))
+    assert [len(r.piece.offsets) for r in results] == [2, 1, 2, 1, 1]
+    later, now = Durable.LATER, Durable.NOW
+    assert [r.durable for r in results] == [later, now, later, now, later]
+
+
+def test_a_loaded_range_passes_and_starts_the_count_anew(begin: Begin) -> None:
+    runner = begin(Tripling(), checkpoint_size=3, batch_size=2)
+    list(runner.run(window(0, 1)))
+    loaded = make_result(2, 4, durable=Durable.ALREADY)
+    assert list(runner.run(loaded)) == [loaded]
+    results = list(runner.run(window(4, 5, 6, start=4)))
+    assert [r.durable for r in results] == [Durable.LATER, Durable.NOW]
+
+
+def test_known_values_are_merged_into_their_batch(begin: Begin) -> None:
+    program = Tripling()
+    known = replace(window(0, 3, 5), known=make_piece([1, 2, 4]))
+    results = list(begin(program, batch_size=2).run(known))
+    assert program.batches == [[0, 3], [5]]
+    assert [r.piece.offsets.tolist() for r in results] == [[0, 1, 2, 3], [4, 5]]
+    assert [r.piece.values.column(0).to_pylist() for r in results] == [[0, 3, 6, 9], [12, 15]]
+    assert [(r.rows_run, r.rows_reused) for r in results] == [(2, 2), (1, 1)]
+
+
+def test_reading_is_work_that_can_be_lost(begin: Begin) -> None:
+    first, second = begin(Tripling(), batch_size=5).run(replace(window(*range(10)), seconds=7.0))
+    assert first.seconds >= 7.0 > second.seconds
+
+
+def test_skipped_rows_are_reported_by_their_offset(begin: Begin) -> None:
+    runner = begin(Tripling(skipped=frozenset({6})), batch_size=4)
+    _, result, _ = runner.run(window(*range(1, 10)))
+    assert [failure.offset for failure in result.failures] == [6]
+    assert result.piece.values.column(0).to_pylist() == [15, None, 21, 24]
+
+
+def test_a_failure_ends_the_run_and_says_where(begin: Begin) -> None:
+    runner = begin(Tripling(bad=frozenset({6})), batch_size=4)
+    results: list[Result] = []
+    with pytest.raises(BatchFailed) as caught:
+        results.extend(iter(runner.run(window(*range(10)))))
+    failed = caught.value
+    assert failed.rows == RowRange(4, 8)
+    assert isinstance(failed.error, UDFExecutionError)
+    assert failed.at_fault is not None
+    assert failed.at_fault.offset == 6
+
+
+def test_too_many_failures_end_the_run(tmp_path: Path) -> None:
+    task = open_task(tmp_path, range(10), batch_size=2)
+    task = replace(task, work=replace(task.work, max_failed=1))
+    program = Tripling(skipped=frozenset({1, 4}))
+    runner = BatchRunner(task, lambda work: program)
+    runner.begin(make_part(10), PoisonSearch(task.store, "a", is_retry=False))
+    with pytest.raises(BatchFailed, match=r"2 rows failed.*allow 1 here.*row 4") as caught:
+        list(runner.run(window(*range(10))))
+    assert isinstance(caught.value.error, TooManyFailedRowsError)
+    assert [failure.offset for failure in caught.value.skipped] == [4]
+    assert program.batches == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_suspects_are_computed_and_saved_one_by_one(tmp_path: Path) -> None:
+    task, program = open_task(tmp_path, range(10), batch_size=8), Tripling()
+    PoisonSearch(task.store, "a", is_retry=True).starting(as_offsets([3, 4]))
+    runner = BatchRunner(task, lambda work: program)
+    runner.begin(make_part(10, window=100), PoisonSearch(task.store, "a", is_retry=True))
+    results = list(runner.run(window(*range(8))))
+    assert program.batches == [[0, 1, 2], [3], [4], [5, 6, 7]]
+    later, now = Durable.LATER, Durable.NOW
+    assert [r.durable for r in results] == [later, now, now, later]
+
+
+def test_a_condemned_row_is_not_called(tmp_path: Path) -> None:
+    task, program = open_task(tmp_path, range(10), batch_size=8), Tripling()
+    for _ in range(2):
+        PoisonSearch(task.store, "a", is_retry=True).starting(as_offsets([3]))
+    runner = BatchRunner(task, lambda work: program)
+    runner.begin(make_part(10, window=100), PoisonSearch(task.store, "a", is_retry=True))
+    results = list(runner.run(window(*range(5))))
+    assert program.batches == [[0, 1, 2], [4]]
+    assert [f.exception_type for f in results[1].failures] == ["WorkerDied"]
+
+
+def test_dear_checkpoints_are_made_less_often(begin: Begin) -> None:
+    runner = begin(Tripling(), batch_size=1)
+    slow = replace(window(0), seconds=2.0)
+    assert [r.durable for r in runner.run(slow)] == [Durable.NOW]
+    runner.saved(Saved(RowRange(0, 1), seconds=1.0))
+    assert [r.durable for r in runner.run(slow)] == [Durable.LATER]
