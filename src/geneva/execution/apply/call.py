@@ -1,0 +1,74 @@
+"""One batch on its way through a function: what is known of it, whatever kind of function it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+import pyarrow as pa
+
+from geneva.execution.apply.failures import (
+    MAX_TRACEBACKS,
+    CellFailure,
+    describe_failure,
+    raise_failed,
+    refusal,
+)
+from geneva.execution.apply.output import forbidden_null
+from geneva.udf.declare import UDF
+
+USER_FAILURES = (Exception, SystemExit)
+"""Whatever the user's function raises is its failure. KeyboardInterrupt is not: it passes."""
+
+
+class Strategy(Protocol):
+    """How functions of one kind are called on a batch."""
+
+    def values_of(self, function: Callable[..., Any]) -> pa.Array:
+        """Return the values of all rows, or raise."""
+
+    def current_row(self) -> int | None:
+        """The row that is being computed, where that is known."""
+
+
+@dataclass(slots=True)
+class BatchCall:
+    """The inputs of a call, and what went wrong in it."""
+
+    udf: UDF
+    output: pa.Field
+    batch: pa.RecordBatch
+    pool: ThreadPoolExecutor | None
+    threads: int
+    failures: dict[int, CellFailure] = field(default_factory=dict)
+    """Rows that the policy skips."""
+    retries: int = 0
+
+    def fail(self, error: BaseException, row: int | None) -> NoReturn:
+        """Raise what a user reads about an exception in their function."""
+        raise_failed(self.udf, self.output, error, row, self.batch)
+
+    def skip(self, error: BaseException, row: int, attempt: int) -> None:
+        """Keep what happened to a row that is skipped."""
+        shown = self.batch if self.udf.on_error.store_inputs else None
+        in_full = len(self.failures) < MAX_TRACEBACKS
+        self.failures[row] = describe_failure(error, row, attempt, shown, in_full=in_full)
+
+    def check_nulls(self, array: pa.Array, first_row: int = 0) -> None:
+        """Refuse NULL where none is declared; rows that were skipped may be."""
+        may_be_null = self.output.nullable and self.udf.nullable
+        if not may_be_null and array.null_count:
+            rows = (i + first_row for i, null in enumerate(array.is_null().to_pylist()) if null)
+            row = next((row for row in rows if row not in self.failures), None)
+            if row is not None:
+                problem = f"returned None for row {row}, but the column is declared nullable=False"
+                self.refuse(row, problem)
+        path = forbidden_null(array, self.output.with_name("value").with_nullable(True))
+        if path is not None:
+            self.refuse(None, f"returned None for '{path}', which is declared not null")
+
+    def refuse(self, row: int | None, problem: str) -> NoReturn:
+        """Raise what a user reads about a value that doesn't fit."""
+        raise refusal(self.udf, self.output, row, problem)
