@@ -9,6 +9,7 @@
     │   ├── InvalidUDFError              the function or its declaration can't be used
     │   ├── TypeMismatchError            the table's types and the UDF's don't agree
     │   ├── InvalidFilterError           the where clause doesn't parse or doesn't fit the table
+    │   ├── UnknownOptionError           an option that a backfill or refresh doesn't have
     │   ├── StaleInputError              a computed input is not up to date, and upstream="refuse"
     │   └── TableNotFoundError           no such table in the database
     ├── UDFError                         fix the function, then run again: finished work is kept
@@ -59,6 +60,10 @@ class TypeMismatchError(UserInputError, TypeError):
 
 class InvalidFilterError(UserInputError):
     """The where clause doesn't parse, or names what the table doesn't have."""
+
+
+class UnknownOptionError(UserInputError, TypeError):
+    """A backfill or refresh was given an option that it doesn't have."""
 
 
 class TableNotFoundError(UserInputError):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import pyarrow as pa
 
 from geneva.errors import UserInputError
 from geneva.execution import declarations
 from geneva.execution.backfill.chain import PreparedChain, prepare_chain
+from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.verify import VerifyReport, verify
 from geneva.execution.backfill.work import BackfillWork
-from geneva.execution.declarations import BackfillOptions
 from geneva.jobs import Job, JobFuture, JobResult
 from geneva.model.tables import ColumnDefinition, TableRef
+from geneva.options import BackfillArguments, JobOptions, read_backfill_options, with_options
 from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
 from geneva.render import html
@@ -66,7 +67,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook: its columns, and which function computes which."""
-        pairs = (("version", self.version), ("rows", f"{len(self):,}"), *self._told())
+        pairs = (("version", self.version), ("rows", f"{len(self):,}"), *self._html_facts())
         made = {
             c.name: f"{c.udf_name}({', '.join(c.inputs)})" for c in self.computed_columns().values()
         }
@@ -77,8 +78,8 @@ class Table:
             html.grid(("column", "type", "computed by"), columns),
         )
 
-    def _told(self) -> tuple[tuple[str, Any], ...]:
-        """What else is to be said of it in a notebook."""
+    def _html_facts(self) -> tuple[tuple[str, Any], ...]:
+        """Extra facts for the notebook representation."""
         return ()
 
     @property
@@ -201,78 +202,48 @@ class Table:
         declarations.check_droppable(self.ref, names)
         return self._table.drop_columns([*names, *declarations.receipts_of(self.ref, names)])
 
+    @with_options(BackfillArguments)
     def plan_backfill(
         self,
         col_name: str,
         *,
         udf: UDF | tuple[UDF, Sequence[str]] | None = None,
-        where: str | None = None,
-        read_version: int | None = None,
-        **options: Any,
+        **options: Unpack[BackfillArguments],
     ) -> BackfillPlan:
         """Say what `backfill` with the same arguments would do. Changes nothing, runs nothing."""
-        settings = BackfillOptions(where=where, read_version=read_version, **options)
-        return self._prepare(col_name, udf, settings, planning_only=True).plan
+        asked = read_backfill_options(options)
+        return self._prepare(col_name, udf, asked, planning_only=True).plan
 
+    @with_options(BackfillArguments)
     def backfill(
         self,
         col_name: str,
         *,
         udf: UDF | tuple[UDF, Sequence[str]] | None = None,
-        where: str | None = None,
-        concurrency: int | None = None,
-        intra_applier_concurrency: int = 1,
-        checkpoint_size: int | None = None,
-        min_checkpoint_size: int | None = None,
-        max_checkpoint_size: int | None = None,
-        task_size: int | None = None,
-        commit_granularity: int = 64,
-        read_version: int | None = None,
-        num_frags: int | None = None,
-        batch_checkpoint_flush_interval_seconds: float | None = None,
-        task_shuffle_diversity: int | None = None,
-        timeout: float | timedelta | None = None,
-        retry_failed: bool = False,
-        unproven: str | None = None,
-        upstream: str = "compute",
+        **options: Unpack[BackfillArguments],
     ) -> JobResult:
         """Compute the column's values and wait until they are in the table.
 
         Args:
             col_name: The column to compute.
             udf: Another UDF than the column's own, for this run.
-            where: SQL condition: compute exactly the rows that it selects, again if need be; the
-                others keep their values. Without it, the rows that are not computed yet or whose
-                UDF or inputs changed.
-            concurrency: Tasks at once; None: as many as Spark has slots.
-            intra_applier_concurrency: Threads in each task.
-            checkpoint_size: Rows a batch checkpoint holds, exactly. None: by time.
-            min_checkpoint_size: Least rows of a checkpoint that is made by time.
-            max_checkpoint_size: Most rows of a checkpoint that is made by time.
-            task_size: Rows a task computes.
-            commit_granularity: Fragments a commit publishes.
-            read_version: The version to read the inputs from; None: the latest.
-            num_frags: Compute at most this many fragments.
-            batch_checkpoint_flush_interval_seconds: Seconds of work between checkpoints.
-            task_shuffle_diversity: Mix the order of this many neighbouring fragments.
-            timeout: Seconds after which the job is stopped; what is finished stays.
-            retry_failed: Compute just the rows that failed and were skipped before. Without it
-                they stay NULL until the UDF or their inputs change.
-            unproven: "compute" or "keep": what to do with values that were computed before there
-                were receipts. None: keep them, unless the column shows signs of stale values.
-            upstream: "compute": computed inputs that are not right are brought up to date first,
-                in the same job; "refuse": raise StaleInputError; "ignore": compute from what is
-                there.
+            **options: Those of `geneva.options.BackfillArguments`.
 
         Returns:
             The job's outcome, which is also its id.
         """
-        return self._job(col_name, udf, _options(locals())).run()
+        return self._job(col_name, udf, read_backfill_options(options)).run()
 
-    def backfill_async(self, col_name: str, **options: Any) -> JobFuture:
+    @with_options(BackfillArguments)
+    def backfill_async(
+        self,
+        col_name: str,
+        *,
+        udf: UDF | tuple[UDF, Sequence[str]] | None = None,
+        **options: Unpack[BackfillArguments],
+    ) -> JobFuture:
         """Start a `backfill` and return at once. Wrong arguments raise here, not in the future."""
-        udf = options.pop("udf", None)
-        return JobFuture(self._job(col_name, udf, BackfillOptions(**options)))
+        return JobFuture(self._job(col_name, udf, read_backfill_options(options)))
 
     def verify(
         self,
@@ -318,7 +289,7 @@ class Table:
         return sorted({error.row_address for error in self.get_errors(job_id, column_name)})
 
     def _job(
-        self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: BackfillOptions
+        self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: JobOptions
     ) -> Job:
         chain = self._prepare(column, udf, options, planning_only=False)
         return self._connection._job(BackfillWork(chain), on_commit=self._table.checkout_latest)
@@ -327,21 +298,15 @@ class Table:
         self,
         column: str,
         udf: UDF | tuple[UDF, Sequence[str]] | None,
-        options: BackfillOptions,
+        options: JobOptions,
         *,
         planning_only: bool,
     ) -> PreparedChain:
-        request = options.request()
         ref = self.ref
         dataset = open_dataset(ref, options.read_version)
         definition = declarations.definition_for(ref, dataset, column, udf, store=not planning_only)
         if options.read_version is None and not planning_only:
             dataset = open_dataset(ref)
         make_runner = None if planning_only else self._connection._make_runner
+        request = BackfillRequest(options)
         return prepare_chain(ref, dataset, definition, request, make_runner=make_runner)
-
-
-def _options(arguments: Mapping[str, Any]) -> BackfillOptions:
-    return BackfillOptions(
-        **{k: v for k, v in arguments.items() if k not in ("self", "col_name", "udf")}
-    )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Unpack
 
 from geneva.errors import UserInputError
 from geneva.execution import declarations
+from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import Subject
-from geneva.execution.declarations import BackfillOptions
 from geneva.execution.refresh.explode import prepare_chunk_refresh
 from geneva.execution.refresh.groups import GroupSubject, RefreshTarget, view_groups
 from geneva.execution.refresh.prepare import RefreshRequest, prepare_refresh
@@ -17,6 +16,13 @@ from geneva.execution.refresh.work import RefreshWork
 from geneva.jobs import JobFuture, JobResult
 from geneva.model.tables import TableRef
 from geneva.model.view_query import ViewQuery
+from geneva.options import (
+    JobOptions,
+    RefreshArguments,
+    check_count,
+    read_refresh_options,
+    with_options,
+)
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.views.definition import ViewInfo, read_view
@@ -41,7 +47,7 @@ class MaterializedView(Table):
             f"source_version={self.source_version})"
         )
 
-    def _told(self) -> tuple[tuple[str, Any], ...]:
+    def _html_facts(self) -> tuple[tuple[str, Any], ...]:
         query = self.definition
         sample = (("shuffle seed", query.seed), ("limit", query.limit), ("offset", query.offset))
         source = f"table {query.base_table!r} at version {self.source_version}"
@@ -57,79 +63,56 @@ class MaterializedView(Table):
         """The version of the source that the view was last refreshed to, or created at."""
         return self._info().base_version
 
+    @with_options(RefreshArguments)
     def plan_refresh(
         self,
         src_version: int | None = None,
         *,
         max_rows_per_fragment: int | None = None,
-        **options: Any,
+        **options: Unpack[RefreshArguments],
     ) -> RefreshPlan:
         """Plan what `refresh` with the same arguments would do. Changes nothing, runs nothing."""
         return self._prepare_refresh(
-            src_version, max_rows_per_fragment, _refresh_options(options)
+            src_version, max_rows_per_fragment, read_refresh_options(options)
         ).plan
 
+    @with_options(RefreshArguments)
     def refresh(
         self,
         src_version: int | None = None,
         *,
         max_rows_per_fragment: int | None = None,
-        concurrency: int | None = None,
-        intra_applier_concurrency: int = 1,
-        checkpoint_size: int | None = None,
-        min_checkpoint_size: int | None = None,
-        max_checkpoint_size: int | None = None,
-        task_size: int | None = None,
-        commit_granularity: int = 64,
-        batch_checkpoint_flush_interval_seconds: float | None = None,
-        timeout: float | timedelta | None = None,
+        **options: Unpack[RefreshArguments],
     ) -> JobResult:
         """Make the view equal to its definition at a version of its source.
 
         Args:
             src_version: The source version, also an older one; None: the latest.
             max_rows_per_fragment: Rows of each fragment that new rows are put into.
-            concurrency: Tasks at once; None: as many as Spark has slots.
-            intra_applier_concurrency: Threads in each task.
-            checkpoint_size: Rows a batch checkpoint holds, exactly. None: by time.
-            min_checkpoint_size: Fewest rows of a checkpoint that is made by time.
-            max_checkpoint_size: Most rows of a checkpoint that is made by time.
-            task_size: Rows a task computes.
-            commit_granularity: Fragments a commit publishes.
-            batch_checkpoint_flush_interval_seconds: Seconds of work between checkpoints.
-            timeout: Seconds after which the job is stopped; what is finished stays.
+            **options: Those of `geneva.options.RefreshArguments`.
 
         Returns:
             The job's outcome, which is also its id.
         """
-        options = BackfillOptions(
-            concurrency=concurrency,
-            intra_applier_concurrency=intra_applier_concurrency,
-            checkpoint_size=checkpoint_size,
-            min_checkpoint_size=min_checkpoint_size,
-            max_checkpoint_size=max_checkpoint_size,
-            task_size=task_size,
-            commit_granularity=commit_granularity,
-            batch_checkpoint_flush_interval_seconds=batch_checkpoint_flush_interval_seconds,
-            timeout=timeout,
-        )
-        prepared = self._prepare_refresh(src_version, max_rows_per_fragment, options)
+        asked = read_refresh_options(options)
+        prepared = self._prepare_refresh(src_version, max_rows_per_fragment, asked)
         try:
             return self._connection._job(prepared, on_commit=self._table.checkout_latest).run()
         finally:
             # Also what a refresh that failed has finished.
             self._table.checkout_latest()
 
+    @with_options(RefreshArguments)
     def refresh_async(
         self,
         src_version: int | None = None,
         *,
         max_rows_per_fragment: int | None = None,
-        **options: Any,
+        **options: Unpack[RefreshArguments],
     ) -> JobFuture:
         """Start a `refresh` and return at once."""
         prepared = self._prepare_refresh(
-            src_version, max_rows_per_fragment, _refresh_options(options)
+            src_version, max_rows_per_fragment, read_refresh_options(options)
         )
         job = self._connection._job(prepared, on_commit=self._table.checkout_latest)
         return JobFuture(job)
@@ -216,22 +199,11 @@ class MaterializedView(Table):
         return GroupSubject(target, group)
 
     def _prepare_refresh(
-        self, src_version: int | None, max_rows: int | None, options: BackfillOptions
+        self, src_version: int | None, max_rows: int | None, options: JobOptions
     ) -> RefreshWork:
-        declarations.check_count("src_version", src_version)
-        declarations.check_count("max_rows_per_fragment", max_rows)
-        request = RefreshRequest(src_version, max_rows, options.request())
+        check_count("src_version", src_version)
+        check_count("max_rows_per_fragment", max_rows)
+        request = RefreshRequest(src_version, max_rows, BackfillRequest(options))
         if self.definition.chunker is None:
             return RefreshWork(prepare_refresh(self.ref, self._source(), request))
         return RefreshWork(prepare_chunk_refresh(self.ref, self._source(), request))
-
-
-_NOT_OF_A_REFRESH = ("where", "read_version", "num_frags", "task_shuffle_diversity")
-
-
-def _refresh_options(options: Mapping[str, Any]) -> BackfillOptions:
-    """The options that a refresh shares with a backfill."""
-    for name in options:
-        if name in _NOT_OF_A_REFRESH or name not in BackfillOptions.__dataclass_fields__:
-            raise UserInputError(f"A refresh has no option {name!r}.")
-    return BackfillOptions(**options)

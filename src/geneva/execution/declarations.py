@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from difflib import get_close_matches
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,10 +17,10 @@ from geneva.errors import (
     UserInputError,
 )
 from geneva.execution.backfill.prepare import useful_prefixes
-from geneva.execution.backfill.request import BackfillRequest
 from geneva.model.computation import RECEIPT_PREFIX, receipt_name
-from geneva.model.tables import ColumnDefinition, Sizes, TableRef, Unproven, Upstream
+from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.planning.graph import find_cycle
+from geneva.render.text import did_you_mean
 from geneva.storage.checkpoints.cleanup import (
     CleanupReport,
     forget_attempts,
@@ -46,105 +44,6 @@ from geneva.storage.lance.dataset import Dataset, check_column_name, has_path, o
 from geneva.storage.lance.fragments import is_blob
 from geneva.storage.views.definition import reads_source
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
-
-
-@dataclass(frozen=True, slots=True)
-class BackfillOptions:
-    """The arguments of a backfill, as they were given."""
-
-    where: str | None = None
-    concurrency: int | None = None
-    intra_applier_concurrency: int = 1
-    checkpoint_size: int | None = None
-    min_checkpoint_size: int | None = None
-    max_checkpoint_size: int | None = None
-    task_size: int | None = None
-    commit_granularity: int = 64
-    read_version: int | None = None
-    num_frags: int | None = None
-    batch_checkpoint_flush_interval_seconds: float | None = None
-    task_shuffle_diversity: int | None = None
-    timeout: float | timedelta | None = None
-    retry_failed: bool = False
-    unproven: str | None = None
-    upstream: str = "compute"
-
-    def request(self) -> BackfillRequest:
-        """Check the numbers."""
-        for name in (
-            "concurrency",
-            "intra_applier_concurrency",
-            "checkpoint_size",
-            "min_checkpoint_size",
-            "max_checkpoint_size",
-            "task_size",
-            "commit_granularity",
-            "read_version",
-            "num_frags",
-        ):
-            check_count(name, getattr(self, name))
-        if self.task_shuffle_diversity is not None:
-            check_count("task_shuffle_diversity", self.task_shuffle_diversity, least=0)
-        low, high = self.min_checkpoint_size, self.max_checkpoint_size
-        if low is not None and high is not None and low > high:
-            raise UserInputError(
-                f"min_checkpoint_size ({low}) can't be larger than max_checkpoint_size ({high})."
-            )
-        _check_condition(self.where)
-        return BackfillRequest(
-            where=self.where,
-            concurrency=self.concurrency,
-            threads=self.intra_applier_concurrency,
-            sizes=Sizes(None, self.checkpoint_size, low, high, self.task_size),
-            commit_granularity=self.commit_granularity,
-            num_frags=self.num_frags,
-            read_version=self.read_version,
-            flush_seconds=_seconds(
-                "batch_checkpoint_flush_interval_seconds",
-                self.batch_checkpoint_flush_interval_seconds,
-            ),
-            shuffle_diversity=self.task_shuffle_diversity,
-            timeout_seconds=_seconds("timeout", self.timeout),
-            retry_failed=bool(self.retry_failed),
-            unproven=_choice(Unproven, "unproven", self.unproven),
-            upstream=_choice(Upstream, "upstream", self.upstream) or Upstream.COMPUTE,
-        )
-
-
-_Choice = TypeVar("_Choice", bound=StrEnum)
-
-
-def _choice(kind: type[_Choice], name: str, value: Any) -> _Choice | None:
-    if value is None:
-        return None
-    try:
-        return kind(value)
-    except ValueError:
-        known = " or ".join(repr(choice.value) for choice in kind)
-        raise UserInputError(f"{name} must be {known}, not {value!r}.") from None
-
-
-def check_count(name: str, value: Any, *, least: int = 1) -> None:
-    """Refuse what is not a whole number of at least `least`; None is fine."""
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UserInputError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-
-
-def _check_condition(where: Any) -> None:
-    if where is not None and (not isinstance(where, str) or not where.strip()):
-        raise UserInputError(f"where must be an SQL condition, not {where!r}.")
-
-
-def _seconds(name: str, value: Any) -> float | None:
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, int | float) or value < 0
-    ):
-        raise UserInputError(f"{name} must be a number of seconds, not {value!r}.")
-    return value
 
 
 def split_transforms(transforms: Any) -> tuple[dict[str, tuple[UDF, list[str] | None]], Any]:
@@ -282,10 +181,9 @@ def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str,
 
 def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDefinition | None:
     if name not in schema.names:
-        close = get_close_matches(name, schema.names, 1)
         raise ColumnNotFoundError(
             f"Column {name!r} is not defined in this table ({ref.name!r})."
-            + (f" Did you mean {close[0]!r}?" if close else f" It has {schema.names}.")
+            + (did_you_mean(name, schema.names) or f" It has {schema.names}.")
         )
     kind = schema.field(name).type
     if is_blob(schema.field(name)):

@@ -1,1 +1,1 @@
-"""Text and HTML for people, shared by notebooks, the command and the console."""
+"""Text and HTML for people: shared by messages, notebooks, the command line and the console."""

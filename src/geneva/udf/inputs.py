@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from geneva.errors import ColumnNotFoundError, InvalidUDFError, TypeMismatchError
+from geneva.render.text import did_you_mean
 from geneva.udf.call import StatefulCallable, UDFArgType, annotations_of_call, signature_of
 from geneva.udf.types import accepts
 
@@ -78,8 +78,7 @@ def _missing_message(udf: UDF, missing: list[str], schema: pa.Schema) -> str:
     for f in schema:
         if pa.types.is_struct(f.type):
             known += [f"{f.name}.{inner.name}" for inner in f.type]
-    guesses = [difflib.get_close_matches(m, known, n=1) for m in missing]
-    guess = "".join(f" Did you mean '{g[0]}'?" for g in guesses if g)
+    guess = "".join(did_you_mean(name, known) for name in missing)
     return (
         f"UDF expects input columns {missing} which are not found in table schema: "
         f"{list(schema.names)}.{guess} UDF '{udf.name}' reads {list(udf.input_columns or ())}; "

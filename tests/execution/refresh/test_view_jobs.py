@@ -393,9 +393,9 @@ class TestRivals:
 
 
 def _options() -> Any:
-    from geneva.execution.declarations import BackfillOptions
+    from geneva.options import JobOptions
 
-    return BackfillOptions()
+    return JobOptions()
 
 
 class TestOtherProcesses:

@@ -10,10 +10,10 @@ from typing import NoReturn
 import pyarrow as pa
 
 from geneva.errors import UDFError, UDFExecutionError, UDFOutputError, UDFTimeoutError, WorkerDied
+from geneva.render.values import scalar_text
 from geneva.udf.declare import UDF
 
 _GENEVA_FILES = str(Path(__file__).resolve().parent.parent)
-_MAX_VALUE_CHARS = 60
 _MAX_PREVIEW_CHARS = 300
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_TRACEBACK_CHARS = 4_000
@@ -96,28 +96,9 @@ def describe_failure(
 
 def preview(batch: pa.RecordBatch, row: int) -> str:
     """The inputs of a row, in short."""
-    parts = [f"{name}={_shown(batch.column(i)[row])}" for i, name in enumerate(batch.schema.names)]
+    values = (scalar_text(column[row]) for column in batch.columns)
+    parts = [f"{name}={value}" for name, value in zip(batch.schema.names, values, strict=True)]
     return ", ".join(parts)[:_MAX_PREVIEW_CHARS]
-
-
-def _shown(value: pa.Scalar) -> str:
-    kind = value.type
-    if not value.is_valid:
-        return "None"
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return f"<{len(value.as_buffer()):,} bytes>"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        text = value.as_buffer().to_pybytes()[: 4 * _MAX_VALUE_CHARS].decode(errors="ignore")
-        return _cut(repr(text))
-    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        items = value.values
-        more = f", ... {len(items)} items" if len(items) > 4 else ""
-        return _cut(f"[{', '.join(_shown(item) for item in items[:4])}{more}]")
-    return _cut(repr(value.as_py()))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
 
 
 def with_failure(error: UDFError, failure: CellFailure) -> UDFError:

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from geneva.execution.apply.row_values import is_list_of_numbers
+from geneva.render.text import shorten
+from geneva.render.values import repr_text
 from geneva.udf.types import holds
 
 ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -52,21 +54,14 @@ def values_to_array(
             _array_of([value], kind)
         except ARROW_ERRORS as error:
             shown = type(value).__name__
-            refuse(row, f"returned a {shown} for row {row}: {_short(value)}: {reason_of(error)}")
+            found = f"{shown} for row {row}: {repr_text(value)}"
+            refuse(row, f"returned a {found}: {reason_of(error)}")
     return refuse(None, f"returned values that don't make one array: {reason_of(problem)}")
 
 
 def reason_of(error: BaseException) -> str:
     """Return what an error said, in one short line."""
-    return _short(str(error).rstrip("."), limit=200, shown=str)
-
-
-def _short(value: Any, limit: int = 80, shown: Callable[[Any], str] = repr) -> str:
-    try:
-        text = shown(value)
-    except Exception:  # noqa: BLE001 - a broken __repr__ must not hide the failure
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+    return shorten(str(error).rstrip("."), 200)
 
 
 def _single(array: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -241,7 +236,7 @@ def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: i
     if array is None:
         refuse(
             None,
-            f"returned a {type(result).__name__}: {_short(result)}; a batch UDF returns one "
+            f"returned a {type(result).__name__}: {repr_text(result)}; a batch UDF returns one "
             f"value per row, as a pa.Array, numpy array, list or pandas Series",
         )
     if not holds(_storage(kind), _storage(array.type)):

@@ -88,10 +88,10 @@ def prepare_chain(
             commit_rebound(latest, added)
             present |= {name: rebound(present[name], latest) for name in added}
             subject = ColumnSubject(ref, present[definition.name])
-            dataset = dataset if request.read_version is not None else open_dataset(ref)
-    if not before or request.upstream is Upstream.IGNORE:
+            dataset = dataset if request.options.read_version is not None else open_dataset(ref)
+    if not before or request.options.upstream is Upstream.IGNORE:
         return PreparedChain(plan(subject, request, dataset=dataset))
-    if request.read_version is not None:
+    if request.options.read_version is not None:
         return _at_an_old_version(subject, dataset, request, present, before)
     steps: dict[str, PreparedBackfill] = {}
     for name in before:
@@ -101,17 +101,17 @@ def prepare_chain(
             ColumnSubject(ref, present[name]), own, dataset=dataset, upstream=changing
         )
     stale = {name: step for name, step in steps.items() if step.plan.rows_to_compute}
-    if stale and request.upstream is Upstream.REFUSE:
+    if stale and request.options.upstream is Upstream.REFUSE:
         raise _refusal(ref, definition.name, stale)
     inputs = tuple(steps.values())
     needed = {name: step for name, step in steps.items() if not step.plan.is_empty}
-    if not needed or request.upstream is Upstream.REFUSE:
+    if not needed or request.options.upstream is Upstream.REFUSE:
         return PreparedChain(plan(subject, request, dataset=dataset), inputs=inputs)
     changing = _changing(needed, computed_inputs(definition.name, reads))
     chain = PreparedChain(
         plan(subject, request, dataset=dataset, upstream=changing), tuple(needed.values()), inputs
     )
-    if request.num_frags is None:
+    if request.options.num_frags is None:
         return chain
     # As many fragments as were asked for, and no more of the inputs either.
     chosen = frozenset(fragment.fragment_id for fragment in chain.own.plan.fragments)
@@ -128,13 +128,8 @@ def _bounded(step: PreparedBackfill, chosen: frozenset[int]) -> PreparedBackfill
 
 def _request_upstream(request: BackfillRequest) -> BackfillRequest:
     """The same, for an input: of the rows that were asked for, those that are not right."""
-    return replace(
-        request,
-        only_stale=request.where is not None,
-        num_frags=None,
-        retry_failed=False,
-        upstream=Upstream.IGNORE,
-    )
+    options = replace(request.options, num_frags=None, retry_failed=False, upstream=Upstream.IGNORE)
+    return replace(request, options=options, only_stale=options.where is not None)
 
 
 def _changing(
@@ -169,7 +164,7 @@ def _at_an_old_version(
     stale = {step.plan.column: step for step in first if step.plan.rows_to_compute}
     if not stale:
         return PreparedChain(own)
-    if request.upstream is Upstream.REFUSE:
+    if request.options.upstream is Upstream.REFUSE:
         raise _refusal(subject.ref, subject.definition.name, stale)
     note = (
         f"at version {own.plan.version} the inputs {', '.join(map(repr, stale))} are not up to "

@@ -206,7 +206,7 @@ class _BackfillRun:
         )
 
     def _run_tasks(self) -> None:
-        self._commit(least=self.prepared.request.commit_granularity)
+        self._commit(least=self.prepared.request.options.commit_granularity)
         while self._queue or self._assemblies or self._in_flight:
             self._check_stop()
             self._fill()
@@ -220,7 +220,7 @@ class _BackfillRun:
                     self._take(TaskReport.from_json(text))
             if not done and self._is_time_to_look():
                 self._look_inside()
-            self._commit(least=self.prepared.request.commit_granularity)
+            self._commit(least=self.prepared.request.options.commit_granularity)
 
     def _check_stop(self) -> None:
         if self._control.cancelled.is_set():
@@ -228,7 +228,7 @@ class _BackfillRun:
                 f"Job {self._control.job_id} was cancelled. Finished fragments are committed; "
                 "running the backfill again goes on from there."
             )
-        limit = self.prepared.request.timeout_seconds
+        limit = self.prepared.request.options.timeout
         if limit is not None and time.monotonic() - self._started > limit:
             raise JobTimeoutError(
                 f"Job {self._control.job_id} did not finish within {limit:g} s. Finished fragments "
@@ -238,7 +238,7 @@ class _BackfillRun:
     def _fill(self) -> None:
         """Keep every slot busy, with one task waiting behind them to bridge the gaps."""
         runner = self._get_runner()
-        asked = self.prepared.request.concurrency
+        asked = self.prepared.request.options.concurrency
         slots = max(1, min(asked, runner.slots) if asked else runner.slots)
         per_job = max(1, slots // _JOBS_IN_FLIGHT)
         limit = slots if asked else slots + 1
@@ -392,7 +392,7 @@ class _BackfillRun:
 
     def _commit(self, *, least: int) -> None:
         """Publish what is ready, in groups."""
-        size = self.prepared.request.commit_granularity
+        size = self.prepared.request.options.commit_granularity
         while len(self._ready) >= max(least, 1):
             # Lance publishes files of the same fields together.
             fields = self._ready[0].field_ids

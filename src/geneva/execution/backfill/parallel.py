@@ -32,7 +32,7 @@ def run_side_by_side(
         )
         for i, work in enumerate(works)
     ]
-    if len(works) < 2 or any(work.request.concurrency is not None for work in works):
+    if len(works) < 2 or any(work.request.options.concurrency is not None for work in works):
         for run in runs:
             run()
         return sums.now()

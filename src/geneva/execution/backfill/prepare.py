@@ -98,9 +98,9 @@ class PreparedBackfill:
             ref=self.ref,
             version=self.snapshot.version,
             computation=computation,
-            sizes=computation.sizes.overridden_by(request.sizes),
-            flush_seconds=request.flush_seconds,
-            threads=request.threads,
+            sizes=computation.sizes.overridden_by(request.options.sizes),
+            flush_seconds=request.options.batch_checkpoint_flush_interval_seconds,
+            threads=request.options.intra_applier_concurrency,
             max_failed=limits.most_failed(self.plan.rows_to_compute),
         )
 
@@ -241,7 +241,7 @@ class _Gathering:
         ]
         states = self._states(candidates, validity, upstream, computes_unproven=computes_unproven)
         plans = [plan_fragment(state) for state in states]
-        needed = choose_fragments(plans, request.num_frags)
+        needed = choose_fragments(plans, request.options.num_frags)
         prefixes = {f.id: self._prefix(f) for f in candidates}
         staged: dict[int, StagedFile] = {}
         reuse: dict[int, tuple[Reuse, ...]] = {}
@@ -277,8 +277,8 @@ class _Gathering:
             column=self._computation.name,
             udf_name=self._computation.program_name,
             udf_version=self._computation.version,
-            where=request.where,
-            fragments=_ordered(needed, request.shuffle_diversity),
+            where=request.options.where,
+            fragments=_ordered(needed, request.options.task_shuffle_diversity),
             skipped_fragments=len(snapshot.fragments) - len(needed),
             total_rows=sum(f.live_rows for f in snapshot.fragments),
             checked_rows=sum(v.checked_rows for v in validity.values()),
@@ -342,9 +342,9 @@ class _Gathering:
         request = self._request
         live = read_live_rows(self._dataset, candidates)
         selected: dict[int, RowSet] | None = None
-        if request.where is not None and (candidates or not self._done_here()):
+        if request.options.where is not None and (candidates or not self._done_here()):
             # Also where there is no row to select: a wrong clause is refused on any table.
-            selected = read_matching_rows(self._dataset, candidates, request.where)
+            selected = read_matching_rows(self._dataset, candidates, request.options.where)
         states = []
         for fragment in candidates:
             found = validity[fragment.id]
@@ -359,7 +359,7 @@ class _Gathering:
                 selected=selected[fragment.id] if selected is not None else None,
                 only_stale=request.only_stale,
                 failed=found.failed,
-                retry_failed=request.retry_failed,
+                retry_failed=request.options.retry_failed,
             )
             if computes_unproven and found.unproven and not found.right:
                 state = replace(state, reason=Reason.UNPROVEN)
@@ -375,8 +375,8 @@ class _Gathering:
         They are kept, unless something shows that values of the column may be stale: it had another
         function before, or an input of one of its values has changed.
         """
-        if self._request.unproven is not None:
-            return self._request.unproven is Unproven.COMPUTE
+        if self._request.options.unproven is not None:
+            return self._request.options.unproven is Unproven.COMPUTE
         if self._computation.source is not None:
             # Of a view nobody writes values: what is not proven may be of other source rows.
             return True
@@ -397,7 +397,7 @@ class _Gathering:
 
     def _overtaken(self) -> set[int]:
         """Fragments of an older version that can't be filled: rewritten, or computed since."""
-        if self._request.read_version is None:
+        if self._request.options.read_version is None:
             return set()
         ref = self._snapshot.ref
         now = {f.id: f for f in read_snapshot(open_dataset(ref), ref).fragments}

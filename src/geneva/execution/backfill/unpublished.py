@@ -98,7 +98,7 @@ class UnpublishedWork:
         found: list[FragmentState] = []
         used: set[CheckpointKey] = set()
         # A clause may select other rows by now: then results are looked up row by row.
-        by_range = not (self.request.selects_rows or self.request.retry_failed)
+        by_range = not (self.request.selects_rows or self.request.options.retry_failed)
         for state in states:
             prefix, fragment_id = prefixes[state.fragment_id], state.fragment_id
             keys = index.get((prefix, fragment_id), []) if by_range else []
@@ -124,7 +124,7 @@ class UnpublishedWork:
             self.computation,
             (key for key in others if key not in used),
             self._own_rows(),
-            with_failed=not self.request.retry_failed,
+            with_failed=not self.request.options.retry_failed,
         )
         if len(results):
             committed = self._live_right(right)

@@ -73,12 +73,13 @@ class BackfillWork:
         """What was asked for."""
         plan, request = self.chain.own.plan, self.chain.own.request
         return {
+            **request.options.changed(),
             "where": plan.where,
             "read_version": plan.version,
             "udf_name": plan.udf_name,
             "udf_version": plan.udf_version,
-            "concurrency": request.concurrency,
-            "commit_granularity": request.commit_granularity,
+            "concurrency": request.options.concurrency,
+            "commit_granularity": request.options.commit_granularity,
             "upstream": [step.plan.column for step in self.chain.upstream],
         }
 
@@ -105,7 +106,7 @@ class BackfillWork:
         """Drop what earlier jobs on the columns left behind, once everything is computed."""
         for step in self.chain.steps:
             request = step.request
-            if request.where is None and request.num_frags is None:
+            if request.options.where is None and request.options.num_frags is None:
                 own = set(step.prefixes.values())
                 drop_column_leftovers(step.ref, step.plan.column, own)
                 if step.computation.older_than_receipts:

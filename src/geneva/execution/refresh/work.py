@@ -44,6 +44,7 @@ class RefreshWork:
             "src_version": self.plan.to_version,
             "from_version": self.plan.from_version,
             "max_rows_per_fragment": self._filled.request.max_rows_per_fragment,
+            **self._filled.request.backfill.options.changed(),
         }
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import lance
@@ -20,6 +19,7 @@ import pyarrow as pa
 from geneva.errors import ColumnNotFoundError, InvalidFilterError, UserInputError
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.view_query import SYSTEM_COLUMNS
+from geneva.render.text import did_you_mean
 from geneva.storage.lance.dataset import filter_message, has_path, quote_path
 from geneva.storage.lance.dense_rows import DenseRows
 from geneva.storage.lance.fragments import field_at, is_blob
@@ -149,11 +149,9 @@ def missing_column(name: str, schema: pa.Schema, sql: str | None = None) -> str:
     """What to say of a column that is not there."""
     hidden = (*SYSTEM_COLUMNS, RECEIPT_PREFIX)
     known = [n for n in schema.names if not n.startswith(hidden)]
-    lowered = {path.lower(): path for path in known}
-    close = get_close_matches(name.lower(), lowered, 1)
     where = f", which {sql!r} names," if sql is not None and sql != name else ""
     return f"Column {name!r}{where} is not in the table." + (
-        f" Did you mean {lowered[close[0]]!r}?" if close else f" It has {known}."
+        did_you_mean(name, known) or f" It has {known}."
     )
 
 

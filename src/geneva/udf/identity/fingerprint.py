@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from geneva.render.values import constant_text
 from geneva.udf.identity.class_meaning import (
     attributes_that_count,
     is_typed_dict,
@@ -71,7 +72,7 @@ from geneva.udf.identity.value_meaning import (
     own_attributes,
     without_cached,
 )
-from geneva.udf.identity.version_parts import Kind, VersionPart, place_text, short_text
+from geneva.udf.identity.version_parts import Kind, VersionPart, place_text
 
 
 def fingerprint(callable_: Any, data_type: pa.DataType, call_shape: str = "") -> str:
@@ -136,7 +137,7 @@ class _Walk:
         digest = self.digest(value)
         if self._label is not None:  # a plain value, or one that was met before
             is_code = isinstance(value, (types.FunctionType, type, types.ModuleType))
-            self._note("value", f"{value.__name__}, see above" if is_code else short_text(value))
+            self._note("value", f"{value.__name__}, see above" if is_code else constant_text(value))
         return digest
 
     def _note(self, kind: Kind, text: str) -> None:
@@ -147,7 +148,7 @@ class _Walk:
     def _note_value(self, value: Any) -> None:
         """Write down a value, if it is one with a name and not an item of another one."""
         if self._label is not None:
-            self._note("value", short_text(value))
+            self._note("value", constant_text(value))
 
     def _by_name(self, value: Any) -> bytes:
         """Take something installed by its name, and write it down unless it is part of Python."""
@@ -415,7 +416,7 @@ class _Walk:
         if digest is None:
             self._label = label
         elif label is not None:
-            self.parts.insert(at, VersionPart(self._depth, label, "value", short_text(value)))
+            self.parts.insert(at, VersionPart(self._depth, label, "value", constant_text(value)))
         return digest
 
     def _object(self, value: Any) -> bytes:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pathlib
-import reprlib
 import types
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Kind = Literal["function", "class", "module", "file", "installed", "value", "memo", "opaque"]
 """How a part counts.
@@ -70,22 +69,6 @@ class VersionExplanation:
         return "\n".join([head, *map(str, self.parts)])
 
     __repr__ = __str__
-
-
-_REPR = reprlib.Repr()
-_MAX_TEXT = 72
-_SHOWN = (str, bytes, int, float, complex, type(None), list, tuple, set, frozenset, dict)
-
-
-def short_text(value: Any) -> str:
-    """Return a value in a few characters: plain ones as they are written, others by type."""
-    text = f"{type(value).__qualname__} object"
-    if type(value) in _SHOWN:
-        try:
-            text = " ".join(_REPR.repr(value).split())
-        except Exception:  # noqa: BLE001 - an item's own repr may raise anything
-            return text
-    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
 
 
 def place_text(function: types.FunctionType) -> str:

@@ -1,0 +1,326 @@
+"""What can be asked of a backfill or a refresh: one record, read and checked in one place.
+
+A new option is declared here, twice: its type in the arguments of the calls that take it, for type
+checkers and editors, and its default, check and help text in `JobOptions`. The signatures and
+docstrings of `Table.backfill` and `MaterializedView.refresh`, the options of the command line and
+the settings in the job history are made from these.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+from typing import Any, TypedDict, TypeVar, get_type_hints
+
+from geneva.errors import UnknownOptionError, UserInputError
+from geneva.model.tables import Sizes, Unproven, Upstream
+from geneva.render.text import did_you_mean
+
+# --------------------------------------------------------------------------- as calls take them
+
+
+class RefreshArguments(TypedDict, total=False):
+    """Options of a refresh: how the work is done. A backfill takes them, too."""
+
+    concurrency: int | None
+    intra_applier_concurrency: int
+    checkpoint_size: int | None
+    min_checkpoint_size: int | None
+    max_checkpoint_size: int | None
+    task_size: int | None
+    commit_granularity: int
+    batch_checkpoint_flush_interval_seconds: float | None
+    timeout: float | timedelta | None
+
+
+class SelectionArguments(TypedDict, total=False):
+    """Options of a backfill that decide which rows it computes, and from what."""
+
+    where: str | None
+    read_version: int | None
+    num_frags: int | None
+    retry_failed: bool
+    unproven: str | None
+    upstream: str
+
+
+class BackfillArguments(SelectionArguments, RefreshArguments, total=False):
+    """All options of a backfill."""
+
+    task_shuffle_diversity: int | None
+
+
+# ------------------------------------------------------------------------------ checking values
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def check_count(name: str, value: Any, *, minimum: int = 1) -> int | None:
+    """Refuse what is not a whole number of at least `minimum`; None is fine."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise UserInputError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
+    return value
+
+
+def _read_seconds(name: str, value: Any) -> float | None:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or value < 0
+    ):
+        raise UserInputError(f"{name} must be a number of seconds, not {value!r}.")
+    return value
+
+
+def _read_condition(name: str, value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise UserInputError(f"{name} must be an SQL condition, not {value!r}.")
+    return value
+
+
+def _read_flag(name: str, value: Any) -> bool:
+    return bool(value)
+
+
+def _read_choice(kind: type[_Choice], name: str, value: Any) -> _Choice | None:
+    if value is None:
+        return None
+    try:
+        return kind(value)
+    except ValueError:
+        known = " or ".join(repr(choice.value) for choice in kind)
+        raise UserInputError(f"{name} must be {known}, not {value!r}.") from None
+
+
+# ---------------------------------------------------------------------------------- the record
+
+
+@dataclass(frozen=True, slots=True)
+class OptionInfo:
+    """What the calls and the command line need to know of an option."""
+
+    help: str
+    kind: type[Any]
+    """Its type on the command line."""
+    read: Callable[[str, Any], Any]
+    """Check a value that a user gave, and return what the record holds."""
+    metavar: str = ""
+    """What stands for its value in the help of the command line; empty: a flag."""
+    minimum: int | None = None
+
+
+_KEY = "option"
+
+
+def _option(info: OptionInfo) -> dict[str, OptionInfo]:
+    return {_KEY: info}
+
+
+def _count(text: str, *, minimum: int = 1) -> dict[str, OptionInfo]:
+    read = partial(check_count, minimum=minimum)
+    return _option(OptionInfo(text, int, read, "N", minimum))
+
+
+def _seconds(text: str) -> dict[str, OptionInfo]:
+    return _option(OptionInfo(text, float, _read_seconds, "SECONDS", 0))
+
+
+def _choice(kind: type[StrEnum], text: str) -> dict[str, OptionInfo]:
+    metavar = "|".join(choice.value for choice in kind)
+    return _option(OptionInfo(text, str, partial(_read_choice, kind), metavar))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """The options of a backfill or refresh, after checking."""
+
+    where: str | None = field(
+        default=None,
+        metadata=_option(
+            OptionInfo(
+                "SQL condition: compute exactly the rows that satisfy it, again if need be; the "
+                "others keep their values. By default the rows that are new or stale.",
+                str,
+                _read_condition,
+                "SQL",
+            )
+        ),
+    )
+    concurrency: int | None = field(
+        default=None, metadata=_count("Tasks at once; by default as many as Spark has slots.")
+    )
+    intra_applier_concurrency: int = field(
+        default=1, metadata=_count("Threads in each task, for functions that wait.")
+    )
+    checkpoint_size: int | None = field(
+        default=None,
+        metadata=_count("Rows that a checkpoint holds, exactly; by default made by time."),
+    )
+    min_checkpoint_size: int | None = field(
+        default=None, metadata=_count("Fewest rows of a checkpoint that is made by time.")
+    )
+    max_checkpoint_size: int | None = field(
+        default=None, metadata=_count("Most rows of a checkpoint that is made by time.")
+    )
+    task_size: int | None = field(
+        default=None, metadata=_count("Rows that a task computes; by default by measured speed.")
+    )
+    commit_granularity: int = field(
+        default=64, metadata=_count("Fragments that a commit publishes.")
+    )
+    read_version: int | None = field(
+        default=None,
+        metadata=_count("The version to read the inputs from; by default the latest."),
+    )
+    num_frags: int | None = field(
+        default=None, metadata=_count("Compute at most so many fragments.")
+    )
+    batch_checkpoint_flush_interval_seconds: float | None = field(
+        default=None,
+        metadata=_seconds("Seconds of work between checkpoints; by default by their cost."),
+    )
+    task_shuffle_diversity: int | None = field(
+        default=None,
+        metadata=_count("Mix the order of so many neighbouring fragments.", minimum=0),
+    )
+    timeout: float | None = field(
+        default=None,
+        metadata=_seconds("Stop after so many seconds; what is finished is kept."),
+    )
+    retry_failed: bool = field(
+        default=False,
+        metadata=_option(
+            OptionInfo(
+                "Compute just the rows that failed and were skipped before. Without it they stay "
+                "NULL until the UDF or their inputs change.",
+                bool,
+                _read_flag,
+            )
+        ),
+    )
+    unproven: Unproven | None = field(
+        default=None,
+        metadata=_choice(
+            Unproven,
+            "What to do with values from before there were receipts; by default they are kept, "
+            "unless the column shows signs of stale values.",
+        ),
+    )
+    upstream: Upstream = field(
+        default=Upstream.COMPUTE,
+        metadata=_choice(
+            Upstream,
+            "What to do about computed inputs that are not up to date: compute them first, in the "
+            "same job; refuse (StaleInputError); or ignore it and compute from what is there.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that contradict each other."""
+        low, high = self.min_checkpoint_size, self.max_checkpoint_size
+        if low is not None and high is not None and low > high:
+            raise UserInputError(
+                f"min_checkpoint_size ({low}) can't be larger than max_checkpoint_size ({high})."
+            )
+
+    @property
+    def sizes(self) -> Sizes:
+        """How big the pieces of work are to be."""
+        return Sizes(
+            checkpoint_size=self.checkpoint_size,
+            min_checkpoint_size=self.min_checkpoint_size,
+            max_checkpoint_size=self.max_checkpoint_size,
+            task_size=self.task_size,
+        )
+
+    def changed(self) -> dict[str, Any]:
+        """The options that are not at their defaults, for the job history."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        defaults = {each.name: each.default for each in fields(self)}
+        return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def option_infos(arguments: type[Any]) -> dict[str, tuple[OptionInfo, Any]]:
+    """The options that are among `arguments`, with their defaults, in the order of the record."""
+    known = get_type_hints(arguments)
+    return {
+        each.name: (each.metadata[_KEY], each.default)
+        for each in fields(JobOptions)
+        if each.name in known
+    }
+
+
+def read_backfill_options(given: Mapping[str, Any]) -> JobOptions:
+    """Check the options of a backfill."""
+    return _read(given, BackfillArguments, "A backfill")
+
+
+def read_refresh_options(given: Mapping[str, Any]) -> JobOptions:
+    """Check the options of a refresh."""
+    return _read(given, RefreshArguments, "A refresh")
+
+
+def _read(given: Mapping[str, Any], arguments: type[Any], what: str) -> JobOptions:
+    known = option_infos(arguments)
+    for name in given:
+        if name not in known:
+            raise UnknownOptionError(f"{what} has no option {name!r}.{did_you_mean(name, known)}")
+    return JobOptions(
+        **{name: info.read(name, given[name]) for name, (info, _) in known.items() if name in given}
+    )
+
+
+# -------------------------------------------------------------------- signatures and docstrings
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_PLACEHOLDER = "**options:"
+
+
+def with_options(arguments: type[Any]) -> Callable[[_Function], _Function]:
+    """Show the options of a method's `**options` in its signature and docstring, one by one.
+
+    In the docstring they take the place of the line of `**options`.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        function.__signature__ = _signature(function, arguments)  # type: ignore[attr-defined]
+        function.__doc__ = _docstring(function.__doc__ or "", arguments)
+        return function
+
+    return decorate
+
+
+def _signature(function: Callable[..., Any], arguments: type[Any]) -> inspect.Signature:
+    signature, hints = inspect.signature(function), get_type_hints(arguments)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (_, default) in option_infos(arguments).items()
+        for kind in [hints[name]]
+    ]
+    return signature.replace(parameters=[*own, *added])
+
+
+def _docstring(text: str, arguments: type[Any]) -> str:
+    lines = text.splitlines(keepends=True)
+    at = next((i for i, line in enumerate(lines) if line.strip().startswith(_PLACEHOLDER)), None)
+    if at is None:
+        return text
+    indent = lines[at].partition(_PLACEHOLDER)[0]
+    described = [
+        textwrap.fill(
+            f"{name}: {info.help}",
+            width=100,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}    ",
+        )
+        for name, (info, _) in option_infos(arguments).items()
+    ]
+    return "".join([*lines[:at], "\n".join(described), "\n", *lines[at + 1 :]])

@@ -1,0 +1,68 @@
+"""Numbers, times and names as people read them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from difflib import get_close_matches
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, of the known name that is most like this one; empty if none is."""
+    by_lower_case = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), by_lower_case, 1)
+    return f" Did you mean {by_lower_case[close[0]]!r}?" if close else ""
+
+
+def shorten(text: str, limit: int, ellipsis: str = "...") -> str:
+    """A text of at most `limit` characters; the end of a longer one is left out."""
+    return text if len(text) <= limit else text[: limit - len(ellipsis)] + ellipsis
+
+
+def count(number: float, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+
+
+def size(number: int) -> str:
+    """Bytes, in the unit that fits."""
+    amount = float(number)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:,.0f} {unit}" if unit == "B" else f"{amount:,.1f} {unit}"
+        amount /= 1024
+    return f"{amount:,.1f} GiB"
+
+
+def seconds(amount: float) -> str:
+    """A duration, to about two digits."""
+    if amount < 1:
+        return f"{amount * 1000:,.0f} ms"
+    if amount < 60:
+        return f"{amount:,.1f} s"
+    minutes, rest = divmod(round(amount), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def rate(amount: float) -> str:
+    """Rows per second."""
+    return f"{amount:,.0f} rows/s" if amount >= 10 else f"{amount:,.1f} rows/s"
+
+
+def timestamp(at: datetime) -> str:
+    """A moment in UTC, to the second."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def ago(at: datetime, now: datetime | None = None) -> str:
+    """A moment as its distance from now; after a day, its date."""
+    at = at.astimezone(UTC)
+    past = ((now or datetime.now(UTC)) - at).total_seconds()
+    if past < 60:
+        return "just now"
+    if past < 3600:
+        return f"{past // 60:.0f} min ago"
+    if past < 86_400:
+        return f"{past // 3600:.0f} h ago"
+    return f"{at:%d %b %Y}"

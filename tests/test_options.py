@@ -1,0 +1,98 @@
+"""Options of backfills and refreshes: one record, and everything that is made from it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any, get_type_hints
+
+import pytest
+
+from geneva.errors import UnknownOptionError, UserInputError
+from geneva.model.tables import Unproven, Upstream
+from geneva.options import (
+    BackfillArguments,
+    JobOptions,
+    RefreshArguments,
+    option_infos,
+    read_backfill_options,
+    read_refresh_options,
+)
+from geneva.table import Table
+from geneva.view import MaterializedView
+
+
+def test_the_record_holds_exactly_what_can_be_asked() -> None:
+    assert {each.name for each in fields(JobOptions)} == set(get_type_hints(BackfillArguments))
+    assert set(option_infos(RefreshArguments)) < set(option_infos(BackfillArguments))
+
+
+def test_values_are_read() -> None:
+    given = {"timeout": timedelta(minutes=1), "unproven": "keep", "upstream": "refuse"}
+    assert read_backfill_options(given) == JobOptions(
+        timeout=60.0, unproven=Unproven.KEEP, upstream=Upstream.REFUSE
+    )
+    assert read_refresh_options({}) == JobOptions()
+
+
+@pytest.mark.parametrize("name", list(option_infos(BackfillArguments)))
+def test_a_default_that_is_given_is_the_default(name: str) -> None:
+    default = option_infos(BackfillArguments)[name][1]
+    assert read_backfill_options({name: default}) == JobOptions()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"concurrency": 0}, "concurrency must be a whole number of at least 1, not 0"),
+        ({"task_shuffle_diversity": -1}, "at least 0, not -1"),
+        ({"timeout": True}, "timeout must be a number of seconds, not True"),
+        ({"where": " "}, "where must be an SQL condition, not ' '"),
+        ({"unproven": "drop"}, "unproven must be 'compute' or 'keep', not 'drop'"),
+        ({"min_checkpoint_size": 2, "max_checkpoint_size": 1}, "can't be larger than"),
+    ],
+)
+def test_wrong_values_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserInputError, match=message):
+        read_backfill_options(given)
+
+
+def test_unknown_options_are_refused_with_what_was_meant() -> None:
+    with pytest.raises(UnknownOptionError, match=r"'wheer'. Did you mean 'where'\?"):
+        read_backfill_options({"wheer": "x"})
+    with pytest.raises(TypeError, match=r"A refresh has no option 'where'\.$"):
+        read_refresh_options({"where": "x"})
+
+
+def test_the_history_gets_what_was_changed() -> None:
+    options = read_backfill_options({"num_frags": 2, "commit_granularity": 64})
+    assert options.changed() == {"num_frags": 2}
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        (Table.backfill, BackfillArguments),
+        (Table.backfill_async, BackfillArguments),
+        (Table.plan_backfill, BackfillArguments),
+        (MaterializedView.refresh, RefreshArguments),
+        (MaterializedView.refresh_async, RefreshArguments),
+        (MaterializedView.plan_refresh, RefreshArguments),
+    ],
+)
+def test_help_shows_every_option(method: Any, arguments: Any) -> None:
+    parameters = inspect.signature(method).parameters
+    for name, (_, default) in option_infos(arguments).items():
+        assert parameters[name].default == default
+    assert "options" not in parameters
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [(Table.backfill, BackfillArguments), (MaterializedView.refresh, RefreshArguments)],
+)
+def test_docstrings_describe_every_option(method: Any, arguments: Any) -> None:
+    text = " ".join(inspect.getdoc(method).split())  # type: ignore[union-attr]
+    for name, (info, _) in option_infos(arguments).items():
+        assert f"{name}: {info.help}" in text
