@@ -11,7 +11,7 @@ from geneva.errors import UserInputError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a connection was told about how to work."""
+    """How a connection works."""
 
     local_slots: int | None = None
     """Tasks at once on the embedded Spark (GENEVA_LOCAL_SLOTS); None: one per core."""
@@ -27,9 +27,9 @@ class Settings:
         """Read the settings from environment variables."""
         env = os.environ if environment is None else environment
         return cls(
-            local_slots=_integer(env, "GENEVA_LOCAL_SLOTS", None, least=1),
+            local_slots=_integer(env, "GENEVA_LOCAL_SLOTS", None, minimum=1),
             version_conflict_max_retries=_integer(
-                env, "GENEVA_VERSION_CONFLICT_MAX_RETRIES", 10, least=0
+                env, "GENEVA_VERSION_CONFLICT_MAX_RETRIES", 10, minimum=0
             )
             or 0,
             jvm_archive=env.get("GENEVA_JVM_ARCHIVE", "1") not in ("0", "false", "no"),
@@ -37,16 +37,16 @@ class Settings:
         )
 
 
-def _integer(env: Mapping[str, str], name: str, default: int | None, *, least: int) -> int | None:
+def _integer(env: Mapping[str, str], name: str, default: int | None, *, minimum: int) -> int | None:
     text = env.get(name)
     if text is None or not text.strip():
         return default
     try:
         value = int(text)
     except ValueError:
-        value = least - 1
-    if value < least:
-        raise UserInputError(f"{name} must be a whole number of at least {least}, not {text!r}.")
+        value = minimum - 1
+    if value < minimum:
+        raise UserInputError(f"{name} must be a whole number of at least {minimum}, not {text!r}.")
     return value
 
 

@@ -14,9 +14,10 @@ from geneva.execution.backfill.work import Work
 from geneva.execution.jobs.heartbeat import is_lost
 from geneva.execution.refresh.create import create_view
 from geneva.execution.runner import Runner
-from geneva.jobs import Job, JobHandle
+from geneva.jobs import Job, JobHandle, JobServices
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets, TableRef
+from geneva.model.uris import resolve, table_uri
 from geneva.model.view_query import ViewQuery
 from geneva.query import Query
 from geneva.storage.jobs.events import JobHistory, JobRecord
@@ -60,9 +61,7 @@ def connect(
         lancedb_options: Passed on to `lancedb.connect`.
     """
     secrets = Secrets(storage_options)
-    path = str(uri)
-    if "://" not in path:
-        path = str(Path(path).expanduser().absolute())
+    path = resolve(uri)
     database = open_database(path, secrets, lancedb_options)
     return Connection(
         database, path, secrets, spark, settings or Settings.from_environment(), runner
@@ -154,7 +153,7 @@ class Connection:
         udfs = query.udfs()
         digests = {column: udf_digest(serialize_udf(udf)) for column, udf in udfs.items()}
         create_view(
-            TableRef(name, f"{self._uri.rstrip('/')}/{name}.lance", self._storage_options),
+            TableRef(name, table_uri(self._uri, name), self._storage_options),
             open_dataset(query.source, query.source_version),
             query.definition(digests),
             query.view_schema(digests),
@@ -197,7 +196,7 @@ class Connection:
         warnings.warn(message, UserWarning, stacklevel=3)
 
     def _source_ref(self, query: ViewQuery) -> TableRef:
-        uri = f"{query.base_db_uri.rstrip('/')}/{query.base_table}.lance"
+        uri = table_uri(query.base_db_uri, query.base_table)
         return TableRef(query.base_table, uri, self._storage_options)
 
     def list_jobs(
@@ -219,15 +218,14 @@ class Connection:
         return TableRef(lancedb_table.name, str(lancedb_table.uri).rstrip("/"), Secrets(options))
 
     def _job(self, work: Work, on_commit: Callable[[], None]) -> Job:
-        return Job(
-            work,
-            self._history,
-            self._signals,
-            self._settings,
-            self._make_runner,
-            on_commit,
-            self._failures,
+        services = JobServices(
+            history=self._history,
+            signals=self._signals,
+            failures=self._failures,
+            settings=self._settings,
+            make_runner=self._make_runner,
         )
+        return Job(work, services, on_commit)
 
     def _make_runner(self) -> Runner:
         if self._runner is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from geneva.config import Settings
@@ -26,7 +26,7 @@ from geneva.model.jobs import JobStatus
 from geneva.render import html
 from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
-from geneva.storage.jobs.heartbeats import JobSignals
+from geneva.storage.jobs.heartbeats import JobSignals, newest_metrics
 
 _LOG = logging.getLogger("geneva")
 
@@ -111,27 +111,27 @@ class JobResult(str):
         return JobResult, (self.job_id, self.status, self.progress)
 
 
+@dataclass(frozen=True, slots=True)
+class JobServices:
+    """What the jobs of a database work with."""
+
+    history: JobHistory
+    signals: JobSignals
+    failures: FailureStore
+    settings: Settings
+    make_runner: Callable[[], Runner]
+
+
 class Job:
     """Work that is about to run, runs, or ran; its history is kept as it goes."""
 
-    def __init__(
-        self,
-        work: Work,
-        history: JobHistory,
-        signals: JobSignals,
-        settings: Settings,
-        make_runner: Callable[[], Runner],
-        on_commit: Callable[[], None],
-        failures: FailureStore | None = None,
-    ) -> None:
-        """Take a plan; nothing is written or run yet. `on_commit` is told of every commit."""
+    def __init__(self, work: Work, services: JobServices, on_commit: Callable[[], None]) -> None:
+        """Take a plan; nothing is written or run yet. `on_commit` is called after every commit."""
         self.job_id = str(uuid.uuid4())
         self.status = JobStatus.PENDING
         self.progress = JobProgress(total=work.total_rows)
         self.cancelled = threading.Event()
-        self._work, self._history, self._signals = work, history, signals
-        self._settings, self._make_runner, self._on_commit = settings, make_runner, on_commit
-        self._failures = failures
+        self._work, self._services, self._on_commit = work, services, on_commit
         self._announced = False
 
     def announce(self) -> None:
@@ -171,7 +171,7 @@ class Job:
                 tell(current, self.progress.metrics())
 
     def _drive(self) -> None:
-        show = wants_bars(self._settings.progress)
+        show = wants_bars(self._services.settings.progress)
         with ExitStack() as stack:
             listeners = [self._follow]
             if show:
@@ -181,15 +181,17 @@ class Job:
                 listeners.append(bars)
             control = JobControl(
                 job_id=self.job_id,
-                make_runner=self._make_runner,
+                make_runner=self._services.make_runner,
                 listeners=tuple(listeners),
                 cancelled=self.cancelled,
-                max_conflict_retries=self._settings.version_conflict_max_retries,
+                max_conflict_retries=self._services.settings.version_conflict_max_retries,
                 watch_checkpoints=show,
-                is_running=self._history.is_running,
+                is_running=self._services.history.close_lost,
                 record_errors=self._record_errors,
             )
-            stack.enter_context(Pulse(self._signals, self.job_id, self._pulse, self.cancelled))
+            stack.enter_context(
+                Pulse(self._services.signals, self.job_id, self._pulse, self.cancelled)
+            )
             self._follow(self._work.run(control))
             if not self.progress.rows_left:
                 with _logged("tidy up after", self.job_id):
@@ -198,8 +200,7 @@ class Job:
     def _record_errors(self, records: Sequence[ErrorRecord]) -> None:
         # What was computed is worth more than the record of what was not.
         try:
-            if self._failures is not None:
-                self._failures.append(records)
+            self._services.failures.append(records)
         except OSError as error:
             _LOG.warning("%d errors could not be recorded: %s", len(records), error)
 
@@ -238,7 +239,7 @@ class Job:
         return replace(event, payload=payload if error is None else {**payload, "error": error})
 
     def _record(self, *events: JobEvent) -> None:
-        self._history.append(events)
+        self._services.history.append(events)
 
     def _result(self) -> JobResult:
         return JobResult(self.job_id, self.status, self.progress)
@@ -265,10 +266,7 @@ class JobHandle(JobRecord):
 
     def progress(self) -> dict[str, Any]:
         """The newest numbers: of a running job, those of its last heartbeat (every 10 s)."""
-        now = self.refresh()
-        beat = None if now.status.is_final else self._signals.last_beat(self.job_id)
-        newest = beat.payload.get("metrics", {}) if beat is not None else {}
-        return {**now.metrics, **newest}
+        return newest_metrics(self.refresh(), self._signals)
 
     def wait(self, timeout: float | None = None, poll_seconds: float = 0.5) -> JobHandle:
         """Wait until the job has ended, well or not, and return it as it is then."""

@@ -163,7 +163,7 @@ class Table:
         Backfills do this for their own column as they end; this is for what crashed ones left.
         Staged files younger than `older_than` stay: a running job may be about to commit them.
         """
-        return declarations.cleanup(self.ref, self._connection._history.is_running, older_than)
+        return declarations.cleanup(self.ref, self._connection._history.close_lost, older_than)
 
     def computed_columns(self) -> dict[str, ColumnDefinition]:
         """The computed columns and what is known of their UDFs. Runs no user code."""

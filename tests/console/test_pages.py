@@ -16,11 +16,11 @@ import console_showcase as showcase
 import geneva.console
 from console_showcase import HOSTILE
 from geneva.console.guard import answered_hosts, host_name
-from geneva.console.readings import Readings
-from geneva.console.words import place
+from geneva.console.queries import DatabaseReader
 from geneva.errors import UserInputError
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
+from geneva.model.uris import without_credentials
 from geneva.storage.jobs.events import JobEvent, JobHistory
 from geneva.storage.jobs.heartbeats import JobSignals
 
@@ -187,7 +187,7 @@ def test_the_list_of_tables_plans_nothing(
     def never(*_: object) -> None:
         raise AssertionError("planned")
 
-    monkeypatch.setattr(Readings, "freshness", never)
+    monkeypatch.setattr(DatabaseReader, "freshness", never)
     page = Page(client.get("/").text)
     assert [d["data-load"] for d in page.all("div") if "data-load" in d][
         -1
@@ -410,7 +410,7 @@ def test_storage_options_reach_no_page(uri: str) -> None:
     asked = browser(uri, storage_options=options)
     for way in (*PAGES, "/jobs/hostile-job", "/metrics"):
         assert SECRET not in asked.get(way).text
-    assert place("s3://user:hunter2@bucket/db?key=hunter2") == "s3://bucket/db"
+    assert without_credentials("s3://user:hunter2@bucket/db?key=hunter2") == "s3://bucket/db"
 
 
 def test_an_unexpected_error_shows_no_stack_trace(
@@ -419,7 +419,7 @@ def test_an_unexpected_error_shows_no_stack_trace(
     def broken(*_: object) -> None:
         raise RuntimeError("inner secret")
 
-    monkeypatch.setattr(Readings, "tables", broken)
+    monkeypatch.setattr(DatabaseReader, "tables", broken)
     answer = browser(uri).get("/")
     assert answer.status_code == 500
     assert "inner secret" not in answer.text

@@ -10,9 +10,9 @@ import pytest
 from geneva.console.cells import cell, vector
 from geneva.console.error_pages import group_errors
 from geneva.console.live import changes
-from geneva.console.markup import Html, tag
 from geneva.console.plots import throughput
-from geneva.console.readings import ErrorRow
+from geneva.console.queries import ErrorRow
+from geneva.render.html import Html, tag
 from geneva.storage.lance.preview import Binary, picture_type
 
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from geneva.cli import backfills, demo, doctor, failures, jobs, pages, tables, version, views
-from geneva.cli.options import epilog
+from geneva.cli import backfills, console, demo, doctor, failures, jobs, tables, version, views
+from geneva.cli.arguments import epilog
 from geneva.cli.terminal import (
     EXIT_CODES,
     INTERRUPTED,
@@ -87,7 +87,7 @@ _command(
 app.add_typer(views.app, name="view", rich_help_panel=COMPUTE)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=RUNS)
 _command("errors", failures.errors, RUNS, "geneva errors my-database articles --column words")
-_command("console", pages.console, RUNS, "geneva console my-database")
+_command("console", console.console, RUNS, "geneva console my-database")
 _command("demo", demo.demo, HERE, "geneva demo --dir my-database")
 _command("doctor", doctor.doctor, HERE, "geneva doctor my-database", "geneva doctor --no-spark")
 _command("version", version.version, HERE, "geneva version")

@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geneva.cli import options
-from geneva.cli.options import (
+from geneva.cli.arguments import (
     AsJson,
-    CheckpointSize,
     ColumnName,
-    CommitGranularity,
-    Concurrency,
     Database,
     StorageOption,
     TableName,
-    TaskSize,
-    Threads,
-    Timeout,
+    names,
+    takes_options,
 )
+from geneva.cli.database import check_columns, connect
+from geneva.cli.functions import load_function
 from geneva.cli.terminal import emit, say
 from geneva.errors import UserInputError
+from geneva.options import BackfillArguments, SelectionArguments
 
 if TYPE_CHECKING:
     from geneva.execution.backfill.verify import VerifyReport
@@ -29,15 +27,6 @@ if TYPE_CHECKING:
     from geneva.planning.backfill import BackfillPlan
     from geneva.table import Table
 
-BackfillWhere = Annotated[
-    str | None,
-    typer.Option(
-        "--where",
-        metavar="SQL",
-        help="Compute exactly the rows that satisfy this condition, again if need be; by default "
-        "those that are new or stale.",
-    ),
-]
 Function = Annotated[
     str | None,
     typer.Option(
@@ -55,81 +44,33 @@ Inputs = Annotated[
         help="The columns that feed --udf; by default those named like its parameters.",
     ),
 ]
-ReadVersion = Annotated[
-    int | None,
-    typer.Option(
-        help="The version to read the inputs from; by default the latest.", min=1, metavar="N"
-    ),
-]
-RetryFailed = Annotated[
-    bool,
-    typer.Option(
-        "--retry-failed",
-        help="Compute just the rows that failed and were skipped before.",
-        metavar="",
-    ),
-]
-UnprovenChoice = Annotated[
-    str | None,
-    typer.Option(
-        "--unproven",
-        metavar="compute|keep",
-        help="What to do with values from before there were receipts; by default they are kept, "
-        "unless the column shows signs of stale values.",
-    ),
-]
-UpstreamChoice = Annotated[
-    str,
-    typer.Option(
-        "--upstream",
-        metavar="compute|refuse|ignore",
-        help="What to do about computed inputs that are not up to date: compute them first, in "
-        "the same job; refuse; or compute from what is there.",
-    ),
-]
-NumFrags = Annotated[
-    int | None, typer.Option(help="Compute at most so many fragments.", min=1, metavar="N")
-]
 
 
+@takes_options(SelectionArguments)
 def plan(
     db: Database,
     table: TableName,
     column: ColumnName,
     *,
-    where: BackfillWhere = None,
     udf: Function = None,
     inputs: Inputs = None,
-    read_version: ReadVersion = None,
-    num_frags: NumFrags = None,
-    retry_failed: RetryFailed = False,
-    unproven: UnprovenChoice = None,
-    upstream: UpstreamChoice = "compute",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
+    **options: Any,
 ) -> None:
     """Say what a backfill would compute, and why. Changes nothing, runs nothing."""
-    opened = options.connect(db, storage_option).open_table(table)
+    opened = connect(db, storage_option).open_table(table)
     _check_column(opened, column)
-    planned = opened.plan_backfill(
-        column,
-        udf=_function(udf, inputs),
-        where=where,
-        read_version=read_version,
-        num_frags=num_frags,
-        retry_failed=retry_failed,
-        unproven=unproven,
-        upstream=upstream,
-    )
+    planned = opened.plan_backfill(column, udf=_function(udf, inputs), **options)
     return emit(plan_record(planned)) if as_json else say(str(planned))
 
 
+@takes_options(BackfillArguments)
 def backfill(
     db: Database,
     table: TableName,
     column: ColumnName,
     *,
-    where: BackfillWhere = None,
     udf: Function = None,
     inputs: Inputs = None,
     save: Annotated[
@@ -141,26 +82,9 @@ def backfill(
             metavar="",
         ),
     ] = False,
-    concurrency: Concurrency = None,
-    intra_applier_concurrency: Threads = 1,
-    checkpoint_size: CheckpointSize = None,
-    min_checkpoint_size: Annotated[
-        int | None,
-        typer.Option(help="Least rows of a checkpoint made by time.", min=1, metavar="N"),
-    ] = None,
-    max_checkpoint_size: Annotated[
-        int | None, typer.Option(help="Most rows of a checkpoint made by time.", min=1, metavar="N")
-    ] = None,
-    task_size: TaskSize = None,
-    commit_granularity: CommitGranularity = 64,
-    num_frags: NumFrags = None,
-    read_version: ReadVersion = None,
-    timeout: Timeout = None,
-    retry_failed: RetryFailed = False,
-    unproven: UnprovenChoice = None,
-    upstream: UpstreamChoice = "compute",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
+    **options: Any,
 ) -> None:
     """Compute a column's values on Spark and put them into the table.
 
@@ -168,32 +92,15 @@ def backfill(
 
     Ctrl-C stops the job. What is finished is kept, and the same command goes on from there.
     """
-    opened = options.connect(db, storage_option).open_table(table)
+    opened = connect(db, storage_option).open_table(table)
     function = _function(udf, inputs)
     if save:
         _save(opened, column, function)
         function = None
     else:
         _check_column(opened, column)
-    result = opened.backfill(
-        column,
-        udf=function,
-        where=where,
-        concurrency=concurrency,
-        intra_applier_concurrency=intra_applier_concurrency,
-        checkpoint_size=checkpoint_size,
-        min_checkpoint_size=min_checkpoint_size,
-        max_checkpoint_size=max_checkpoint_size,
-        task_size=task_size,
-        commit_granularity=commit_granularity,
-        num_frags=num_frags,
-        read_version=read_version,
-        timeout=timeout,
-        retry_failed=retry_failed,
-        unproven=unproven,
-        upstream=upstream,
-    )
-    return emit(result_record(result)) if as_json else tell(result)
+    result = opened.backfill(column, udf=function, **options)
+    return emit(result_record(result)) if as_json else show_result(result)
 
 
 def verify(
@@ -221,7 +128,7 @@ def verify(
 
     Exits with 1 where a value is other than its column says.
     """
-    opened = options.connect(db, storage_option).open_table(table)
+    opened = connect(db, storage_option).open_table(table)
     _check_column(opened, column)
     report = opened.verify(column, sample=sample, run=run)
     if as_json:
@@ -233,14 +140,14 @@ def verify(
 
 
 def _function(name: str | None, inputs: str | None) -> Any:
-    columns = options.names(inputs)
+    columns = names(inputs)
     if name is None:
         if columns is not None:
             raise UserInputError("--inputs says what feeds --udf: give that too.")
         return None
     from geneva import UDF
 
-    function = options.load_function(name)
+    function = load_function(name)
     if not isinstance(function, UDF):
         raise UserInputError(f"{name} is a chunker: it makes a view (geneva view create --add).")
     return function if columns is None else (function, columns)
@@ -248,7 +155,7 @@ def _function(name: str | None, inputs: str | None) -> Any:
 
 def _check_column(table: Table, column: str) -> None:
     hint = "To add it as a computed one: geneva backfill ... --udf module:function --save."
-    options.check_columns(table, [column], hint)
+    check_columns(table, [column], hint)
 
 
 def _save(table: Table, column: str, function: Any) -> None:
@@ -326,7 +233,7 @@ def result_record(result: JobResult) -> dict[str, Any]:
     }
 
 
-def tell(result: JobResult) -> None:
+def show_result(result: JobResult) -> None:
     """Print a job's outcome in a line."""
     reused = f", {result.rows_reused:,} reused" if result.rows_reused else ""
     failed = f", {result.rows_failed:,} failed and skipped" if result.rows_failed else ""

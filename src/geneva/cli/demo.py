@@ -11,6 +11,7 @@ import typer
 
 from geneva.cli.terminal import heading, out, say
 from geneva.errors import UserInputError
+from geneva.model.uris import resolve, table_uri
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -62,8 +63,8 @@ def _folder(directory: Path | None) -> Path:
     """Return the folder to work in, and refuse one that holds such a table already."""
     if directory is None:
         return Path(tempfile.mkdtemp(prefix="geneva-demo-"))
-    folder = directory.expanduser().absolute()
-    if (folder / f"{TABLE}.lance").exists():
+    folder = Path(resolve(directory))
+    if Path(table_uri(str(folder), TABLE)).exists():
         raise UserInputError(
             f"There is a table {TABLE!r} in {folder} already. Give another --dir, or remove it."
         )
@@ -161,10 +162,10 @@ def _next_steps(db: Connection) -> None:
 
 def _backfill(table: Table, columns: dict[str, UDF]) -> None:
     for column in columns:
-        _told(column, table.backfill(column), table.count_rows())
+        _show_outcome(column, table.backfill(column), table.count_rows())
 
 
-def _told(column: str, result: JobResult, total: int) -> None:
+def _show_outcome(column: str, result: JobResult, total: int) -> None:
     say(
         f"   {column:<12} {result.status}: {result.rows_computed:,} of {total:,} rows computed, "
         f"{result.progress.seconds:.1f} s"

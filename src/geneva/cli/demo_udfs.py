@@ -1,4 +1,4 @@
-"""What `geneva demo` computes: three functions, one of each kind, and the pictures they look at."""
+"""What `geneva demo` computes: three functions, one of each kind, and the pictures they read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from geneva.udf.declare import udf
 
 BINS = 4
-"""Brightness levels that the embedding tells apart in each colour channel."""
+"""Brightness levels that the embedding distinguishes in each colour channel."""
 
 PICTURES = pa.schema(
     {
@@ -42,13 +42,13 @@ _SIDES = (48, 64, 96)
 
 @udf
 def words(caption: str) -> int:
-    """Once a row, with Python values; the column's type is read off the annotation."""
+    """Once per row, with Python values; the column's type is read off the annotation."""
     return len(caption.split())
 
 
 @udf(data_type=pa.float32())
 def kilopixels(width: pa.Array, height: pa.Array) -> pa.Array:
-    """Once a batch, with Arrow arrays."""
+    """Once per batch, with Arrow arrays."""
     return pc.divide(pc.cast(pc.multiply(width, height), pa.float32()), 1000)
 
 
@@ -61,7 +61,7 @@ class Embedding:
         self.weights = np.array([BINS * BINS, BINS, 1])
 
     def __call__(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
-        """Return one vector a picture."""
+        """Return one vector per picture."""
         return np.stack([self.histogram(png) for png in batch["image"].to_pylist()])
 
     def histogram(self, png: bytes) -> np.ndarray[Any, Any]:

@@ -14,19 +14,20 @@ from typing import Annotated, Any
 import typer
 
 import geneva
-from geneva.cli import options
-from geneva.cli.options import AsJson, StorageOption
+from geneva.cli.arguments import AsJson, StorageOption
+from geneva.cli.database import connect, read_storage_options
 from geneva.cli.terminal import FAILED, MISSING_DEPENDENCY, emit, out, readable
 from geneva.errors import GenevaError, MissingDependencyError
+from geneva.render.text import count
 
 _PACKAGES = ("pyspark", "pylance", "lancedb", "pyarrow")
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
-_MARKS = {"ok": ("ok  ", "green"), "failed": ("FAIL", "bold red"), "skipped": ("--  ", "dim")}
+_STATES = {"ok": ("ok  ", "green"), "failed": ("FAIL", "bold red"), "skipped": ("--  ", "dim")}
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, and what was found."""
+    """A check and its outcome."""
 
     name: str
     state: str
@@ -85,9 +86,9 @@ def _checks(db: str | None, storage_option: list[str] | None, *, no_spark: bool)
         yield _checked("test job", _test_job)
 
 
-def _checked(name: str, look: Callable[[], str]) -> Check:
+def _checked(name: str, run: Callable[[], str]) -> Check:
     try:
-        return Check(name, "ok", look())
+        return Check(name, "ok", run())
     except Exception as error:  # noqa: BLE001  whatever it is, it is what the doctor found
         missing = isinstance(error, MissingDependencyError)
         text = readable(error)
@@ -123,9 +124,9 @@ def _storage(db: str, storage_option: list[str] | None) -> str:
     from geneva.model.tables import Secrets
     from geneva.storage.jobs.heartbeats import JobSignals
 
-    connection = options.connect(db, storage_option)
+    connection = connect(db, storage_option)
     tables = len(connection.table_names())
-    signals = JobSignals(connection.uri, Secrets(options.read_storage_options(storage_option)))
+    signals = JobSignals(connection.uri, Secrets(read_storage_options(storage_option)))
     name = f"doctor-{uuid.uuid4().hex}"
     try:
         signals.beat(name, {})
@@ -133,7 +134,7 @@ def _storage(db: str, storage_option: list[str] | None) -> str:
             raise OSError("what was written can't be read again")
     finally:
         signals.clear(name)
-    return f"read and written; {tables:,} table{'' if tables == 1 else 's'}"
+    return f"read and written; {count(tables, 'table')}"
 
 
 def _test_job() -> str:
@@ -168,8 +169,8 @@ def _quiet() -> Any:
 def _show(check: Check) -> None:
     from rich.text import Text
 
-    mark, style = _MARKS[check.state]
+    label, style = _STATES[check.state]
     first, *rest = check.detail.splitlines() or [""]
-    out.print(Text.assemble((mark, style), f"  {check.name:<9} {first}"), soft_wrap=True)
+    out.print(Text.assemble((label, style), f"  {check.name:<9} {first}"), soft_wrap=True)
     for line in rest:
         out.print(Text(f"{'':16}{line}"), soft_wrap=True)

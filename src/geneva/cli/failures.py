@@ -7,8 +7,15 @@ from typing import Annotated
 
 import typer
 
-from geneva.cli import options
-from geneva.cli.options import AsJson, Database, StorageOption, TableName
+from geneva.cli.arguments import (
+    AsJson,
+    Database,
+    StorageOption,
+    TableName,
+    complete_column,
+    complete_job,
+)
+from geneva.cli.database import connect
 from geneva.cli.terminal import emit, grid, say
 
 
@@ -20,12 +27,12 @@ def errors(
         str | None,
         typer.Option(
             help="Only those of this job: its id, or its first characters.",
-            autocompletion=options.complete_job,
+            autocompletion=complete_job,
         ),
     ] = None,
     column: Annotated[
         str | None,
-        typer.Option(help="Only those of this column.", autocompletion=options.complete_column),
+        typer.Option(help="Only those of this column.", autocompletion=complete_column),
     ] = None,
     limit: Annotated[
         int, typer.Option("-n", "--limit", help="Show at most so many.", min=1, metavar="N")
@@ -37,17 +44,17 @@ def errors(
 
     The newest come first. With --json, each has its row address and its traceback too.
     """
-    from geneva.cli.cells import cell
     from geneva.cli.jobs import find_job
+    from geneva.render.values import cell_text
 
-    connection = options.connect(db, storage_option)
+    connection = connect(db, storage_option)
     opened = connection.open_table(table)
     job_id = find_job(connection, job).job_id if job is not None else None
     found = opened.get_errors(job_id=job_id, column_name=column)
     newest = found[::-1][:limit]
     if as_json:
-        told = [asdict(error) for error in newest]
-        return emit({"table": table, "total": len(found), "errors": told})
+        records = [asdict(error) for error in newest]
+        return emit({"table": table, "total": len(found), "errors": records})
     if not found:
         return say("No errors are on record.")
     grid(
@@ -58,9 +65,9 @@ def errors(
                 error.fragment_id,
                 error.row_address & 0xFFFFFFFF,
                 error.exception_type,
-                cell(error.message),
+                cell_text(error.message),
                 error.attempt,
-                cell(error.input_preview),
+                cell_text(error.input_preview),
                 error.job_id[:8],
             )
             for error in newest

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geneva.cli import options
-from geneva.cli.options import AsJson, Database, JobId, StorageOption, epilog
+from geneva.cli.arguments import (
+    AsJson,
+    Database,
+    JobId,
+    StorageOption,
+    complete_job,
+    complete_table,
+    epilog,
+)
+from geneva.cli.database import connect
 from geneva.cli.terminal import FAILED, emit, err, facts, grid, say
 from geneva.errors import JobNotFoundError, UserInputError
+from geneva.render.text import timestamp
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -39,7 +48,7 @@ def list_jobs(
     *,
     table: Annotated[
         str | None,
-        typer.Option(help="Only jobs of this table.", autocompletion=options.complete_table),
+        typer.Option(help="Only jobs of this table.", autocompletion=complete_table),
     ] = None,
     status: Annotated[
         str | None,
@@ -52,7 +61,7 @@ def list_jobs(
     storage_option: StorageOption = None,
 ) -> None:
     """List jobs, newest first."""
-    found = _listed(options.connect(db, storage_option), table, status)
+    found = _listed(connect(db, storage_option), table, status)
     if as_json:
         return emit({"jobs": [job_record(job) for job in found[:limit]]})
     if not found:
@@ -84,7 +93,7 @@ def show(
     db: Database, job: JobId, *, as_json: AsJson = False, storage_option: StorageOption = None
 ) -> None:
     """Show a job: how it stands, its settings, its numbers and what happened when."""
-    found = find_job(options.connect(db, storage_option), job)
+    found = find_job(connect(db, storage_option), job)
     if as_json:
         return emit(job_record(found, events=True))
     facts(
@@ -94,14 +103,14 @@ def show(
             ("table", found.table_name),
             ("column", found.column_name),
             ("status", found.status.value),
-            ("started", f"{found.created_at:%Y-%m-%d %H:%M:%S} UTC"),
+            ("started", timestamp(found.created_at)),
             ("seconds", f"{_seconds(found):.1f}"),
             ("driver", " ".join(f"{k} {v}" for k, v in found.driver.items()) or None),
             ("error", found.error),
         )
     )
-    for title, told in (("setting", found.config), ("number", found.metrics)):
-        if shown := [(name, _number(value)) for name, value in told.items() if value is not None]:
+    for title, values in (("setting", found.config), ("number", found.metrics)):
+        if shown := [(name, _number(value)) for name, value in values.items() if value is not None]:
             say()
             grid((title, "value"), shown, numbers=("value",))
     say()
@@ -122,7 +131,7 @@ def cancel(
     storage_option: StorageOption = None,
 ) -> None:
     """Ask a job to stop, whichever process runs it. What is finished is committed first."""
-    connection = options.connect(db, storage_option)
+    connection = connect(db, storage_option)
     found = find_job(connection, job)
     if found.status.is_final:
         raise UserInputError(f"Job {found.job_id} has ended already: it is {found.status}.")
@@ -144,7 +153,7 @@ def watch(
         typer.Argument(
             metavar="[ID]",
             help="The job's id, or its first characters; by default the newest that runs.",
-            autocompletion=options.complete_job,
+            autocompletion=complete_job,
             show_default=False,
         ),
     ] = None,
@@ -158,7 +167,7 @@ def watch(
 
     The exit code is 0 when the job is done, and 1 when it failed or was cancelled.
     """
-    connection = options.connect(db, storage_option)
+    connection = connect(db, storage_option)
     found = find_job(connection, job) if job is not None else _newest_running(connection)
     found = _follow(connection, found.job_id)
     if as_json:
@@ -177,6 +186,8 @@ def watch(
 def _follow(connection: Connection, job_id: str) -> JobRecord:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from geneva.storage.jobs.heartbeats import newest_metrics
+
     columns = (
         TextColumn("{task.description:<30}"),
         BarColumn(bar_width=30),
@@ -188,7 +199,7 @@ def _follow(connection: Connection, job_id: str) -> JobRecord:
         title = job.column_name or job.table_name
         bars = {name: display.add_task(f"{title} {name.replace('_', ' ')}") for name in _BARS}
         while True:
-            metrics = _latest(connection, job)
+            metrics = newest_metrics(job, connection._signals)
             for name, bar in bars.items():
                 total = metrics.get("total") or None
                 display.update(bar, completed=metrics.get(name, 0), total=total)
@@ -196,16 +207,6 @@ def _follow(connection: Connection, job_id: str) -> JobRecord:
                 return job
             time.sleep(_WATCH_SECONDS)
             job = connection.get_job(job_id)
-
-
-def _latest(connection: Connection, job: JobRecord) -> dict[str, Any]:
-    """The job's numbers: those of its last heartbeat while it runs, which are newer."""
-    if job.status.is_final:
-        return job.metrics
-    beat = connection._signals.last_beat(job.job_id)
-    told = beat.payload.get("metrics", {}) if beat is not None else {}
-    ahead = told.get("checkpointed", 0) >= job.metrics.get("checkpointed", 0)
-    return {**job.metrics, **told} if ahead else job.metrics
 
 
 # -------------------------------------------------------------------------------------- finding
@@ -256,7 +257,7 @@ def _number(value: Any) -> str:
 
 def job_record(job: JobRecord, *, events: bool = False) -> dict[str, Any]:
     """A job for machines."""
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "job_id": job.job_id,
         "type": job.job_type,
         "table": job.table_name,
@@ -271,5 +272,5 @@ def job_record(job: JobRecord, *, events: bool = False) -> dict[str, Any]:
         "driver": job.driver,
     }
     if events:
-        told["events"] = [{"at": e.at, "kind": e.kind, "payload": e.payload} for e in job.events]
-    return told
+        record["events"] = [{"at": e.at, "kind": e.kind, "payload": e.payload} for e in job.events]
+    return record

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geneva.cli import options
-from geneva.cli.options import AsJson, Database, StorageOption, TableName, Where
-from geneva.cli.terminal import count, emit, facts, grid, say
+from geneva.cli.arguments import AsJson, Database, StorageOption, TableName, Where, names
+from geneva.cli.database import check_columns, connect
+from geneva.cli.terminal import emit, facts, grid, say
+from geneva.render.text import count
 
 if TYPE_CHECKING:
     from geneva.table import Table
@@ -22,9 +23,9 @@ def tables(
     storage_option: StorageOption = None,
 ) -> None:
     """List the tables and views of a database."""
-    from geneva.cli.described import table_summary
+    from geneva.cli.summaries import table_summary
 
-    connection = options.connect(db, storage_option)
+    connection = connect(db, storage_option)
     found = [table_summary(connection.open_table(name)) for name in connection.table_names()]
     if as_json:
         return emit({"tables": found})
@@ -34,14 +35,14 @@ def tables(
         ("name", "kind", "rows", "version", "fragments", "computed columns"),
         [
             (
-                told["name"],
-                "view" if told["is_view"] else "table",
-                f"{told['rows']:,}",
-                told["version"],
-                told["fragments"],
-                ", ".join(told["computed_columns"]),
+                table["name"],
+                "view" if table["is_view"] else "table",
+                f"{table['rows']:,}",
+                table["version"],
+                table["fragments"],
+                ", ".join(table["computed_columns"]),
             )
-            for told in found
+            for table in found
         ],
         numbers=("rows", "version", "fragments"),
     )
@@ -58,28 +59,28 @@ def describe(
 
     Of a view also its query, and whether it is up to date with its source. Nothing is computed.
     """
-    from geneva.cli.described import table_description
+    from geneva.cli.summaries import table_description
 
-    told = table_description(options.connect(db, storage_option).open_table(table))
+    description = table_description(connect(db, storage_option).open_table(table))
     if as_json:
-        return emit(told)
+        return emit(description)
     facts(
         (
-            ("view" if told["is_view"] else "table", told["name"]),
-            ("rows", f"{told['rows']:,} in {count(told['fragments'], 'fragment')}"),
-            ("version", told["version"]),
-            ("row ids", "stable" if told["stable_row_ids"] else "not stable"),
+            ("view" if description["is_view"] else "table", description["name"]),
+            ("rows", f"{description['rows']:,} in {count(description['fragments'], 'fragment')}"),
+            ("version", description["version"]),
+            ("row ids", "stable" if description["stable_row_ids"] else "not stable"),
         )
     )
     say()
     grid(
         ("column", "type", "computed"),
-        [(c["name"], c["type"], "yes" if c["computed"] else "") for c in told["columns"]],
+        [(c["name"], c["type"], "yes" if c["computed"] else "") for c in description["columns"]],
     )
-    if told["computed_columns"]:
-        _show_computed(told["computed_columns"])
-    if told["view"] is not None:
-        _show_view(told["view"])
+    if description["computed_columns"]:
+        _show_computed(description["computed_columns"])
+    if description["view"] is not None:
+        _show_view(description["view"])
     return None
 
 
@@ -165,11 +166,11 @@ def sample(
     storage_option: StorageOption = None,
 ) -> None:
     """Show a few rows of a table."""
-    from geneva.cli.cells import cell
+    from geneva.render.values import cell_text
 
-    opened = options.connect(db, storage_option).open_table(table)
-    chosen = options.names(columns)
-    options.check_columns(opened, chosen or ())
+    opened = connect(db, storage_option).open_table(table)
+    chosen = names(columns)
+    check_columns(opened, chosen or ())
     wanted = chosen or list(opened.schema.names)
     search = opened.search()
     if where is not None:
@@ -180,7 +181,7 @@ def sample(
         return emit({"table": table, "columns": wanted, "rows": found})
     if not found:
         return say("There are no such rows.")
-    return grid(wanted, [[cell(row[name]) for name in wanted] for row in found])
+    return grid(wanted, [[cell_text(row[name]) for name in wanted] for row in found])
 
 
 def _check_condition(table: Table, where: str) -> None:

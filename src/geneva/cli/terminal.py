@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from geneva.errors import GenevaError, MissingDependencyError, UserInputError
+from geneva.model.tables import Secrets
 
 FAILED = 1
 USER_INPUT = 2
@@ -29,8 +30,7 @@ out = Console(highlight=False)
 err = Console(highlight=False, stderr=True)
 
 _PIPED_WIDTH = 10_000
-_SHORTEST_SECRET = 4
-_hidden: set[str] = set()
+_hidden: set[Secrets] = set()
 
 
 def exit_code(error: Exception) -> int:
@@ -42,9 +42,9 @@ def exit_code(error: Exception) -> int:
     return FAILED
 
 
-def hide(values: Iterable[str]) -> None:
-    """Show these texts in no message from now on: they may be keys of a store."""
-    _hidden.update(value for value in values if len(value) >= _SHORTEST_SECRET)
+def hide(options: Secrets) -> None:
+    """Show these storage options in no message from now on."""
+    _hidden.add(options)
 
 
 def readable(error: Exception) -> str:
@@ -52,8 +52,8 @@ def readable(error: Exception) -> str:
     text = str(error) or type(error).__name__
     if not isinstance(error, GenevaError):
         text = text.partition(", /")[0].partition(": /rustc")[0].strip()
-    for secret in _hidden:
-        text = text.replace(secret, "***")
+    for options in _hidden:
+        text = options.redact(text)
     return text
 
 
@@ -97,9 +97,9 @@ def emit(document: Any) -> None:
     """Print one JSON document: the whole output of a command for machines."""
     import json
 
-    from geneva.cli.cells import plain
+    from geneva.render.values import json_value
 
-    sys.stdout.write(json.dumps(plain(document), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(json_value(document), indent=2, ensure_ascii=False) + "\n")
 
 
 def grid(
@@ -131,8 +131,3 @@ def facts(pairs: Iterable[tuple[str, Any]]) -> None:
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
         out.print(Text.assemble((f"{name:<{width}}  ", "bold"), value), soft_wrap=True)
-
-
-def count(number: int, noun: str) -> str:
-    """A number of things, in words: `1 row`, `2,000 rows`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

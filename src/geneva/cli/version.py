@@ -7,7 +7,7 @@ from importlib import metadata
 
 import typer
 
-from geneva.cli.options import AsJson
+from geneva.cli.arguments import AsJson
 from geneva.cli.terminal import emit, say
 
 DISTRIBUTION = "geneva-spark"

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geneva.cli import options
-from geneva.cli.backfills import result_record, tell
-from geneva.cli.options import (
+from geneva.cli.arguments import (
     AsJson,
-    CheckpointSize,
-    CommitGranularity,
-    Concurrency,
     Database,
     StorageOption,
-    TaskSize,
-    Threads,
-    Timeout,
     ViewName,
     Where,
+    complete_table,
     epilog,
+    names,
+    pairs,
+    takes_options,
 )
+from geneva.cli.backfills import result_record, show_result
+from geneva.cli.database import connect
+from geneva.cli.functions import FUNCTION, load_function
 from geneva.cli.terminal import emit, grid, say, warn
 from geneva.errors import UserInputError
+from geneva.options import RefreshArguments
 
 if TYPE_CHECKING:
     from geneva.planning.refresh import RefreshPlan
@@ -63,7 +63,7 @@ def create(
         typer.Option(
             metavar="TABLE",
             help="The table or view to make it of.",
-            autocompletion=options.complete_table,
+            autocompletion=complete_table,
             show_default=False,
         ),
     ],
@@ -98,14 +98,14 @@ def create(
     storage_option: StorageOption = None,
 ) -> None:
     """Make a view. Its values come with `geneva view refresh`."""
-    connection = options.connect(db, storage_option)
+    connection = connect(db, storage_option)
     query: Query = connection.open_table(source).query()
     if where is not None:
         query = query.where(where)
-    if (columns := options.names(select)) is not None:
+    if (columns := names(select)) is not None:
         query = query.select(columns)
-    for column, what in options.pairs(add, "--add").items():
-        made = options.load_function(what) if options.FUNCTION.fullmatch(what) else what
+    for column, what in pairs(add, "--add").items():
+        made = load_function(what) if FUNCTION.fullmatch(what) else what
         query = query.add_column({column: made})
     if shuffle is not None:
         query = query.shuffle(shuffle)
@@ -116,7 +116,7 @@ def create(
     for warning in caught:
         warn(warning.message)
     if as_json:
-        return emit(view_line(view))
+        return emit(view_summary(view))
     return say(f"View {name!r} is made. Fill it with: geneva view refresh {db} {name}")
 
 
@@ -127,6 +127,7 @@ def create(
         "geneva view refresh my-database english --src-version 5",
     ),
 )
+@takes_options(RefreshArguments)
 def refresh(
     db: Database,
     view: ViewName,
@@ -136,27 +137,14 @@ def refresh(
         int | None,
         typer.Option(help="Rows of a fragment of new rows; by default 65,536.", min=1, metavar="N"),
     ] = None,
-    concurrency: Concurrency = None,
-    intra_applier_concurrency: Threads = 1,
-    checkpoint_size: CheckpointSize = None,
-    task_size: TaskSize = None,
-    commit_granularity: CommitGranularity = 64,
-    timeout: Timeout = None,
     as_json: AsJson = False,
     storage_option: StorageOption = None,
+    **options: Any,
 ) -> None:
     """Bring a view up to date with its source, at the cost of what changed."""
-    result = _open(db, view, storage_option).refresh(
-        src_version,
-        max_rows_per_fragment=max_rows_per_fragment,
-        concurrency=concurrency,
-        intra_applier_concurrency=intra_applier_concurrency,
-        checkpoint_size=checkpoint_size,
-        task_size=task_size,
-        commit_granularity=commit_granularity,
-        timeout=timeout,
-    )
-    return emit(result_record(result)) if as_json else tell(result)
+    opened = _open(db, view, storage_option)
+    result = opened.refresh(src_version, max_rows_per_fragment=max_rows_per_fragment, **options)
+    return emit(result_record(result)) if as_json else show_result(result)
 
 
 @app.command(name="plan", epilog=epilog("geneva view plan my-database english"))
@@ -178,12 +166,12 @@ def list_views(
     db: Database, *, as_json: AsJson = False, storage_option: StorageOption = None
 ) -> None:
     """List the views of a database, and which are up to date."""
-    connection = options.connect(db, storage_option)
+    connection = connect(db, storage_option)
     found: list[Any] = [connection.open_table(n) for n in connection.list_materialized_views()]
-    told = [view_line(view) for view in found]
+    lines = [view_summary(view) for view in found]
     if as_json:
-        return emit({"views": told})
-    if not told:
+        return emit({"views": lines})
+    if not lines:
         return say("There are no views in this database.")
     return grid(
         ("name", "source", "source version", "rows", "state"),
@@ -195,7 +183,7 @@ def list_views(
                 f"{line['rows']:,}",
                 "up to date" if line["up_to_date"] else "to be refreshed",
             )
-            for line in told
+            for line in lines
         ],
         numbers=("source version", "rows"),
     )
@@ -212,7 +200,7 @@ def drop(
     storage_option: StorageOption = None,
 ) -> None:
     """Drop a view. Its source stays."""
-    connection = options.connect(db, storage_option)
+    connection = connect(db, storage_option)
     _open(db, view, storage_option)
     if not yes:
         typer.confirm(f"Drop view {view!r} and its computed values?", abort=True, err=True)
@@ -223,7 +211,7 @@ def drop(
 def _open(db: str, name: str, storage_option: list[str] | None) -> MaterializedView:
     from geneva.view import MaterializedView
 
-    found = options.connect(db, storage_option).open_table(name)
+    found = connect(db, storage_option).open_table(name)
     if not isinstance(found, MaterializedView):
         raise UserInputError(f"{name!r} is a table, not a view.")
     return found
@@ -232,7 +220,7 @@ def _open(db: str, name: str, storage_option: list[str] | None) -> MaterializedV
 # ---------------------------------------------------------------------------------- as records
 
 
-def view_line(view: MaterializedView) -> dict[str, Any]:
+def view_summary(view: MaterializedView) -> dict[str, Any]:
     """A view in a line, for machines."""
     return {
         "name": view.name,

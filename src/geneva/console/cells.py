@@ -1,4 +1,4 @@
-"""Values as people look at them: pictures, vectors as strips, long text cut. Everything escaped."""
+"""Values of a table as HTML: pictures, vectors as strips, long text cut. Everything escaped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from geneva.console.markup import Html, tag
-from geneva.console.words import cut, path, size
+from geneva.console.layout import cut, path
+from geneva.render.html import Html, tag
+from geneva.render.text import size
 from geneva.storage.lance.preview import Binary, Preview
 
-MOST_PICTURE_BYTES = 8 * 2**20
-_MOST_TEXT = 160
-_MOST_BINS = 64
-_SHORTEST_VECTOR = 4
+MAX_PICTURE_BYTES = 8 * 2**20
+_MAX_TEXT = 160
+_MAX_BINS = 64
+_MIN_VECTOR = 4
 _STRIP = (128, 22)
 _SHADES = 8
 
@@ -27,7 +28,7 @@ def cell(value: Any, kind: pa.DataType, where: str) -> Html:
         return tag("span", "NULL", class_="null")
     if isinstance(value, Binary):
         return _binary(value, where)
-    if _is_vector(kind) and len(value) >= _SHORTEST_VECTOR:
+    if _is_vector(kind) and len(value) >= _MIN_VECTOR:
         return vector(value)
     if isinstance(value, bool):
         return tag("code", str(value).lower())
@@ -86,11 +87,11 @@ def vector(values: Sequence[float | None]) -> Html:
 
 
 def _binned(values: Sequence[float | None]) -> list[float | None]:
-    if len(values) <= _MOST_BINS:
+    if len(values) <= _MAX_BINS:
         return list(values)
     bins: list[float | None] = []
-    for i in range(_MOST_BINS):
-        start, end = i * len(values) // _MOST_BINS, (i + 1) * len(values) // _MOST_BINS
+    for i in range(_MAX_BINS):
+        start, end = i * len(values) // _MAX_BINS, (i + 1) * len(values) // _MAX_BINS
         own = [v for v in values[start:end] if v is not None and math.isfinite(v)]
         bins.append(sum(own) / len(own) if own else None)
     return bins
@@ -106,15 +107,15 @@ def _shade(value: float | None, low: float, high: float) -> str:
 def _binary(value: Binary, where: str) -> Html:
     if value.picture is None:
         return tag("span", f"{size(value.size)} of bytes", class_="dim")
-    told = f"{value.picture.removeprefix('image/').upper()}, {size(value.size)}"
-    if value.size > MOST_PICTURE_BYTES:
-        return tag("span", f"{told}: too big to show", class_="dim")
-    picture = tag("img", src=where, alt=f"picture ({told})", loading="lazy", class_="thumb")
+    label = f"{value.picture.removeprefix('image/').upper()}, {size(value.size)}"
+    if value.size > MAX_PICTURE_BYTES:
+        return tag("span", f"{label}: too big to show", class_="dim")
+    picture = tag("img", src=where, alt=f"picture ({label})", loading="lazy", class_="thumb")
     return tag("a", picture, href=where)
 
 
 def _text(text: str, *, code: bool = False) -> Html:
-    short = cut(text, _MOST_TEXT)
+    short = cut(text, _MAX_TEXT)
     title = cut(text, 1000) if short != text else None
     return tag("code" if code else "span", short, title=title, class_="text")
 

@@ -6,10 +6,10 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from geneva.console.layout import grid, heading, nothing, pill, row
-from geneva.console.markup import Child, Html, tag
-from geneva.console.readings import ErrorRow
-from geneva.console.words import count, cut, path
+from geneva.console.layout import cut, grid, heading, nothing, path, pill, row
+from geneva.console.queries import ErrorRow
+from geneva.render.html import Child, Html, tag
+from geneva.render.text import count
 
 _SAMPLES = 5
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"", re.IGNORECASE)

@@ -22,7 +22,7 @@ _LOG = logging.getLogger("geneva.console")
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 COOKIE = "geneva_console"
-_SHORTEST_TOKEN = 16
+_MIN_TOKEN = 16
 _OPEN_PATHS = ("/login", "/static/")
 
 HEADERS = {
@@ -44,9 +44,9 @@ class Access:
 
     def __init__(self, token: str | None) -> None:
         """Keep the token's digest, and draw the secret that a browser is given for it."""
-        if token is not None and len(token) < _SHORTEST_TOKEN:
+        if token is not None and len(token) < _MIN_TOKEN:
             raise UserInputError(
-                f"The console's token has to have at least {_SHORTEST_TOKEN} characters; make one "
+                f"The console's token has to have at least {_MIN_TOKEN} characters; make one "
                 'with: python -c "import secrets; print(secrets.token_urlsafe())"'
             )
         self._digest = None if token is None else _digest(token)
@@ -64,7 +64,7 @@ class Access:
         return self._session
 
     def is_token(self, text: str) -> bool:
-        """Whether this is the token; the time it takes tells nothing."""
+        """Whether this is the token; comparing takes the same time for every text."""
         return self._digest is not None and hmac.compare_digest(_digest(text), self._digest)
 
     def knows(self, headers: Headers) -> bool:
@@ -99,7 +99,7 @@ class Access:
 
 
 def is_same_origin(headers: Headers) -> bool:
-    """Whether a request does not come from another site's page, as far as the browser tells."""
+    """Whether a request does not come from another site's page, as far as the browser says."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")

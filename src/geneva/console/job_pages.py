@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from geneva.console.layout import badge, card, facts, grid, heading, nothing, row
-from geneva.console.markup import Child, Html, tag
+from geneva.console.layout import badge, card, cut, facts, grid, heading, moment, nothing, path, row
 from geneva.console.plots import stage_times, throughput
-from geneva.console.words import count, cut, moment, path, rate, seconds
 from geneva.model.jobs import JobStatus
+from geneva.render.html import Child, Html, tag
+from geneva.render.text import count, rate, seconds
 from geneva.storage.jobs.events import JobEvent, JobRecord
 
 STATES = (
@@ -18,8 +18,8 @@ STATES = (
     ("ready_to_commit", "Ready to commit", "in complete fragments"),
     ("committed", "Committed", "visible in the table"),
 )
-MOST_LISTED = 200
-_MOST_EVENTS = 50
+MAX_LISTED = 200
+_MAX_EVENTS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ def job_list(jobs: Sequence[JobRecord], chosen: JobFilter) -> Html:
             "No job has run yet.", "A backfill or refresh shows here as soon as it starts."
         )
     labels = ("Status", "Table", "Column", "Progress", "Rows/s", "Took", "Started")
-    rows = [_job_row(job, labels) for job in jobs[:MOST_LISTED]]
-    more = len(jobs) - MOST_LISTED
+    rows = [_job_row(job, labels) for job in jobs[:MAX_LISTED]]
+    more = len(jobs) - MAX_LISTED
     note = tag("p", f"{count(more, 'older job')} not shown.", class_="dim") if more > 0 else None
     return tag("div", grid("Jobs", ("Job", *labels), rows), note)
 
@@ -136,7 +136,7 @@ def job_page(
         tag("div", cancel_form, id="cancel"),
         tag(
             "div",
-            card("Throughput", tag("div", parts["plot"], id="plot"), note=_dim("rows a second")),
+            card("Throughput", tag("div", parts["plot"], id="plot"), note=_dim("rows per second")),
             card(
                 "Stage times", tag("div", parts["stages"], id="stages"), note=_dim("over all tasks")
             ),
@@ -211,8 +211,8 @@ def _trouble(job: JobRecord) -> Html:
 
 
 def _pace(job: JobRecord) -> str:
-    told = float(job.metrics.get("rows_per_second", 0.0))
-    parts = [rate(told)] if told else []
+    speed = float(job.metrics.get("rows_per_second", 0.0))
+    parts = [rate(speed)] if speed else []
     if not job.status.is_final and (left := _eta(job.metrics)) is not None:
         parts.append(f"about {seconds(left)} left")
     return " · ".join(parts)
@@ -246,8 +246,8 @@ def _facts(job: JobRecord) -> Html:
         pairs.append(("Driver", driver))
     for name, value in job.config.items():
         if value is not None:
-            told = tag("code", cut(str(value), 200))
-            pairs.append((name.replace("_", " ").capitalize().replace("Udf", "UDF"), told))
+            shown = tag("code", cut(str(value), 200))
+            pairs.append((name.replace("_", " ").capitalize().replace("Udf", "UDF"), shown))
     return facts(pairs)
 
 
@@ -267,7 +267,7 @@ def _events(events: Sequence[JobEvent]) -> Html:
             _event_text(e),
             labels=("Event", "What"),
         )
-        for e in reversed(events[-_MOST_EVENTS:])
+        for e in reversed(events[-_MAX_EVENTS:])
     ]
     return grid("Events of the job, newest first", ("Time (UTC)", "Event", "What"), rows)
 
@@ -275,17 +275,17 @@ def _events(events: Sequence[JobEvent]) -> Html:
 def _event_text(event: JobEvent) -> str:
     payload = event.payload
     metrics = payload.get("metrics")
-    told = str(payload.get("status", "")).lower()
+    text = str(payload.get("status", "")).lower()
     if event.kind == "committed" and isinstance(metrics, dict):
         rows, total = _number(metrics, "committed"), _number(metrics, "total")
-        told = (
+        text = (
             f"{rows:,} of {count(total, 'row')} in {count(_number(metrics, 'commits'), 'commit')}"
         )
     elif event.kind == "created":
-        told = f"{str(payload.get('type', '')).lower()} of {payload.get('column', '')}"
-    elif not told:
-        told = str(payload.get("message", ""))
-    return cut(told, 300)
+        text = f"{str(payload.get('type', '')).lower()} of {payload.get('column', '')}"
+    elif not text:
+        text = str(payload.get("message", ""))
+    return cut(text, 300)
 
 
 def _number(metrics: Mapping[str, Any], key: str) -> int:

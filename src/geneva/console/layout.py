@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import quote, urlencode
 
 from starlette.responses import Response
 
-from geneva.console.markup import Child, Html, join, tag
-from geneva.console.words import place
 from geneva.model.jobs import JobStatus
+from geneva.model.uris import without_credentials
+from geneva.render.html import Child, Html, join, tag
+from geneva.render.text import ago, shorten, timestamp
 
 _NAVIGATION = (
     ("Tables", "/"),
@@ -52,8 +55,10 @@ class Frame:
 
     def _header(self, here: str) -> Html:
         links = [
-            tag("li", tag("a", name, href=way, aria_current="page" if way == here else None))
-            for name, way in _NAVIGATION
+            tag(
+                "li", tag("a", name, href=address, aria_current="page" if address == here else None)
+            )
+            for name, address in _NAVIGATION
         ]
         return tag(
             "header",
@@ -72,7 +77,7 @@ class Frame:
         mode = "can cancel jobs" if self.can_cancel else "read-only"
         return tag(
             "footer",
-            tag("span", tag("code", place(self.database))),
+            tag("span", tag("code", without_credentials(self.database))),
             tag("span", mode, " · ", tag("a", "metrics", href="/metrics")),
         )
 
@@ -152,5 +157,23 @@ def nothing(text: str, *hint: Child) -> Html:
 
 
 def lines(children: Iterable[Child]) -> Html:
-    """Children, one a line."""
+    """Children, one per line."""
     return join([[child, tag("br")] for child in children])
+
+
+def path(*parts: str, **query: str | int | None) -> str:
+    """The address of a page, with everything quoted."""
+    way = "/" + "/".join(quote(part, safe="") for part in parts)
+    given = {key: value for key, value in query.items() if value is not None}
+    return f"{way}?{urlencode(given)}" if given else way
+
+
+def cut(text: str, limit: int) -> str:
+    """The beginning of a text that is too long for its place."""
+    return shorten(text, limit, "…")
+
+
+def moment(at: datetime) -> Html:
+    """When something was, as a distance from now; the exact time is in the element."""
+    at = at.astimezone(UTC)
+    return tag("time", ago(at), datetime=at.isoformat(), title=timestamp(at))

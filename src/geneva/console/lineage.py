@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from geneva.console.markup import Child, Html, tag
-from geneva.console.readings import TableInfo
-from geneva.console.words import count, cut, path
+from geneva.console.layout import cut, path
+from geneva.console.queries import TableInfo
 from geneva.model.view_query import ColumnKind
+from geneva.render.html import Child, Html, tag
+from geneva.render.text import count
 
 _BOX, _ROW, _GAP, _PAD, _HEAD = 172, 30, 64, 14, 36
 _LETTERS = 20
@@ -124,7 +125,7 @@ def draw(groups: list[Group]) -> Html:
         width=f"{width:.0f}",
         height=f"{height:.0f}",
         role="group",
-        aria_label="Lineage graph; the same is told as a list below",
+        aria_label="Lineage graph; the same stands as a list below",
         class_="lineage fits" if width <= _FITS else "lineage",
     )
 
@@ -273,21 +274,21 @@ def _draw_column(placed: _Placed, column: Column) -> Html:
     kind = "plain" if column.how in ("", "copy") else "computed"
     room = _LETTERS - (2 if column.how == column.name else len(cut(column.how, 10)))
     parts = [
-        tag("title", f"{column.name}: {_told(column)}"),
+        tag("title", f"{column.name}: {_origin(column)}"),
         tag("rect", x=x, y=y, width=_BOX, height=_ROW, rx=6, class_=f"column {kind}"),
         tag("text", cut(column.name, max(8, room)), x=x + 10, y=y + 19),
     ]
     if column.how:
-        told = "ƒ" if column.how == column.name else cut(column.how, 10)
-        parts.append(tag("text", told, x=x + _BOX - 9, y=y + 19, text_anchor="end", class_="how"))
+        how = "ƒ" if column.how == column.name else cut(column.how, 10)
+        parts.append(tag("text", how, x=x + _BOX - 9, y=y + 19, text_anchor="end", class_="how"))
     if not placed.group.linked:
         return tag("g", parts)
     where = path("tables", placed.group.name) + "#columns"
-    label = f"column {column.name} of {placed.group.name}: {_told(column)}"
+    label = f"column {column.name} of {placed.group.name}: {_origin(column)}"
     return tag("a", parts, href=where, aria_label=label)
 
 
-def _told(column: Column) -> str:
+def _origin(column: Column) -> str:
     if not column.how:
         return "written by users"
     sources = ", ".join(f"{table}.{name}" for table, name in column.inputs) or "nothing"
@@ -304,7 +305,7 @@ def _group_text(group: Group) -> Html:
     name: Child = tag("a", group.name, href=path("tables", group.name))
     source = f" of {', '.join(group.sources)}" if group.sources else ""
     made = [
-        tag("li", tag("code", column.name), ": ", _told(column))
+        tag("li", tag("code", column.name), ": ", _origin(column))
         for column in group.columns
         if column.how
     ]

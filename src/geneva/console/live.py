@@ -11,12 +11,12 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-LOOK_SECONDS = 1.0
-"""How often to look at the job history and heartbeats."""
-_QUIET_SECONDS = 15.0
-_MOST_STREAMS = 64
+POLL_SECONDS = 1.0
+"""How often to read the job history and heartbeats."""
+_KEEPALIVE_SECONDS = 15.0
+_MAX_STREAMS = 64
 
-Look = Callable[[], dict[str, Any]]
+ReadPage = Callable[[], dict[str, Any]]
 """Reads what a page shows now: `html` and `bars` by element id, `say`, and if it is `final`."""
 
 
@@ -27,33 +27,33 @@ class Streams:
         """None is open yet."""
         self._open = 0
 
-    def respond(self, look: Look) -> Response:
-        """Follow what `look` sees until it is final, or nobody listens any more."""
-        if self._open >= _MOST_STREAMS:
+    def respond(self, read: ReadPage) -> Response:
+        """Send what `read` returns until it is final, or nobody listens any more."""
+        if self._open >= _MAX_STREAMS:
             return PlainTextResponse("Too many live pages are open.", 503)
         headers = {"x-accel-buffering": "no"}
         return StreamingResponse(
-            self._follow(look), media_type="text/event-stream", headers=headers
+            self._follow(read), media_type="text/event-stream", headers=headers
         )
 
-    async def _follow(self, look: Look) -> AsyncIterator[bytes]:
+    async def _follow(self, read: ReadPage) -> AsyncIterator[bytes]:
         self._open += 1
         last: dict[str, Any] = {}
-        heard = time.monotonic()
+        sent_at = time.monotonic()
         try:
             while True:
-                seen = await run_in_threadpool(look)
-                news = changes(last, seen)
+                now = await run_in_threadpool(read)
+                news = changes(last, now)
                 if news:
                     yield f"event: change\ndata: {json.dumps(news)}\n\n".encode()
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > _QUIET_SECONDS:
+                    sent_at = time.monotonic()
+                elif time.monotonic() - sent_at > _KEEPALIVE_SECONDS:
                     yield b": still here\n\n"
-                    heard = time.monotonic()
-                if seen.get("final"):
+                    sent_at = time.monotonic()
+                if now.get("final"):
                     return
-                last = seen
-                await asyncio.sleep(LOOK_SECONDS)
+                last = now
+                await asyncio.sleep(POLL_SECONDS)
         finally:
             self._open -= 1
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from geneva.console.plots import STAGES
-from geneva.console.readings import Freshness, TableInfo
+from geneva.console.queries import Freshness, TableInfo
 from geneva.model.jobs import JobStatus
 from geneva.storage.jobs.events import JobRecord
 
@@ -56,7 +56,7 @@ def metrics_text(
         ),
         _family(
             "geneva_job_rows_per_second",
-            "Rows a second of a running job.",
+            "Rows per second of a running job.",
             [(_job(job), float(job.metrics.get("rows_per_second", 0.0))) for job in running],
         ),
         _family(
@@ -79,9 +79,9 @@ def _job(job: JobRecord) -> dict[str, str]:
 def _family(name: str, help_text: str, samples: Sequence[Sample]) -> list[str]:
     lines = [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
     for labels, value in samples:
-        told = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        written = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
         lines.append(
-            f"{name}{{{told}}} {value:g}" if value < 1e6 else f"{name}{{{told}}} {value:.0f}"
+            f"{name}{{{written}}} {value:g}" if value < 1e6 else f"{name}{{{written}}} {value:.0f}"
         )
     return lines
 

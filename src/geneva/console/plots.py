@@ -1,4 +1,4 @@
-"""A job's numbers as pictures: rows a second over time, and where the time went."""
+"""A job's numbers as pictures: rows per second over time, and where the time went."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from geneva.console.layout import facts
-from geneva.console.markup import Html, tag
-from geneva.console.words import rate, seconds
+from geneva.render.html import Html, tag
+from geneva.render.text import rate, seconds
 
 _WIDTH, _HEIGHT = 640, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 26
-_MOST_STEPS = 40
+_MAX_STEPS = 40
 
 STAGES = (
     ("read", "read_seconds"),
@@ -26,7 +26,7 @@ STAGES = (
 
 
 def throughput(samples: Sequence[Mapping[str, Any]]) -> Html:
-    """Rows a second between one sample and the next, as a picture."""
+    """Rows per second between one sample and the next, as a picture."""
     points = _rates(samples)
     if not points:
         return tag("p", "There is nothing to plot before the first rows are in.", class_="dim")
@@ -95,7 +95,7 @@ def stage_times(metrics: Mapping[str, Any]) -> Html:
 
 
 def _rates(samples: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float]]:
-    """From, to, and rows a second in between: even steps, so that a burst of reports is no peak."""
+    """From, to, and rows per second: in even steps, so that a burst of reports is no peak."""
     times, rows = [0.0], [0]
     for sample in samples:
         at = float(sample.get("seconds", 0.0))
@@ -106,7 +106,7 @@ def _rates(samples: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, flo
     end = times[-1]
     if not end or not rows[-1]:
         return []
-    steps = max(1, min(_MOST_STEPS, len(times) - 1, int(end)))
+    steps = max(1, min(_MAX_STEPS, len(times) - 1, int(end)))
     edges = np.linspace(0.0, end, steps + 1)
     grown = np.diff(np.interp(edges, times, rows))
     return [
@@ -125,11 +125,11 @@ def _y(value: float, top: float) -> float:
 
 def _line(value: float, top: float) -> Html:
     y = f"{_y(value, top):.1f}"
-    told = _short(value) if top >= 10 else f"{value:.2g}"
+    label = _short(value) if top >= 10 else f"{value:.2g}"
     return tag(
         "g",
         tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="axis"),
-        tag("text", told, x=_LEFT - 8, y=f"{_y(value, top) + 4:.1f}", text_anchor="end"),
+        tag("text", label, x=_LEFT - 8, y=f"{_y(value, top) + 4:.1f}", text_anchor="end"),
     )
 
 

@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from geneva.console.cells import MOST_PICTURE_BYTES
+from geneva.console.cells import MAX_PICTURE_BYTES
 from geneva.console.error_pages import errors_page
 from geneva.console.guard import COOKIE, Access, Guard, is_same_origin
 from geneva.console.job_pages import (
@@ -28,30 +28,29 @@ from geneva.console.job_pages import (
     jobs_page,
     spoken,
 )
-from geneva.console.layout import Frame, heading, html_response
+from geneva.console.layout import Frame, heading, html_response, path
 from geneva.console.live import Streams
-from geneva.console.markup import Child, Html, tag
 from geneva.console.metrics import metrics_text
-from geneva.console.readings import Readings
+from geneva.console.queries import DatabaseReader
 from geneva.console.table_pages import PREVIEW_ROWS, freshness_part, table_page, tables_page
 from geneva.console.view_pages import views_page
-from geneva.console.words import path
 from geneva.errors import JobError, JobNotFoundError, TableNotFoundError
 from geneva.model.jobs import JobStatus
+from geneva.render.html import Child, Html, tag
 from geneva.storage.lance.preview import read_picture, read_preview
 
 _STATIC = Path(__file__).parent / "static"
-_MOST_FORM_BYTES = 4_096
-_BIGGEST_ROW = 2**40
+_MAX_FORM_BYTES = 4_096
+_MAX_ROW = 2**40
 
 
 class Console:
     """The endpoints of one database."""
 
-    def __init__(self, readings: Readings, access: Access) -> None:
-        """Answer from `readings`, and change only what `access` allows."""
-        self._readings, self._access = readings, access
-        self._frame = Frame(readings.uri, access.needs_token)
+    def __init__(self, reader: DatabaseReader, access: Access) -> None:
+        """Answer from `reader`, and change only what `access` allows."""
+        self._reader, self._access = reader, access
+        self._frame = Frame(reader.uri, access.needs_token)
         self._strangers_frame = Frame("", access.needs_token)  # which database it is, is a secret
         self._streams = Streams()
 
@@ -78,27 +77,27 @@ class Console:
 
     def tables(self, request: Request) -> Response:
         """All tables."""
-        return self._frame.page("Tables", *tables_page(self._readings.tables()), here="/")
+        return self._frame.page("Tables", *tables_page(self._reader.tables()), here="/")
 
     def table(self, request: Request) -> Response:
         """One table."""
         name = request.path_params["name"]
-        info = self._readings.table(name)
+        info = self._reader.table(name)
         if info.trouble is not None:
             raise HTTPException(404, info.trouble)
-        table = self._readings.open(name)
+        table = self._reader.open(name)
         columns = list(table.schema.names)
         start = _whole_number(request.query_params.get("row", "0"))
         try:
             preview: Any = read_preview(table.ref, columns, start, PREVIEW_ROWS)
         except (OSError, ValueError, NotImplementedError) as error:
-            preview = f"The rows can't be shown: {self._readings.told(str(error))[:300]}"
+            preview = f"The rows can't be shown: {self._reader.redact(str(error))[:300]}"
         return self._frame.page(name, *table_page(info, table.schema, preview), here="/")
 
     def freshness(self, request: Request) -> Response:
         """How fresh a table is: a part of a page, or a page of its own without scripts."""
         name = request.path_params["name"]
-        part = freshness_part(self._readings.freshness(name))
+        part = freshness_part(self._reader.freshness(name))
         if request.headers.get("x-part"):
             return html_response(part)
         title = heading(
@@ -109,13 +108,13 @@ class Console:
     def picture(self, request: Request) -> Response:
         """A cell that is a picture."""
         asked = request.query_params
-        table = self._readings.open(request.path_params["name"])
+        table = self._reader.open(request.path_params["name"])
         row, version = _whole_number(asked.get("row", "")), _whole_number(asked.get("version", ""))
         column = asked.get("column", "")
         found = None
         if column in table.schema.names:
             try:
-                found = read_picture(table.ref, version, column, row, MOST_PICTURE_BYTES)
+                found = read_picture(table.ref, version, column, row, MAX_PICTURE_BYTES)
             except (OSError, ValueError) as error:
                 raise HTTPException(404, "There is no such picture.") from error
         if not isinstance(found, tuple):
@@ -126,7 +125,7 @@ class Console:
 
     def views(self, request: Request) -> Response:
         """Views and lineage."""
-        content = views_page(self._readings.tables())
+        content = views_page(self._reader.tables())
         return self._frame.page("Views & lineage", *content, here="/views")
 
     # --------------------------------------------------------------------------------- jobs
@@ -134,7 +133,7 @@ class Console:
     def jobs(self, request: Request) -> Response:
         """The list of jobs."""
         chosen = _job_filter(request)
-        every = self._readings.jobs()
+        every = self._reader.jobs()
         tables = sorted({job.table_name for job in every})
         listed = [j for j in every if _fits(j, chosen)]
         return self._frame.page("Jobs", *jobs_page(listed, chosen, tables), here="/jobs")
@@ -143,18 +142,18 @@ class Console:
         """The list of jobs as it changes."""
         chosen = _job_filter(request)
 
-        def look() -> dict[str, Any]:
-            jobs = [job for job in self._readings.jobs() if _fits(job, chosen)]
+        def read() -> dict[str, Any]:
+            jobs = [job for job in self._reader.jobs() if _fits(job, chosen)]
             return {"html": {"jobs": job_list(jobs, chosen)}}
 
-        return self._streams.respond(look)
+        return self._streams.respond(read)
 
     def job(self, request: Request) -> Response:
         """One job."""
-        job = self._readings.job(request.path_params["job_id"])
-        stopping = not job.status.is_final and self._readings.cancel_requested(job.job_id)
+        job = self._reader.job(request.path_params["job_id"])
+        stopping = not job.status.is_final and self._reader.cancel_requested(job.job_id)
         form = None if job.status.is_final or stopping else self._cancel_form(job.job_id)
-        content = job_page(job, self._readings.samples(job), form, stopping=stopping)
+        content = job_page(job, self._reader.samples(job), form, stopping=stopping)
         return self._frame.page(
             f"{job.job_type.capitalize()} of {job.column_name}", *content, here="/jobs"
         )
@@ -162,18 +161,18 @@ class Console:
     async def job_stream(self, request: Request) -> Response:
         """One job as it goes on."""
         job_id = request.path_params["job_id"]
-        await run_in_threadpool(self._readings.job, job_id)  # not found is an answer, not a stream
+        await run_in_threadpool(self._reader.job, job_id)  # not found is an answer, not a stream
 
-        def look() -> dict[str, Any]:
-            job = self._readings.job(job_id)
+        def read() -> dict[str, Any]:
+            job = self._reader.job(job_id)
             final = job.status.is_final
-            stopping = not final and self._readings.cancel_requested(job_id)
-            parts: dict[str, Html] = job_parts(job, self._readings.samples(job), stopping=stopping)
+            stopping = not final and self._reader.cancel_requested(job_id)
+            parts: dict[str, Html] = job_parts(job, self._reader.samples(job), stopping=stopping)
             if final or stopping:
                 parts["cancel"] = Html("")
             return {"html": parts, "bars": job_bars(job), "say": spoken(job), "final": final}
 
-        return self._streams.respond(look)
+        return self._streams.respond(read)
 
     async def cancel(self, request: Request) -> Response:
         """Ask a job to stop, for those who may."""
@@ -186,7 +185,7 @@ class Console:
         if not self._access.may_change(request, f"cancel {job_id}", form.get("key", "")):
             raise HTTPException(403, "That request didn't come from this console's own page.")
         try:
-            await run_in_threadpool(self._readings.cancel, job_id)
+            await run_in_threadpool(self._reader.cancel, job_id)
         except JobNotFoundError:
             raise
         except JobError as error:
@@ -215,13 +214,13 @@ class Console:
     def errors(self, request: Request) -> Response:
         """Errors in groups."""
         table = request.query_params.get("table") or None
-        found = self._readings.errors(table)
+        found = self._reader.errors(table)
         return self._frame.page("Errors", *errors_page(found, table), here="/errors")
 
     def metrics(self, request: Request) -> Response:
         """Numbers for Prometheus."""
-        readings = self._readings
-        text = metrics_text(readings.tables(), readings.jobs(), readings.known_freshness())
+        reader = self._reader
+        text = metrics_text(reader.tables(), reader.jobs(), reader.known_freshness())
         kind = "text/plain; version=0.0.4; charset=utf-8"
         return Response(text.encode("utf-8", "replace"), headers={"content-type": kind})
 
@@ -243,12 +242,12 @@ class Console:
     async def not_found(self, request: Request, error: Exception) -> Response:
         """A page for what is not there, or is refused."""
         status = error.status_code if isinstance(error, HTTPException) else 404
-        told = error.detail if isinstance(error, HTTPException) else str(error)
+        message = error.detail if isinstance(error, HTTPException) else str(error)
         title = {403: "Not allowed", 404: "Not found", 409: "Too late"}.get(status, "Not possible")
         back = tag("p", tag("a", "All tables", href="/"))
         headers = dict(getattr(error, "headers", None) or {})
         frame = self._frame if self._access.knows(request.headers) else self._strangers_frame
-        page = frame.page(title, heading(title, self._readings.told(told)), back, status=status)
+        page = frame.page(title, heading(title, self._reader.redact(message)), back, status=status)
         page.headers.update(headers)
         return page
 
@@ -258,7 +257,7 @@ def make_app(
 ) -> Starlette:
     """The console of a database as an ASGI application."""
     access = Access(token)
-    console = Console(Readings(uri, storage_options), access)
+    console = Console(DatabaseReader(uri, storage_options), access)
     return Starlette(
         routes=console.routes(),
         middleware=[Middleware(Guard, access=access, hosts=frozenset(hosts))],
@@ -290,13 +289,13 @@ async def _form(request: Request) -> dict[str, str]:
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > _MOST_FORM_BYTES:
+        if len(body) > _MAX_FORM_BYTES:
             raise HTTPException(413, "That is more than a form of this console holds.")
     return {name: values[-1] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
 
 
 def _whole_number(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text[:20]) > _BIGGEST_ROW:
+    if not text.isascii() or not text.isdigit() or int(text[:20]) > _MAX_ROW:
         raise HTTPException(400, "A row or version is a whole number.")
     return int(text)
 

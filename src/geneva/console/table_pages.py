@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 
 from geneva.console.cells import cell, picture_address
-from geneva.console.layout import card, facts, grid, heading, lines, nothing, pill, row
-from geneva.console.markup import Child, Html, tag
-from geneva.console.readings import ColumnFreshness, Freshness, TableInfo
-from geneva.console.words import count, cut, path
+from geneva.console.layout import card, cut, facts, grid, heading, lines, nothing, path, pill, row
+from geneva.console.queries import ColumnFreshness, Freshness, TableInfo
 from geneva.planning.refresh import RefreshPlan
+from geneva.render.html import Child, Html, tag
+from geneva.render.text import count
 from geneva.storage.lance.preview import Preview
 from geneva.storage.views.definition import visible_schema
 
@@ -20,8 +20,8 @@ _SHORT_VERSION = 12
 def tables_page(tables: list[TableInfo]) -> list[Child]:
     """All tables; how fresh each is comes later, by itself."""
     views = sum(table.view is not None for table in tables)
-    told = f"{count(len(tables) - views, 'table')} and {count(views, 'view')}, and what is stale."
-    title = heading("Tables", told)
+    under = f"{count(len(tables) - views, 'table')} and {count(views, 'view')}, and what is stale."
+    title = heading("Tables", under)
     if not tables:
         hint = [
             "Make one with ",
@@ -85,14 +85,14 @@ def _column_freshness(column: ColumnFreshness) -> Html:
     if not column.stale:
         return tag("div", pill("fresh", "done"), " ", name, notes)
     why = ", ".join(f"{rows:,} {reason}" for reason, rows in column.reasons)
-    told = f"{column.stale:,} of {count(column.total, 'row')} stale"
+    stale = f"{column.stale:,} of {count(column.total, 'row')} stale"
     return tag(
         "div",
         pill("stale", "stale"),
         " ",
         name,
         " ",
-        tag("span", told, class_="nowrap"),
+        tag("span", stale, class_="nowrap"),
         tag("span", f" · {why}", class_="dim"),
         _meter(column),
         notes,
@@ -111,20 +111,20 @@ def _meter(column: ColumnFreshness) -> Html:
 
 def _refresh_freshness(plan: RefreshPlan) -> Html:
     if plan.is_empty:
-        told = f" equals {plan.source} at version {plan.to_version}"
-        return tag("div", pill("fresh", "done"), tag("span", told))
+        state = f" equals {plan.source} at version {plan.to_version}"
+        return tag("div", pill("fresh", "done"), tag("span", state))
     behind = "never refreshed" if plan.from_version is None else f"at version {plan.from_version}"
     why = [
         f"{plan.rows_entering:,} to enter" if plan.rows_entering else "",
         f"{plan.rows_leaving:,} to leave" if plan.rows_leaving else "",
         f"{plan.rows_to_compute:,} values to fill" if plan.rows_to_compute else "",
     ]
-    told = ", ".join(part for part in why if part)
+    changes = ", ".join(part for part in why if part)
     return tag(
         "div",
         pill("stale", "stale"),
         f" {behind} of {plan.source}, which is at {plan.to_version}",
-        tag("span", f" · {told}" if told else "", class_="dim"),
+        tag("span", f" · {changes}" if changes else "", class_="dim"),
     )
 
 
@@ -196,8 +196,8 @@ def _columns(table: TableInfo, schema: pa.Schema) -> Html:
 
 def _origin(table: TableInfo, column: str) -> str:
     known = {c.name: c.kind.value for c in table.view.columns} if table.view is not None else {}
-    told = {"column": "copied from the source", "sql": "SQL over the source"}
-    return told.get(known.get(column, ""), "")
+    origins = {"column": "copied from the source", "sql": "SQL over the source"}
+    return origins.get(known.get(column, ""), "")
 
 
 def _dim(text: str) -> Html:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from geneva.console.layout import card, heading, nothing
+from geneva.console.layout import card, heading, nothing, path
 from geneva.console.lineage import as_text, draw, lineage
-from geneva.console.markup import Child, tag
-from geneva.console.readings import TableInfo
+from geneva.console.queries import TableInfo
 from geneva.console.table_pages import definition, lazy_freshness
-from geneva.console.words import count, path
+from geneva.render.html import Child, tag
+from geneva.render.text import count
 
 
 def views_page(tables: list[TableInfo]) -> list[Child]:

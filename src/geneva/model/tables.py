@@ -10,6 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+_MIN_SECRET = 4
+"""Characters of the shortest option that is taken out of texts: shorter ones are in any word."""
+_HARMLESS = frozenset({"true", "false"})
+
 
 class Secrets(Mapping[str, str]):
     """Storage options: a mapping that shows in no repr, message, log or plain pickle."""
@@ -48,6 +52,13 @@ class Secrets(Mapping[str, str]):
         """Pickle compressed: workers need the options, but none is to be read in a pickle."""
         text = "\0".join(part for pair in self._options.items() for part in pair)
         return _open_secrets, (zlib.compress(text.encode()) if self._options else b"",)
+
+    def redact(self, text: str) -> str:
+        """A text without the values of the options; any of them may be a key."""
+        hidden = {v for v in self._options.values() if len(v) >= _MIN_SECRET}
+        for value in sorted(hidden - _HARMLESS, key=len, reverse=True):
+            text = text.replace(value, "***")
+        return text
 
     def plain(self) -> dict[str, str] | None:
         """The options as the storage libraries want them; None when there are none."""

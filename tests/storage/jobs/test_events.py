@@ -128,3 +128,43 @@ def test_it_stays_small(
 def test_storage_options_do_not_show() -> None:
     history = JobHistory("s3://bucket/db", Secrets({"aws_secret_access_key": "hush"}))
     assert "hush" not in repr(vars(history))
+
+
+class TestLostJobs:
+    """A job whose driver died is read as FAILED; only a writer puts that on record."""
+
+    @pytest.fixture
+    def lost(self, tmp_path: Path) -> JobHistory:
+        history = JobHistory(str(tmp_path / "db"), Secrets(), lambda job: True)
+        later = START + timedelta(seconds=1)
+        history.append([created("j"), changed("j", JobStatus.RUNNING, later)])
+        return history
+
+    @staticmethod
+    def written(tmp_path: Path) -> int:
+        return lance.dataset(str(tmp_path / "db" / "_geneva" / "jobs.lance")).version
+
+    def test_reading_writes_nothing(self, lost: JobHistory, tmp_path: Path) -> None:
+        before = self.written(tmp_path)
+        for record in (lost.get("j"), *lost.list(), *lost.list(status="failed")):
+            assert record.status is JobStatus.FAILED
+            assert "lost" in (record.error or "")
+            assert record.updated_at == START + timedelta(seconds=1)
+        assert lost.list(status="running") == []
+        assert self.written(tmp_path) == before
+
+    def test_a_writer_puts_it_on_record_once(self, lost: JobHistory, tmp_path: Path) -> None:
+        assert not lost.close_lost("j")
+        after = self.written(tmp_path)
+        record = JobHistory(str(tmp_path / "db"), Secrets()).get("j")
+        assert record.status is JobStatus.FAILED
+        assert "lost" in (record.error or "")
+        assert not lost.close_lost("j")
+        assert self.written(tmp_path) == after
+
+    def test_jobs_that_live_or_are_unknown(self, history: JobHistory, tmp_path: Path) -> None:
+        history.append([created("j")])
+        before = self.written(tmp_path)
+        assert history.close_lost("j")
+        assert not history.close_lost("nope")
+        assert self.written(tmp_path) == before

@@ -14,7 +14,9 @@ import pyarrow as pa
 from geneva.errors import JobNotFoundError
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
+from geneva.model.uris import table_uri
 from geneva.render import html
+from geneva.render.text import timestamp
 from geneva.storage.jobs.append_only import AppendOnlyTable, quoted
 
 _SCHEMA = pa.schema(
@@ -24,6 +26,12 @@ _SCHEMA = pa.schema(
         pa.field("kind", pa.string()),
         pa.field("payload", pa.string()),
     ]
+)
+
+
+_LOST = (
+    "lost: the process that drove the job died or was not heard of for minutes. What it finished "
+    "is kept; run the same again to go on."
 )
 
 
@@ -39,7 +47,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as its events tell it."""
+    """A job, folded from its events."""
 
     job_id: str
     table_name: str
@@ -62,8 +70,8 @@ class JobRecord:
             ("type", self.job_type),
             ("table", self.table_name),
             ("column", self.column_name),
-            ("created", f"{self.created_at:%Y-%m-%d %H:%M:%S} UTC"),
-            ("updated", f"{self.updated_at:%Y-%m-%d %H:%M:%S} UTC"),
+            ("created", timestamp(self.created_at)),
+            ("updated", timestamp(self.updated_at)),
             ("rows committed", self.metrics.get("committed")),
             ("error", self.error),
         )
@@ -81,10 +89,10 @@ class JobHistory:
     ) -> None:
         """Point at a database; nothing is read or written yet.
 
-        `is_lost` tells of a job that has not ended whether its driver is dead. Whoever finds that
-        out writes it down.
+        `is_lost` says of a job that has not ended whether its driver is dead. Such a job is read
+        as FAILED. Reading never writes: `close_lost` makes it durable.
         """
-        uri = f"{database_uri.rstrip('/')}/_geneva/jobs.lance"
+        uri = table_uri(database_uri, "_geneva/jobs")
         self._table = AppendOnlyTable(uri, _SCHEMA, storage_options)
         self._is_lost = is_lost
 
@@ -109,7 +117,7 @@ class JobHistory:
     ) -> list[JobRecord]:
         """The jobs, newest first."""
         wanted = JobStatus(str(status).upper()) if status is not None else None
-        records = [self._seen(record) for record in fold_events(self._read(None))]
+        records = [self._as_of_now(record) for record in fold_events(self._read(None))]
         return [
             record
             for record in sorted(records, key=lambda r: r.created_at, reverse=True)
@@ -118,32 +126,35 @@ class JobHistory:
 
     def get(self, job_id: str) -> JobRecord:
         """One job; JobNotFoundError when there is none of that id."""
+        return self._as_of_now(self._recorded(job_id))
+
+    def close_lost(self, job_id: str) -> bool:
+        """Whether a job is running; one whose driver died is put on record as FAILED.
+
+        For those who write because of it: a job that releases the tags of dead ones.
+        """
+        try:
+            recorded = self._recorded(job_id)
+        except JobNotFoundError:
+            return False
+        now = self._as_of_now(recorded)
+        if now.status is not recorded.status:
+            payload = {"status": now.status.value, "error": now.error}
+            with suppress(OSError):
+                self.append([JobEvent(job_id, "status", payload)])
+        return not now.status.is_final
+
+    def _recorded(self, job_id: str) -> JobRecord:
         records = fold_events(self._read(str(job_id)))
         if not records:
             raise JobNotFoundError(f"There is no job {str(job_id)!r} in this database.")
-        return self._seen(records[0])
+        return records[0]
 
-    def is_running(self, job_id: str) -> bool:
-        """Whether there is a job of that id that has not ended."""
-        try:
-            return not self.get(job_id).status.is_final
-        except JobNotFoundError:
-            return False
-
-    def _seen(self, record: JobRecord) -> JobRecord:
-        """The record; a job whose driver died is put down as failed first."""
+    def _as_of_now(self, record: JobRecord) -> JobRecord:
+        """The record; a job whose driver died has failed, also when nobody wrote that down."""
         if record.status.is_final or not self._is_lost(record):
             return record
-        message = (
-            "lost: the process that drove the job died or was not heard of for minutes. What it "
-            "finished is kept; run the same again to go on."
-        )
-        event = JobEvent(
-            record.job_id, "status", {"status": JobStatus.FAILED.value, "error": message}
-        )
-        with suppress(OSError):
-            self.append([event])
-        return _fold([*record.events, event])
+        return replace(record, status=JobStatus.FAILED, error=_LOST)
 
     def _read(self, job_id: str | None) -> Sequence[JobEvent]:
         condition = None if job_id is None else f"job_id = {quoted(job_id)}"

@@ -9,6 +9,7 @@ from datetime import datetime
 import pyarrow as pa
 
 from geneva.model.tables import Secrets
+from geneva.model.uris import table_uri
 from geneva.render import html
 from geneva.storage.jobs.append_only import AppendOnlyTable, quoted
 
@@ -88,7 +89,7 @@ class FailureStore:
 
     def __init__(self, database_uri: str, storage_options: Secrets) -> None:
         """Point at a database; nothing is read or written yet."""
-        uri = f"{database_uri.rstrip('/')}/_geneva/errors.lance"
+        uri = table_uri(database_uri, "_geneva/errors")
         self._table = AppendOnlyTable(uri, _SCHEMA, storage_options)
 
     def append(self, records: Sequence[ErrorRecord]) -> None:

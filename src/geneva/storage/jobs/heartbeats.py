@@ -1,4 +1,4 @@
-"""Small files through which running jobs and those who watch them talk, across machines."""
+"""Heartbeats of running jobs and requests to cancel them: small files, across machines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 from lance.file import LanceFileSession
 
 from geneva.model.tables import Secrets
+from geneva.storage.jobs.events import JobRecord
 
 _SCHEMA = pa.schema(
     [pa.field("at", pa.timestamp("us", tz="UTC")), pa.field("payload", pa.string())]
@@ -20,7 +21,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """What was said, and when."""
+    """A message of a job, and when it was written."""
 
     at: datetime
     payload: dict[str, Any]
@@ -36,11 +37,11 @@ class JobSignals:
         )
 
     def beat(self, job_id: str, payload: dict[str, Any]) -> None:
-        """Say that a job is alive, and how far it is."""
+        """Report that a job is alive, and how far it is."""
         self._write(f"{job_id}.beat.lance", payload)
 
     def last_beat(self, job_id: str) -> Signal | None:
-        """When a job was last heard of; None when it never was."""
+        """The last heartbeat of a job; None when there is none."""
         return self._read(f"{job_id}.beat.lance")
 
     def request_cancel(self, job_id: str) -> None:
@@ -70,3 +71,14 @@ class JobSignals:
             return Signal(row["at"], json.loads(row["payload"]))
         except (OSError, ValueError, IndexError):
             return None
+
+
+def newest_metrics(job: JobRecord, signals: JobSignals) -> dict[str, Any]:
+    """The numbers of a job: of a running one those of its last heartbeat, if they are newer."""
+    if job.status.is_final:
+        return job.metrics
+    beat = signals.last_beat(job.job_id)
+    metrics = beat.payload.get("metrics") if beat is not None else None
+    if not isinstance(metrics, dict) or metrics.get("seconds", 0) < job.metrics.get("seconds", 0):
+        return job.metrics
+    return {**job.metrics, **metrics}

@@ -53,7 +53,7 @@ def table_description(table: Table) -> dict[str, Any]:
 
 
 def _column(table: Table, column: ColumnDefinition, refresh: RefreshPlan | None) -> dict[str, Any]:
-    told = {
+    summary = {
         "name": column.name,
         "udf": column.udf_name,
         "udf_version": column.udf_version,
@@ -64,7 +64,7 @@ def _column(table: Table, column: ColumnDefinition, refresh: RefreshPlan | None)
         stale = refreshed.get(column.name, 0)
         why = "not refreshed yet" if refresh.from_version is None else "source changed"
         return {
-            **told,
+            **summary,
             "stale_rows": stale,
             "failed_rows": 0,
             "reasons": {why: stale} if stale else {},
@@ -72,7 +72,7 @@ def _column(table: Table, column: ColumnDefinition, refresh: RefreshPlan | None)
         }
     plan = table.plan_backfill(column.name)
     return {
-        **told,
+        **summary,
         "stale_rows": plan.rows_to_compute,
         "failed_rows": table.plan_backfill(column.name, retry_failed=True).rows_to_compute,
         "reasons": {reason.value: rows for reason, rows in plan.reasons().items()},

@@ -1,4 +1,4 @@
-"""What the pages show, read from the database. Nothing is unpickled, nothing is run."""
+"""Queries of the pages to the database. Nothing is unpickled, run or written."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from geneva.connection import Connection, connect
 from geneva.errors import GenevaError, TableNotFoundError
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import ColumnDefinition, Secrets
+from geneva.model.uris import same_place
 from geneva.model.view_query import ViewQuery
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.jobs.events import JobRecord
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
-from geneva.storage.jobs.heartbeats import JobSignals
+from geneva.storage.jobs.heartbeats import JobSignals, newest_metrics
 from geneva.storage.views.definition import reads_source
 from geneva.table import Table
 from geneva.view import MaterializedView
@@ -28,8 +29,6 @@ _FRESH_SECONDS = 10.0
 _PLANS_AT_ONCE = 2
 _KEPT_JOBS = 64
 _KEPT_SAMPLES = 600
-_SECRET_WORDS = ("key", "secret", "token", "password", "credential", "sas")
-_SHORTEST_SECRET = 6
 _OFFSET_BITS = 2**32 - 1
 """Of a row address: the row in its fragment."""
 
@@ -44,7 +43,7 @@ Metrics = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """A table or view as its schema tells it; `trouble` when it can't be opened."""
+    """A table or view, described by its schema; `trouble` when it can't be opened."""
 
     name: str
     version: int = 0
@@ -93,15 +92,15 @@ class ErrorRow:
     traceback: str = ""
 
 
-class Readings:
+class DatabaseReader:
     """The database behind a console. Keeps plans for seconds, and samples of running jobs."""
 
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None) -> None:
         """Connect."""
         self._db: Connection = connect(uri, storage_options=storage_options)
-        self._signals = JobSignals(self._db.uri, Secrets(storage_options))
-        self._failures = FailureStore(self._db.uri, Secrets(storage_options))
-        self._hidden = _secret_values(storage_options or {})
+        self._secrets = Secrets(storage_options)
+        self._signals = JobSignals(self._db.uri, self._secrets)
+        self._failures = FailureStore(self._db.uri, self._secrets)
         self._plans: dict[tuple[str, int], tuple[float, Freshness]] = {}
         self._planning = threading.Semaphore(_PLANS_AT_ONCE)
         self._samples: OrderedDict[str, deque[Metrics]] = OrderedDict()
@@ -112,11 +111,9 @@ class Readings:
         """Where the database is."""
         return self._db.uri
 
-    def told(self, text: str) -> str:
-        """A text from the database without the values of secret storage options."""
-        for value in self._hidden:
-            text = text.replace(value, "•••")
-        return text
+    def redact(self, text: str) -> str:
+        """A text from the database without the values of storage options."""
+        return self._secrets.redact(text)
 
     # ------------------------------------------------------------------------------- tables
 
@@ -131,7 +128,7 @@ class Readings:
         except TableNotFoundError:
             raise
         except (GenevaError, OSError, ValueError, KeyError) as error:
-            return TableInfo(name, trouble=self.told(str(error).partition("\n")[0][:300]))
+            return TableInfo(name, trouble=self.redact(str(error).partition("\n")[0][:300]))
 
     def open(self, name: str) -> Table:
         """A table; a name that can't be one is not found either."""
@@ -142,16 +139,16 @@ class Readings:
 
     def _table_info(self, table: Table) -> TableInfo:
         info = TableInfo(
-            table.name,
-            table.version,
-            len(table),
-            tuple(table.schema.names),
-            table.computed_columns(),
+            name=table.name,
+            version=table.version,
+            rows=len(table),
+            columns=tuple(table.schema.names),
+            computed=table.computed_columns(),
         )
         if not isinstance(table, MaterializedView):
             return info
         query = table.definition
-        here = query.base_db_uri.rstrip("/") == self.uri.rstrip("/")
+        here = same_place(query.base_db_uri, self.uri)
         return replace(info, view=query, source_version=table.source_version, source_is_here=here)
 
     def freshness(self, name: str) -> Freshness:
@@ -181,16 +178,21 @@ class Readings:
         try:
             return Freshness(tuple(columns), refresh=table.plan_refresh())
         except (GenevaError, OSError, ValueError) as error:
-            return Freshness(tuple(columns), trouble=self.told(str(error)[:300]))
+            return Freshness(tuple(columns), trouble=self.redact(str(error)[:300]))
 
     def _plan_column(self, table: Table, name: str) -> ColumnFreshness:
         try:
             plan: BackfillPlan = table.plan_backfill(name)
         except (GenevaError, OSError, ValueError) as error:
-            return ColumnFreshness(name, len(table), 0, (), trouble=self.told(str(error)[:300]))
+            return ColumnFreshness(name, len(table), 0, (), trouble=self.redact(str(error)[:300]))
         reasons = sorted(plan.reasons().items(), key=lambda item: -item[1])
-        told = tuple((reason.value, rows) for reason, rows in reasons)
-        return ColumnFreshness(name, plan.total_rows, plan.rows_to_compute, told, plan.notes)
+        return ColumnFreshness(
+            column=name,
+            total=plan.total_rows,
+            stale=plan.rows_to_compute,
+            reasons=tuple((reason.value, rows) for reason, rows in reasons),
+            notes=plan.notes,
+        )
 
     # --------------------------------------------------------------------------------- jobs
 
@@ -212,28 +214,24 @@ class Readings:
 
     def samples(self, job: JobRecord) -> list[Metrics]:
         """The job's metrics over time, from its events and the beats that were seen here."""
-        told = [e.payload["metrics"] for e in job.events if "metrics" in e.payload]
+        recorded = [e.payload["metrics"] for e in job.events if "metrics" in e.payload]
         seen = list(self._samples.get(job.job_id, ()))
-        by_time = {float(m.get("seconds", 0.0)): m for m in (*seen, *told)}
+        by_time = {float(m.get("seconds", 0.0)): m for m in (*seen, *recorded)}
         return [by_time[at] for at in sorted(by_time)]
 
     def _live(self, job: JobRecord) -> JobRecord:
-        job = replace(job, error=None if job.error is None else self.told(job.error))
+        job = replace(job, error=None if job.error is None else self.redact(job.error))
         if job.status.is_final:
             return job
-        beat = self._signals.last_beat(job.job_id)
-        metrics = beat.payload.get("metrics") if beat is not None else None
-        if not isinstance(metrics, dict):
-            return job
-        self._note(job.job_id, metrics)
-        newer = metrics.get("seconds", 0) >= job.metrics.get("seconds", 0)
-        return replace(job, metrics={**job.metrics, **metrics}) if newer else job
+        job = replace(job, metrics=newest_metrics(job, self._signals))
+        self._keep_sample(job)
+        return job
 
-    def _note(self, job_id: str, metrics: Metrics) -> None:
+    def _keep_sample(self, job: JobRecord) -> None:
         with self._lock:
-            own = self._samples.setdefault(job_id, deque(maxlen=_KEPT_SAMPLES))
-            if not own or own[-1].get("seconds") != metrics.get("seconds"):
-                own.append(metrics)
+            own = self._samples.setdefault(job.job_id, deque(maxlen=_KEPT_SAMPLES))
+            if not own or own[-1].get("seconds") != job.metrics.get("seconds"):
+                own.append(job.metrics)
             while len(self._samples) > _KEPT_JOBS:
                 self._samples.popitem(last=False)
 
@@ -242,37 +240,35 @@ class Readings:
     def errors(self, table: str | None = None) -> list[ErrorRow]:
         """Rows that failed, newest first, and then jobs that failed without one."""
         rows = [self._error_row(error) for error in reversed(self._failures.list(table))]
-        told = {row.job_id for row in rows}
+        shown = {row.job_id for row in rows}
         failed = self._db.list_jobs(table, JobStatus.FAILED)
-        jobs = [self._job_error(job) for job in failed if job.error and job.job_id not in told]
+        jobs = [self._job_error(job) for job in failed if job.error and job.job_id not in shown]
         return [*rows, *jobs]
 
     def _error_row(self, error: ErrorRecord) -> ErrorRow:
         offset = error.row_address & _OFFSET_BITS
         return ErrorRow(
-            error.table_name,
-            error.column_name,
-            error.job_id,
-            error.exception_type,
-            self.told(error.message),
-            f"fragment {error.fragment_id}, row {offset}",
-            str(error.attempt),
-            self.told(error.input_preview),
-            self.told(error.traceback),
+            table=error.table_name,
+            column=error.column_name,
+            job_id=error.job_id,
+            exception=error.exception_type,
+            message=self.redact(error.message),
+            row=f"fragment {error.fragment_id}, row {offset}",
+            attempt=str(error.attempt),
+            inputs=self.redact(error.input_preview),
+            traceback=self.redact(error.traceback),
         )
 
     def _job_error(self, job: JobRecord) -> ErrorRow:
-        kind, _, message = self.told(job.error or "").partition(": ")
+        kind, _, message = self.redact(job.error or "").partition(": ")
+        where = ""
         if (raised := _RAISED.search(message)) is not None:
             where, kind, message = raised.group("where"), raised.group("kind"), raised.group("text")
-            return ErrorRow(job.table_name, job.column_name, job.job_id, kind, message, where)
-        return ErrorRow(job.table_name, job.column_name, job.job_id, kind, message)
-
-
-def _secret_values(options: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(
-        str(value)
-        for name, value in options.items()
-        if any(word in name.lower() for word in _SECRET_WORDS)
-        and len(str(value)) >= _SHORTEST_SECRET
-    )
+        return ErrorRow(
+            table=job.table_name,
+            column=job.column_name,
+            job_id=job.job_id,
+            exception=kind,
+            message=message,
+            row=where,
+        )

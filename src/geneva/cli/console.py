@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from geneva.cli import options
-from geneva.cli.options import Database, StorageOption
+from geneva.cli.arguments import Database, StorageOption
+from geneva.cli.database import connect, read_storage_options
 from geneva.errors import MissingDependencyError
 
 
@@ -30,8 +30,8 @@ def console(
 ) -> None:
     """Show the database in a browser: tables, views, jobs as they run, errors. Ctrl-C ends it."""
     serve = _serve()
-    uri = str(options.connect(db, storage_option).uri)  # what is wrong with it is said here
-    given = options.read_storage_options(storage_option)
+    uri = str(connect(db, storage_option).uri)  # what is wrong with it is said here
+    given = read_storage_options(storage_option)
     serve(uri, host=host, port=port, token=token, storage_options=given)
 
 
