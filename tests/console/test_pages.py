@@ -167,7 +167,7 @@ def test_only_pictures_are_given_out(client: TestClient, query: str, status: int
 def test_a_picture_that_is_too_big_is_not_sent(
     uri: str, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("geneva.console.routes.MOST_PICTURE_BYTES", 10)
+    monkeypatch.setattr("geneva.console.routes.MAX_PICTURE_BYTES", 10)
     assert client.get("/tables/pictures/picture?column=image&row=0&version=3").status_code == 413
 
 
