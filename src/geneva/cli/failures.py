@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,9 @@ from geneva.cli.arguments import (
 )
 from geneva.cli.database import connect
 from geneva.cli.terminal import emit, grid, say
+
+if TYPE_CHECKING:
+    from geneva.storage.jobs.failures import ErrorRecord
 
 
 def errors(
@@ -45,7 +49,6 @@ def errors(
     The newest come first. With --json, each has its row address and its traceback too.
     """
     from geneva.cli.jobs import find_job
-    from geneva.render.values import cell_text
 
     connection = connect(db, storage_option)
     opened = connection.open_table(table)
@@ -57,6 +60,15 @@ def errors(
         return emit({"table": table, "total": len(found), "errors": records})
     if not found:
         return say("No errors are on record.")
+    _show(newest)
+    if len(found) > limit:
+        say(f"... and {len(found) - limit:,} older ones: --limit shows more", "dim")
+    return None
+
+
+def _show(errors: Sequence[ErrorRecord]) -> None:
+    from geneva.render.values import cell_text
+
     grid(
         ("column", "fragment", "row", "error", "message", "attempt", "input", "job"),
         [
@@ -70,10 +82,7 @@ def errors(
                 cell_text(error.input_preview),
                 error.job_id[:8],
             )
-            for error in newest
+            for error in errors
         ],
         numbers=("fragment", "row", "attempt"),
     )
-    if len(found) > limit:
-        say(f"... and {len(found) - limit:,} older ones: --limit shows more", "dim")
-    return None

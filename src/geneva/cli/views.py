@@ -46,6 +46,44 @@ SourceVersion = Annotated[
 ]
 
 
+NewName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The new view's name.", show_default=False)
+]
+Source = Annotated[
+    str,
+    typer.Option(
+        metavar="TABLE",
+        help="The table or view to make it of.",
+        autocompletion=complete_table,
+        show_default=False,
+    ),
+]
+Select = Annotated[
+    str | None, typer.Option(metavar="a,b", help="Only these columns; by default all.")
+]
+Add = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=WHAT",
+        help="A column to add: module:function from the current folder, or SQL. Can be given "
+        "several times. A chunker gives several rows for one.",
+    ),
+]
+Shuffle = Annotated[
+    int | None, typer.Option(metavar="SEED", help="Shuffle the rows, as this seed says.")
+]
+Limit = Annotated[int | None, typer.Option(help="At most so many rows.", min=0, metavar="N")]
+Offset = Annotated[
+    int | None, typer.Option(help="Leave out the first so many rows.", min=0, metavar="N")
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Refuse a source without stable row ids, not just warn.", metavar=""
+    ),
+]
+
+
 @app.command(
     epilog=epilog(
         "geneva view create my-database english --source articles --where \"lang = 'en'\" "
@@ -54,46 +92,16 @@ SourceVersion = Annotated[
 )
 def create(
     db: Database,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The new view's name.", show_default=False)
-    ],
+    name: NewName,
     *,
-    source: Annotated[
-        str,
-        typer.Option(
-            metavar="TABLE",
-            help="The table or view to make it of.",
-            autocompletion=complete_table,
-            show_default=False,
-        ),
-    ],
+    source: Source,
     where: Where = None,
-    select: Annotated[
-        str | None, typer.Option(metavar="a,b", help="Only these columns; by default all.")
-    ] = None,
-    add: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=WHAT",
-            help="A column to add: module:function from the current folder, or SQL. Can be given "
-            "several times. A chunker gives several rows for one.",
-        ),
-    ] = None,
-    shuffle: Annotated[
-        int | None, typer.Option(metavar="SEED", help="Shuffle the rows, as this seed says.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="At most so many rows.", min=0, metavar="N")
-    ] = None,
-    offset: Annotated[
-        int | None, typer.Option(help="Leave out the first so many rows.", min=0, metavar="N")
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Refuse a source without stable row ids, not just warn.", metavar=""
-        ),
-    ] = False,
+    select: Select = None,
+    add: Add = None,
+    shuffle: Shuffle = None,
+    limit: Limit = None,
+    offset: Offset = None,
+    strict: Strict = False,
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
