@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 import geneva
@@ -20,6 +21,12 @@ from geneva.cli.terminal import LogSentences
 from geneva.config import Settings
 from geneva.errors import JavaNotFoundError, JobError
 from geneva.execution.runner import InProcessRunner
+from geneva.options import (
+    BackfillArguments,
+    RefreshArguments,
+    SelectionArguments,
+    option_infos,
+)
 
 STABLE = {"new_table_enable_stable_row_ids": "true"}
 FUNCTIONS = """
@@ -285,6 +292,30 @@ def test_every_option_of_a_backfill_arrives(folder: Path, monkeypatch: pytest.Mo
     )
     words = {"where": "id = 1", "udf": None, "unproven": "keep", "upstream": "ignore"}
     assert seen == {**numbers, **words, "retry_failed": True}
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (("plan",), SelectionArguments),
+        (("backfill",), BackfillArguments),
+        (("view", "refresh"), RefreshArguments),
+    ],
+)
+def test_every_option_of_the_record_is_an_option_of_the_command(
+    command: tuple[str, ...], arguments: Any
+) -> None:
+    group: Any = typer.main.get_command(app)
+    for name in command:
+        group = group.commands[name]
+    known = option_infos(arguments)
+    shown = {each.name: each for each in group.params}
+    for name, (info, default) in known.items():
+        assert shown[name].opts == [f"--{name.replace('_', '-')}"]
+        assert shown[name].help == info.help
+        assert shown[name].default == default
+    others = set(option_infos(BackfillArguments)) - set(known)
+    assert not others & set(shown)
 
 
 def test_a_plain_function_is_enough_and_inputs_can_be_named(folder: Path) -> None:

@@ -17,10 +17,10 @@ import geneva
 from geneva.cli.arguments import AsJson, StorageOption
 from geneva.cli.database import connect, read_storage_options
 from geneva.cli.terminal import FAILED, MISSING_DEPENDENCY, emit, out, readable
+from geneva.cli.version import PACKAGES
 from geneva.errors import GenevaError, MissingDependencyError
 from geneva.render.text import count
 
-_PACKAGES = ("pyspark", "pylance", "lancedb", "pyarrow")
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
 _STATES = {"ok": ("ok  ", "green"), "failed": ("FAIL", "bold red"), "skipped": ("--  ", "dim")}
 
@@ -70,7 +70,7 @@ def doctor(
 def _checks(db: str | None, storage_option: list[str] | None, *, no_spark: bool) -> Iterator[Check]:
     yield Check("geneva", "ok", geneva.__version__)
     yield _checked("python", _python)
-    for package in _PACKAGES:
+    for package in PACKAGES:
         yield _checked(package, lambda package=package: _package(package))  # type: ignore[misc]
     java = _checked("java", _java)
     yield java

@@ -11,17 +11,18 @@ from geneva.cli.arguments import AsJson
 from geneva.cli.terminal import emit, say
 
 DISTRIBUTION = "geneva-spark"
-_PARTS = ("pyspark", "pylance", "lancedb", "pyarrow")
+PACKAGES = ("pyspark", "pylance", "lancedb", "pyarrow")
+"""What Geneva builds on, for bug reports."""
 
 
 def version(*, as_json: AsJson = False) -> None:
     """Print the versions of Geneva, of Python and of what it builds on."""
     if as_json:
-        parts = {part: _installed(part) for part in (DISTRIBUTION, *_PARTS)}
+        parts = {part: _installed(part) for part in (DISTRIBUTION, *PACKAGES)}
         return emit({**parts, "python": platform.python_version()})
     say(own_version())
     say(f"{'python':<12} {platform.python_version()}")
-    for part in _PARTS:
+    for part in PACKAGES:
         say(f"{part:<12} {_installed(part)}")
     return None
 

@@ -21,7 +21,8 @@ __all__ = ["app", "serve"]
 _INSTALL = "The console needs starlette and uvicorn: pip install 'geneva-spark[console]'"
 _PATIENCE_SECONDS = 2
 """How long open live pages are waited for at the end."""
-_LOCAL = ("127.0.0.1", "::1", "localhost")
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+"""The names of this machine that nobody else can reach."""
 
 
 def app(
@@ -29,7 +30,7 @@ def app(
     storage_options: Mapping[str, str] | None = None,
     token: str | None = None,
     *,
-    hosts: Iterable[str] = _LOCAL,
+    hosts: Iterable[str] = LOOPBACK,
 ) -> Starlette:
     """The console of a database as an ASGI application.
 

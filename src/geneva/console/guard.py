@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from geneva.console import LOOPBACK
 from geneva.errors import UserInputError
 
 _LOG = logging.getLogger("geneva.console")
 
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 COOKIE = "geneva_console"
 _MIN_TOKEN = 16
 _OPEN_PATHS = ("/login", "/static/")
