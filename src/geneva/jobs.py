@@ -15,12 +15,13 @@ from typing import Any
 
 from geneva.config import Settings
 from geneva.errors import JobCancelledError, JobError, JobTimeoutError
+from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.work import Work
-from geneva.execution.jobs.heartbeat import Pulse, driver_identity
+from geneva.execution.jobs.heartbeat import Heartbeat, driver_identity
 from geneva.execution.jobs.notebook import NotebookBars
 from geneva.execution.jobs.progress import JobProgress, ProgressBars, in_notebook, wants_bars
-from geneva.execution.jobs.tracing import span, tell
+from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner
 from geneva.model.jobs import JobStatus
 from geneva.render import html
@@ -123,6 +124,7 @@ class Job:
         make_runner: Callable[[], Runner],
         on_commit: Callable[[], None],
         failures: FailureStore | None = None,
+        make_committer: MakeCommitter = TableCommitter,
     ) -> None:
         """Take a plan; nothing is written or run yet. `on_commit` is told of every commit."""
         self.job_id = str(uuid.uuid4())
@@ -131,7 +133,7 @@ class Job:
         self.cancelled = threading.Event()
         self._work, self._history, self._signals = work, history, signals
         self._settings, self._make_runner, self._on_commit = settings, make_runner, on_commit
-        self._failures = failures
+        self._failures, self._make_committer = failures, make_committer
         self._announced = False
 
     def announce(self) -> None:
@@ -168,7 +170,7 @@ class Job:
             try:
                 self._drive()
             finally:
-                tell(current, self.progress.metrics())
+                set_attributes(current, self.progress.metrics())
 
     def _drive(self) -> None:
         show = wants_bars(self._settings.progress)
@@ -182,6 +184,7 @@ class Job:
             control = JobControl(
                 job_id=self.job_id,
                 make_runner=self._make_runner,
+                make_committer=self._make_committer,
                 listeners=tuple(listeners),
                 cancelled=self.cancelled,
                 max_conflict_retries=self._settings.version_conflict_max_retries,
@@ -189,7 +192,9 @@ class Job:
                 is_running=self._history.is_running,
                 record_errors=self._record_errors,
             )
-            stack.enter_context(Pulse(self._signals, self.job_id, self._pulse, self.cancelled))
+            stack.enter_context(
+                Heartbeat(self._signals, self.job_id, self._heartbeat, self.cancelled)
+            )
             self._follow(self._work.run(control))
             if not self.progress.rows_left:
                 with _logged("tidy up after", self.job_id):
@@ -203,7 +208,7 @@ class Job:
         except OSError as error:
             _LOG.warning("%d errors could not be recorded: %s", len(records), error)
 
-    def _pulse(self) -> dict[str, Any]:
+    def _heartbeat(self) -> dict[str, Any]:
         return {"status": self.status.value, "metrics": self.progress.metrics()}
 
     def _follow(self, progress: JobProgress) -> None:

@@ -128,7 +128,7 @@ def verify(
     computation = subject.bind(dataset, snapshot)
     reader = ValidityReader(dataset, snapshot, computation, reads_values=True)
     live = read_live_rows(dataset, snapshot.fragments)
-    judge = subject.judge_source(dataset, computation)
+    judge = subject.source_check(dataset, computation)
     found: dict[RowState, list[int]] = {}
     rows = 0
     for fragment, chosen in _sampled(snapshot.fragments, live, sample, seed):

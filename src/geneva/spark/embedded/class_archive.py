@@ -116,7 +116,9 @@ def train(archive: Path) -> bool:
 
 def _run_spark(draft: Path) -> None:
     """Run the shortest life of a Spark that loads every class a backfill needs."""
-    from geneva.spark.session import LocalOptions, SparkRunner, embedded_session
+    from geneva.spark.embedded.settings import LocalOptions
+    from geneva.spark.runner import SparkRunner
+    from geneva.spark.sessions import embedded_session
 
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(TRAINING_LIMIT_SECONDS)

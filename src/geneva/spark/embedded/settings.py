@@ -1,7 +1,7 @@
 """How the Spark that Geneva starts by itself is set up: one machine, quiet, and cheap to start.
 
 All that it writes is in one private folder, which is gone when its JVM is, and the JVM is gone
-when Python is. No pyspark here: ``geneva.spark.session`` does the starting.
+when Python is. No pyspark here: ``geneva.spark.sessions`` does the starting.
 """
 
 from __future__ import annotations
