@@ -144,7 +144,7 @@ def test_a_batch_size_alone_is_honoured_as_given(drawn: tuple[Sizes, int, BatchR
     sizes, window, _ = drawn
     if sizes.batch_size is not None:
         rule = BatchRule.of(Sizes(batch_size=sizes.batch_size), window, None)
-        assert rule.first == rule.most == min(sizes.batch_size, window)
+        assert rule.first == rule.max_rows == min(sizes.batch_size, window)
         assert rule.next_size(rule.first, 9.9) == rule.first
 
 

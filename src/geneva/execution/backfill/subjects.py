@@ -29,7 +29,7 @@ class Subject(Protocol):
         """The computation at one version; ColumnChangedError when it is another one by now."""
 
     def source_check(self, dataset: Dataset, computation: Computation) -> SourceCheck | None:
-        """What tells whether inputs in another table changed; None: inputs are in this one."""
+        """What checks whether inputs in another table changed; None: inputs are in this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,14 +128,14 @@ def verify(
     computation = subject.bind(dataset, snapshot)
     reader = ValidityReader(dataset, snapshot, computation, reads_values=True)
     live = read_live_rows(dataset, snapshot.fragments)
-    judge = subject.source_check(dataset, computation)
+    check_source = subject.source_check(dataset, computation)
     found: dict[RowState, list[int]] = {}
     rows = 0
     for fragment, chosen in _sampled(snapshot.fragments, live, sample, seed):
         rows += chosen.count
         claimed = reader.by_files(fragment)
-        if judge is not None:
-            claimed = judge(fragment, claimed) or Validity.unknown(fragment.physical_rows)
+        if check_source is not None:
+            claimed = check_source(fragment, claimed) or Validity.unknown(fragment.physical_rows)
         seen = reader.by_receipt(fragment, chosen)
         states = _states(claimed, seen, chosen, has_receipts=computation.receipt is not None)
         if run:
