@@ -54,7 +54,7 @@ class FragmentState:
     reused: RowSet | None = None
     """Rows that an unpublished result is there for; None: none."""
     retry_failed: bool = False
-    """Whether just those are asked for."""
+    """Whether just the rows that failed are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from geneva.errors import MissingDependencyError, SparkUnavailableError
 from geneva.spark.embedded.class_archive import archive_for, flags_or_train
 from geneva.spark.embedded.java import (
-    STARTED_MARK,
+    STARTED_MARKER,
     JavaHome,
     find_java,
     gateway_command,
@@ -111,7 +111,7 @@ def _start(options: LocalOptions) -> SparkSession:
         raise SparkUnavailableError(f"Spark could not be started here: {cause}{log}") from None
     if reused:  # the JVM's shell looks after the folder that the JVM was started with
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    (directory / STARTED_MARK).touch()
+    (directory / STARTED_MARKER).touch()
     return session
 
 

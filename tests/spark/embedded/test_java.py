@@ -185,6 +185,6 @@ def test_folder_goes_with_the_jvm_unless_it_never_started(
     folder = tmp_path / "a folder"
     folder.mkdir()
     if started:
-        (folder / java_module.STARTED_MARK).touch()
+        (folder / java_module.STARTED_MARKER).touch()
     subprocess.run(supervised(["true"], folder), check=False)
     assert folder.exists() == left

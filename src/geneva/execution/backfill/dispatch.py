@@ -105,7 +105,7 @@ class Dispatcher:
         self._ledger.submitted(len(tasks))
 
     def _submit_again(self, tasks: list[Task], lost: Future[list[str]]) -> None:
-        """Go on with tasks whose workers died, as long as their notes tell more about the cause."""
+        """Go on with tasks whose workers died, as long as their notes narrow the cause down."""
         self._ledger.lost_workers()
         if not self._learned(tasks):
             store, job_id = open_checkpoints(self._prepared.ref), tasks[0].work.job_id

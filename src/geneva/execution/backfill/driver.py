@@ -83,7 +83,7 @@ def run_backfill(
 
 
 def _is_only_new(began: PreparedBackfill, now: PreparedBackfill, progress: JobProgress) -> bool:
-    """Whether what is left came after the job began, as far as numbers tell.
+    """Whether what is left came after the job began, by the numbers of rows.
 
     A compaction may have put new rows into one fragment with old ones, so that the fragment is not
     new. What was owed is committed, nothing is stale, and no more is left than the table grew by.

@@ -15,7 +15,7 @@ from geneva.storage.columns.validity import Validity
 from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
 
 SourceCheck: TypeAlias = Callable[[FragmentFacts, Validity], Validity | None]
-"""Takes back what changes of a source made stale; None where only receipts can tell."""
+"""Takes back what changes of a source made stale; None where only receipts can prove it."""
 
 
 class Subject(Protocol):

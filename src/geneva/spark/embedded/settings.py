@@ -86,7 +86,7 @@ def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": (directory / "warehouse").as_uri(),
         "spark.pyspark.python": sys.executable,
-        # A unix socket saves 25 ms a task over TCP.
+        # A unix socket saves 25 ms per task over TCP.
         "spark.python.unix.domain.socket.enabled": str(sockets).lower(),
         "spark.python.unix.domain.socket.dir": str(directory),
         # Each job of ours is a pool: fair among jobs, first come first served within one, so
@@ -96,7 +96,7 @@ def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
         "spark.python.task.killTimeout": "500ms",
         # A segfault then says in which line of Python it happened.
         "spark.python.worker.faulthandler.enabled": "true",
-        # Our plans are one row a task: compiling Java for them costs 0.2 s and saves nothing.
+        # Our plans are one row per task: compiling Java for them costs 0.2 s and saves nothing.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
