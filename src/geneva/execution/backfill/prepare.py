@@ -17,7 +17,7 @@ from geneva.execution.backfill.unpublished import Unpublished, find_unpublished,
 from geneva.execution.runner import Runner
 from geneva.execution.worker.task import ColumnWork, FileWork, PartWork
 from geneva.model.computation import Computation
-from geneva.model.rows import RowRange, RowSet
+from geneva.model.rows import RowRange
 from geneva.model.tables import ColumnDefinition, Sizes, TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.planning.backfill import (
