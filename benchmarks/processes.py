@@ -53,7 +53,7 @@ def with_archive(folder: Path) -> dict[str, str]:
     """The environment of a start with a class archive, made first, in a cache of our own."""
     environment = {"GENEVA_JVM_ARCHIVE": "1", "XDG_CACHE_HOME": str(folder / "cache")}
     # Whoever runs Spark without an archive has one made when the process ends.
-    maker = "from geneva.spark.session import embedded_session; embedded_session()"
+    maker = "from geneva.spark.sessions import embedded_session; embedded_session()"
     subprocess.run([sys.executable, "-c", maker], check=True, env={**os.environ, **environment})
     classes = folder / "cache" / "geneva" / "classes"
     deadline = time.monotonic() + _ARCHIVE_LIMIT_SECONDS

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from geneva.spark.embedded.java import find_java
-from geneva.spark.session import LocalOptions, embedded_session
+from geneva.spark.embedded.settings import LocalOptions
+from geneva.spark.sessions import embedded_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -149,7 +150,9 @@ def run_script(code: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
     environ = {**os.environ, "TMPDIR": str(cwd / "tmp"), "XDG_CACHE_HOME": str(cwd / "cache")}
     head = (
         "import os, sys, time\n"
-        "from geneva.spark.session import LocalOptions, SparkRunner, embedded_session\n"
+        "from geneva.spark.embedded.settings import LocalOptions\n"
+        "from geneva.spark.runner import SparkRunner\n"
+        "from geneva.spark.sessions import embedded_session\n"
     )
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-c", head + textwrap.dedent(code)],

@@ -20,6 +20,7 @@ import pytest
 import geneva
 from geneva import UDF, udf
 from geneva.config import Settings
+from geneva.execution.backfill.committer import Publish, TableCommitter
 from geneva.execution.runner import Runner
 from geneva.storage.checkpoints.store import CheckpointKey, LanceCheckpointStore
 from geneva.storage.columns import publish as commit
@@ -190,6 +191,17 @@ def checkpoint_ranges(table: Table) -> dict[int, list[tuple[int, int]]]:
 def staged_records(table: Table) -> list[int]:
     """Return the fragments for which a staged file is on record."""
     return sorted(key.fragment_id for key in checkpoint_keys(table) if key.rows is None)
+
+
+@contextmanager
+def publishing(db: Connection, publish: Publish) -> Iterator[None]:
+    """Let the jobs of a connection publish in another way than by a commit to the table."""
+    plain = db._make_committer
+    db._make_committer = functools.partial(TableCommitter, publish=publish)
+    try:
+        yield
+    finally:
+        db._make_committer = plain
 
 
 @contextmanager

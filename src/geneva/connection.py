@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from geneva.config import Settings
 from geneva.errors import TableNotFoundError, UserInputError
+from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
 from geneva.execution.jobs.heartbeat import is_lost
 from geneva.execution.refresh.create import create_view
@@ -37,7 +38,7 @@ from geneva.udf.declare import serialize_udf, udf_digest
 from geneva.view import MaterializedView
 
 if TYPE_CHECKING:
-    from geneva.spark.session import SparkSession
+    from geneva.spark.sessions import SparkSession
 
 
 def connect(
@@ -83,6 +84,7 @@ class Connection:
         """Use `connect`."""
         self._database, self._uri, self._storage_options = database, uri, storage_options
         self._spark, self._settings, self._runner = spark, settings, runner
+        self._make_committer: MakeCommitter = TableCommitter
         self._signals = JobSignals(uri, storage_options)
         self._failures = FailureStore(uri, storage_options)
         self._history = JobHistory(uri, storage_options, lambda job: is_lost(job, self._signals))
@@ -224,6 +226,7 @@ class Connection:
             failures=self._failures,
             settings=self._settings,
             make_runner=self._make_runner,
+            make_committer=self._make_committer,
         )
         return Job(work, services, on_commit)
 
@@ -231,7 +234,8 @@ class Connection:
         if self._runner is not None:
             return self._runner()
         from geneva.spark.embedded.settings import LocalOptions
-        from geneva.spark.session import SparkRunner, embedded_session
+        from geneva.spark.runner import SparkRunner
+        from geneva.spark.sessions import embedded_session
 
         session = self._spark
         if session is None:

@@ -15,12 +15,13 @@ from typing import Any
 
 from geneva.config import Settings
 from geneva.errors import JobCancelledError, JobError, JobTimeoutError
+from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.work import Work
-from geneva.execution.jobs.heartbeat import Pulse, driver_identity
+from geneva.execution.jobs.heartbeat import Heartbeat, driver_identity
 from geneva.execution.jobs.notebook import NotebookBars
 from geneva.execution.jobs.progress import JobProgress, ProgressBars, in_notebook, wants_bars
-from geneva.execution.jobs.tracing import span, tell
+from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner
 from geneva.model.jobs import JobStatus
 from geneva.render import html
@@ -120,6 +121,7 @@ class JobServices:
     failures: FailureStore
     settings: Settings
     make_runner: Callable[[], Runner]
+    make_committer: MakeCommitter = TableCommitter
 
 
 class Job:
@@ -168,7 +170,7 @@ class Job:
             try:
                 self._drive()
             finally:
-                tell(current, self.progress.metrics())
+                set_attributes(current, self.progress.metrics())
 
     def _drive(self) -> None:
         show = wants_bars(self._services.settings.progress)
@@ -182,6 +184,7 @@ class Job:
             control = JobControl(
                 job_id=self.job_id,
                 make_runner=self._services.make_runner,
+                make_committer=self._services.make_committer,
                 listeners=tuple(listeners),
                 cancelled=self.cancelled,
                 max_conflict_retries=self._services.settings.version_conflict_max_retries,
@@ -190,7 +193,7 @@ class Job:
                 record_errors=self._record_errors,
             )
             stack.enter_context(
-                Pulse(self._services.signals, self.job_id, self._pulse, self.cancelled)
+                Heartbeat(self._services.signals, self.job_id, self._heartbeat, self.cancelled)
             )
             self._follow(self._work.run(control))
             if not self.progress.rows_left:
@@ -204,7 +207,7 @@ class Job:
         except OSError as error:
             _LOG.warning("%d errors could not be recorded: %s", len(records), error)
 
-    def _pulse(self) -> dict[str, Any]:
+    def _heartbeat(self) -> dict[str, Any]:
         return {"status": self.status.value, "metrics": self.progress.metrics()}
 
     def _follow(self, progress: JobProgress) -> None:

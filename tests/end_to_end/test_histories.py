@@ -32,12 +32,13 @@ from hypothesis.stateful import (
 
 import geneva
 from geneva.config import Settings
-from geneva.execution.backfill import driver
+from geneva.execution.backfill.committer import publish_columns
 from geneva.execution.runner import InProcessRunner
 from geneva.execution.worker import writer
 from geneva.storage.checkpoints.store import CheckpointKey, LanceCheckpointStore
 from geneva.storage.columns.staged_files import ColumnFileWriter
 from history_model import CALLS, Model, make_udf
+from support import publishing
 
 SCHEMA = pa.schema([("k", pa.int64()), ("x", pa.int64()), ("other", pa.string())])
 FAILPOINTS = ("checkpoint", "stage", "record", "commit")
@@ -85,14 +86,14 @@ class Failpoint:
             self.recorded.append(args[2].fragment_id)
 
     @contextmanager
-    def armed(self) -> Iterator[None]:
+    def armed(self, db: geneva.Connection) -> Iterator[None]:
         places = {
             "checkpoint": (LanceCheckpointStore, "__setitem__"),
             "stage": (ColumnFileWriter, "close"),
             "record": (writer, "record_staged"),
-            "commit": (driver, "commit_columns"),
         }
         with ExitStack() as stack:
+            stack.enter_context(publishing(db, self.wrap("commit", publish_columns)))
             for name, (owner, attribute) in places.items():
                 wrapped = self.wrap(name, getattr(owner, attribute))
                 stack.enter_context(patch.object(owner, attribute, wrapped))
@@ -422,7 +423,7 @@ class Histories(RuleBasedStateMachine):
             "task_size": task,
             "commit_granularity": 1,
         }
-        with point.armed():
+        with point.armed(self.table._connection):
             try:
                 calls = self._calls(column, options)
             except Crash:

@@ -23,7 +23,6 @@ import geneva
 from cluster import wait_for
 from geneva.connection import Connection
 from geneva.errors import UDFError
-from geneva.execution.backfill import driver
 from geneva.execution.runner import InProcessRunner
 from geneva.execution.worker.task import Task
 from geneva.model.jobs import JobStatus
@@ -33,7 +32,7 @@ from geneva.table import Table
 from geneva.udf.declare import UDF
 from processes import finish, nothing_left_in, processes_in, start_script
 from s3_server import ACCESS_KEY, SECRET_KEY, Bucket, bucket, s3_endpoint
-from support import Calls
+from support import Calls, publishing
 
 pytestmark = pytest.mark.s3
 
@@ -62,14 +61,13 @@ def logged_double(calls: Calls, die_at: int) -> UDF:
 
 
 @contextmanager
-def no_commits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_commits(table: Table) -> Iterator[None]:
     """Everything up to the commit works; the commit doesn't."""
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any) -> Any:
         raise OSError("the store is away")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(driver, "commit_columns", refuse)
+    with publishing(table._connection, refuse):
         yield
 
 
@@ -133,9 +131,9 @@ class TestBackfill:
 
 class TestResume:
     def test_staged_files_are_committed_without_running_the_udf(
-        self, table: Table, calls: Calls, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+        self, table: Table, calls: Calls, bucket: Bucket
     ) -> None:
-        with no_commits(monkeypatch), pytest.raises(OSError, match="the store is away"):
+        with no_commits(table), pytest.raises(OSError, match="the store is away"):
             table.backfill("y", checkpoint_size=10)
         assert calls.rows == list(range(ROWS))
         assert len(bucket.keys("t.lance/data/")) == 2 * FRAGMENTS  # x, and y staged
@@ -171,9 +169,9 @@ class TestResume:
         assert calls.rows == list(range(60, 90))
 
     def test_damaged_checkpoints_are_computed_again(
-        self, table: Table, calls: Calls, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+        self, table: Table, calls: Calls, bucket: Bucket
     ) -> None:
-        with no_commits(monkeypatch), pytest.raises(OSError, match="away"):
+        with no_commits(table), pytest.raises(OSError, match="away"):
             table.backfill("y", checkpoint_size=10, task_size=30)
         keys = bucket.keys("t.lance/_checkpoints/")
         staged = [key for key in keys if "_range-" not in key]
@@ -214,11 +212,10 @@ class TestSecrets:
         bucket: Bucket,
         caplog: pytest.LogCaptureFixture,
         capfd: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         caplog.set_level(logging.DEBUG)
         caplog.set_level(logging.INFO, logger="botocore")  # the test's own client
-        with no_commits(monkeypatch), pytest.raises(OSError, match="away"):
+        with no_commits(table), pytest.raises(OSError, match="away"):
             table.backfill("y", checkpoint_size=10, where="x < 50")
         plan = table.plan_backfill("y", where="x < 50")
         future = table.backfill_async("y", checkpoint_size=10)

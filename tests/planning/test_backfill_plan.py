@@ -89,7 +89,17 @@ def test_a_plan_adds_up_and_says_so(data: st.DataObject, limit: int | None) -> N
     needed = choose_fragments(plans, limit)
     skipped = count - len(needed)
     assert needed == tuple(p for p in plans if p.action is not Action.SKIP)[:limit]
-    plan = BackfillPlan("t", 7, "c", "f", "v1", "a > 1", needed, skipped, 1_234)
+    plan = BackfillPlan(
+        table="t",
+        version=7,
+        column="c",
+        udf_name="f",
+        udf_version="v1",
+        where="a > 1",
+        fragments=needed,
+        skipped_fragments=skipped,
+        total_rows=1_234,
+    )
     assert plan.rows_to_compute == sum(p.compute.count for p in needed)
     assert plan.rows_to_run + plan.rows_reused == plan.rows_to_compute
     assert sum(plan.reasons().values()) == plan.rows_to_compute

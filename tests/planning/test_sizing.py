@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,9 +24,21 @@ def fragment_plans(draw: st.DrawFn, fragment_id: int = 0) -> FragmentPlan:
     covered = disjoint([RowRange(s, min(s + n, size)) for s, n in starts], size)
     rows = RowSet.from_offsets(size, np.array(sorted(compute), dtype=np.int64))
     action = draw(st.sampled_from([Action.COMPUTE] * 4 + [Action.REUSE]))
-    none = RowSet.empty(size)
+    return replace(new_fragment(fragment_id, rows), action=action, covered=covered)
+
+
+def new_fragment(fragment_id: int, rows: RowSet) -> FragmentPlan:
+    """The plan of a fragment without values, of which these rows are computed."""
     return FragmentPlan(
-        fragment_id, size, action, Reason.NEW, rows, rows, True, False, none, covered
+        fragment_id=fragment_id,
+        physical_rows=rows.size,
+        action=Action.COMPUTE,
+        reason=Reason.NEW,
+        compute=rows,
+        valid_after=rows,
+        complete=True,
+        keeps_old=False,
+        adopt=RowSet.empty(rows.size),
     )
 
 
@@ -90,11 +104,7 @@ def test_a_share_is_at_least_one_row(
 
 
 def test_many_small_fragments_share_a_task() -> None:
-    rows = RowSet.full(10)
-    plans = [
-        FragmentPlan(i, 10, Action.COMPUTE, Reason.NEW, rows, rows, True, False, RowSet.empty(10))
-        for i in range(500)
-    ]
+    plans = [new_fragment(i, RowSet.full(10)) for i in range(500)]
     queue = WorkQueue(plans, None)
     first = queue.take(queue.share(2, None))
     assert 100 <= len(first) <= MAX_FRAGMENTS_PER_TASK
@@ -134,7 +144,7 @@ def test_a_batch_size_alone_is_honoured_as_given(drawn: tuple[Sizes, int, BatchR
     sizes, window, _ = drawn
     if sizes.batch_size is not None:
         rule = BatchRule.of(Sizes(batch_size=sizes.batch_size), window, None)
-        assert rule.first == rule.most == min(sizes.batch_size, window)
+        assert rule.first == rule.max_rows == min(sizes.batch_size, window)
         assert rule.next_size(rule.first, 9.9) == rule.first
 
 

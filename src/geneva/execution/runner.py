@@ -26,11 +26,11 @@ T = TypeVar("T")
 REPORT_SCHEMA = pa.schema([("index", pa.int64()), ("report", pa.string())])
 """What a task sends back: the item's place in the list, and the function's answer."""
 REPORT_DDL = "index long, report string"
-"""The same in Spark's words."""
+"""The same as a Spark schema."""
 
 
 ANY = Resources()
-"""No demands: one core a task, which is what every runner gives by default."""
+"""No demands: one core per task, which is what every runner gives by default."""
 
 
 class Runner(Protocol):
@@ -149,7 +149,7 @@ _heap_is_frozen = False
 
 
 def freeze_heap_once() -> None:
-    """Take everything loaded so far out of the garbage collector's sight, once a process.
+    """Take everything loaded so far out of the garbage collector's sight, once per process.
 
     Spark's daemon collects garbage after every task. With lance and pyarrow loaded that walk
     costs 31-42 ms, more than many tasks. After the first item the imports are done and the

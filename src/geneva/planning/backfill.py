@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from geneva.model.rows import RowRange, RowSet
@@ -27,9 +28,9 @@ class Action(StrEnum):
     """No value is new, but some need a receipt: values that a person wrote."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentState:
-    """What storage knows about one fragment and one column."""
+    """What storage knows of one fragment and one computation, and what was asked for."""
 
     fragment_id: int
     physical_rows: int
@@ -53,10 +54,10 @@ class FragmentState:
     reused: RowSet | None = None
     """Rows that an unpublished result is there for; None: none."""
     retry_failed: bool = False
-    """Whether just those are asked for."""
+    """Whether just the rows that failed are asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentPlan:
     """What one fragment needs."""
 
@@ -99,7 +100,7 @@ class FragmentPlan:
         return self.rows_to_run or self.adopt.count // _ADOPTED_PER_RUN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillPlan:
     """Everything a backfill will do. The driver runs it, and `explain` prints it."""
 
@@ -115,7 +116,7 @@ class BackfillPlan:
     total_rows: int
     """Live rows of the table."""
     checked_rows: int = 0
-    """Rows that were judged by their receipts: neither files nor history could tell."""
+    """Rows that were checked by their receipts, as neither files nor history proved them."""
     upstream: tuple[BackfillPlan, ...] = ()
     """The plans of computed inputs that are brought up to date first, in order."""
     notes: tuple[str, ...] = ()
@@ -185,46 +186,54 @@ class BackfillPlan:
 
 def plan_fragment(state: FragmentState) -> FragmentPlan:
     """Decide what one fragment needs."""
-    failed = state.failed.intersect(state.live)
-    none = RowSet.empty(state.physical_rows)
-    adopt = none
-    if state.retry_failed:
-        chosen = failed if state.selected is None else failed.intersect(state.selected)
-        compute, reason = chosen, Reason.FAILED
-    elif state.selected is None or state.only_stale:
-        # A row that failed would fail again: it waits for another UDF, other inputs, or a wish.
-        adopt = state.adopt.intersect(state.live)
-        compute = state.live.minus(state.valid).minus(failed).minus(adopt)
-        reason = state.reason
-        if state.selected is not None:
-            compute = compute.intersect(state.selected)
-            adopt = adopt.intersect(state.selected)
-    else:
-        compute, reason = state.selected.intersect(state.live), Reason.ASKED
+    compute, adopt, reason = _wanted(state)
     # Of a deleted row nothing is said: its value may be gone, and a restored version has it live.
     valid_after = state.valid.union(compute).union(adopt).intersect(state.live)
-    kept = state.live.minus(compute)
-    if compute:
-        action = Action.REUSE if state.staged else Action.COMPUTE
-    elif adopt:
-        action = Action.ADOPT
-    else:
-        action, reason = Action.SKIP, Reason.UP_TO_DATE
+    action = _action(state, compute, adopt)
+    computes = action is Action.COMPUTE
     return FragmentPlan(
         fragment_id=state.fragment_id,
         physical_rows=state.physical_rows,
         action=action,
-        reason=reason,
+        reason=Reason.UP_TO_DATE if action is Action.SKIP else reason,
         compute=compute,
         valid_after=valid_after,
         complete=not state.live.minus(valid_after),
-        keeps_old=state.has_output and bool(kept),
+        keeps_old=state.has_output and bool(state.live.minus(compute)),
         adopt=adopt,
-        covered=disjoint(state.checkpointed, state.physical_rows)
-        if action is Action.COMPUTE
-        else (),
+        covered=disjoint(state.checkpointed, state.physical_rows) if computes else (),
         run=compute.minus(state.reused) if state.reused is not None else None,
-        failed_after=failed.minus(compute) or None,
+        failed_after=state.failed.intersect(state.live).minus(compute) or None,
+    )
+
+
+def _wanted(state: FragmentState) -> tuple[RowSet, RowSet, Reason]:
+    """Rows that get a new value, rows that get a receipt alone, and why."""
+    selected = state.live if state.selected is None else state.live.intersect(state.selected)
+    nothing = RowSet.empty(state.physical_rows)
+    if state.retry_failed:
+        return state.failed.intersect(selected), nothing, Reason.FAILED
+    if state.selected is not None and not state.only_stale:
+        return selected, nothing, Reason.ASKED
+    adopt = state.adopt.intersect(selected)
+    # A row that failed would fail again: it waits for another UDF, other inputs, or a wish.
+    return selected.minus(state.valid).minus(state.failed).minus(adopt), adopt, state.reason
+
+
+def _action(state: FragmentState, compute: RowSet, adopt: RowSet) -> Action:
+    if compute:
+        return Action.REUSE if state.staged else Action.COMPUTE
+    return Action.ADOPT if adopt else Action.SKIP
+
+
+def after_inputs_changed(state: FragmentState, changed: RowSet) -> FragmentState:
+    """The state after inputs of some rows were computed anew: they may all be other ones."""
+    changed = changed.intersect(state.live)
+    return replace(
+        state,
+        valid=state.valid.minus(changed),
+        adopt=state.adopt.minus(changed),
+        reason=state.reason if state.live.minus(state.valid) else Reason.UPSTREAM,
     )
 
 
@@ -232,3 +241,20 @@ def choose_fragments(plans: Iterable[FragmentPlan], limit: int | None) -> tuple[
     """The plans that need something, at most `limit` of them."""
     needed = tuple(plan for plan in plans if plan.action is not Action.SKIP)
     return needed if limit is None else needed[:limit]
+
+
+def in_mixed_order(
+    plans: tuple[FragmentPlan, ...], diversity: int | None
+) -> tuple[FragmentPlan, ...]:
+    """Mix the fragments within a sliding window, to spread slow regions over the workers."""
+    if not diversity or diversity < 2:
+        return plans
+    rng = random.Random(0)
+    window: list[FragmentPlan] = []
+    mixed: list[FragmentPlan] = []
+    for plan in plans:
+        window.append(plan)
+        if len(window) >= diversity:
+            mixed.append(window.pop(rng.randrange(len(window))))
+    rng.shuffle(window)
+    return tuple(mixed + window)

@@ -13,16 +13,16 @@ from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.ranges import gaps
 
 MAX_FRAGMENTS_PER_TASK = 256
-_LEAST_TASK_SECONDS = 0.15
+_MIN_TASK_SECONDS = 0.15
 """A task shorter than this is mostly overhead."""
-_MOST_TASK_SECONDS = 60.0
+_MAX_TASK_SECONDS = 60.0
 """A task longer than this is late with its first result and dear to lose."""
 _SHARES_AHEAD = 1.25
 """A task gets an even share of what is left, over this: so that the last tasks are small ones."""
 _SPLIT_TOLERANCE = 1.5
 """A fragment up to this much over its share stays whole: splitting costs a second pass."""
 _FEW_ROWS = 128
-"""So few rows a slot are handed out evenly at first."""
+"""So few rows per slot are handed out evenly at first."""
 _SLICE_SECONDS = 0.25
 _SLICE_GROWTH = 8
 _FLUSH_SECONDS = 1.0
@@ -67,8 +67,8 @@ class WorkQueue:
             # Nothing is known yet, and several small tasks cost more than slots that end unevenly.
             share = self._all_rows / slots
         if rows_per_second is not None:
-            share = min(share, rows_per_second * _MOST_TASK_SECONDS)
-            share = max(share, rows_per_second * _LEAST_TASK_SECONDS)
+            share = min(share, rows_per_second * _MAX_TASK_SECONDS)
+            share = max(share, rows_per_second * _MIN_TASK_SECONDS)
         return max(1, math.ceil(share))
 
     def take(self, rows: int) -> tuple[Part, ...]:
@@ -133,11 +133,11 @@ class BatchRule:
     """How many rows go into one call of the UDF, and when results are made durable."""
 
     first: int
-    most: int
+    max_rows: int
     checkpoint_rows: int | None
-    """Exactly this many rows a checkpoint; None: by time."""
-    least_checkpoint_rows: int
-    most_checkpoint_rows: int | None
+    """Exactly this many rows per checkpoint; None: by time."""
+    min_checkpoint_rows: int
+    max_checkpoint_rows: int | None
     flush_seconds: float
     flush_is_asked_for: bool = False
     """Whether the user set the interval: then it holds, whatever a checkpoint costs."""
@@ -151,14 +151,14 @@ class BatchRule:
         if fixed is not None:
             high = min(high, fixed) if high is not None else None
             fixed = fixed if high is None and low is None else None
-        most = max(1, min(bound for bound in (batch, high, window) if bound is not None))
+        max_rows = max(1, min(bound for bound in (batch, high, window) if bound is not None))
         adaptive = batch is None or (sizes.batch_size is None and low is not None)
         return cls(
-            first=min(most, max(low or 1, 1)) if adaptive else most,
-            most=most,
+            first=min(max_rows, max(low or 1, 1)) if adaptive else max_rows,
+            max_rows=max_rows,
             checkpoint_rows=fixed,
-            least_checkpoint_rows=low or 1,
-            most_checkpoint_rows=high,
+            min_checkpoint_rows=low or 1,
+            max_checkpoint_rows=high,
             flush_seconds=_FLUSH_SECONDS if flush_seconds is None else flush_seconds,
             flush_is_asked_for=flush_seconds is not None,
         )
@@ -168,15 +168,15 @@ class BatchRule:
         wish = size * _SLICE_GROWTH
         if seconds > 0:
             wish = int(min(wish, size * _SLICE_SECONDS / seconds))
-        return max(self.first, min(self.most, wish))
+        return max(self.first, min(self.max_rows, wish))
 
     def is_due(self, rows: int, seconds: float, last_cost_seconds: float) -> bool:
         """Whether results of `rows` rows and `seconds` of work should be made durable now."""
         if self.checkpoint_rows is not None:
             return rows >= self.checkpoint_rows
-        if self.most_checkpoint_rows is not None and rows >= self.most_checkpoint_rows:
+        if self.max_checkpoint_rows is not None and rows >= self.max_checkpoint_rows:
             return True
         pause = self.flush_seconds
         if not self.flush_is_asked_for:
             pause = max(pause, last_cost_seconds * _FLUSH_COST_RATIO)
-        return rows >= self.least_checkpoint_rows and seconds >= pause
+        return rows >= self.min_checkpoint_rows and seconds >= pause

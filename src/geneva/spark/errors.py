@@ -1,7 +1,7 @@
 """What a Spark failure means to the user: its text read, and said again with a remedy.
 
 Spark wraps what happened in layers of JVM traces that differ by kind of session, so the text is
-all there is to go by. No pyspark here: the words are tested without a session.
+all there is to go by. No pyspark here: tests need no session.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GONE = re.compile(
     r"SparkContext (was|has been) shut ?down|stopped SparkContext|StatusCode\.UNAVAILABLE"
     r"|Connection refused|Answer from Java side is empty|Error while (receiving|sending)"
 )
-_LONGEST_TRACE = 30
+_MAX_TRACE_LINES = 30
 """Lines of a worker's traceback that are worth showing: the last ones."""
 
 
@@ -77,24 +77,24 @@ def _traceback(text: str) -> str:
     spark_frame = r'^  File "[^"]*/pyspark/[^"]*", line .*\n(?:    .*\n)*'
     frames = re.sub(spark_frame, "", found.group(), flags=re.M)
     lines = [line for line in frames.splitlines() if line.strip() and "SQLSTATE" not in line]
-    return "\n".join(lines[-_LONGEST_TRACE:])
+    return "\n".join(lines[-_MAX_TRACE_LINES:])
 
 
 def _crash(text: str) -> str:
-    """Return where a worker was when native code crashed it, if Python lived to tell."""
+    """Return where a worker was when native code crashed it, if Python reported it."""
     fatal = re.search(r"Fatal Python error: .*", text)
     thread = re.search(r"^Current thread .*\n((?:  File .*\n?)*)", text, re.M)
     if fatal is None or thread is None:
         return ""
     frames = [frame for frame in thread.group(1).splitlines() if "/pyspark/" not in frame]
-    return "\n".join([fatal.group(), "Most recent call first:", *frames[:_LONGEST_TRACE]])
+    return "\n".join([fatal.group(), "Most recent call first:", *frames[:_MAX_TRACE_LINES]])
 
 
 def reason(text: str) -> str:
     """Return the one line of a JVM error that names its cause, without the stack below it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for mark in ("Job aborted due to stage failure", "Caused by:", "Exception:", "Error:"):
+    for marker in ("Job aborted due to stage failure", "Caused by:", "Exception:", "Error:"):
         for line in lines:
-            if mark in line:
+            if marker in line:
                 return line.removeprefix("Caused by:").strip(": ")[:600]
     return lines[0][:600] if lines else "Spark gave no reason."

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -17,7 +19,7 @@ import conflict_watch
 import geneva
 from geneva import udf
 from geneva.errors import ColumnChangedError, TableChangedError
-from geneva.execution.backfill import driver
+from geneva.execution.backfill.committer import TableCommitter, publish_columns
 from geneva.execution.runner import InProcessRunner
 
 ROWS, FRAGMENTS = 60, 6
@@ -159,7 +161,6 @@ OUTCOMES: dict[tuple[str, str, bool], str] = {}
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.__name__)
 def test_an_operation_at_any_moment_costs_only_what_it_changed(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     operation: Callable[[geneva.Table], None],
     moment: str,
     stable: bool,
@@ -168,7 +169,7 @@ def test_an_operation_at_any_moment_costs_only_what_it_changed(
     db = geneva.connect(tmp_path, runner=lambda: InProcessRunner(1))
     table = make_table(db, stable=stable)
     other = db.open_table("t")
-    put_at_moment(monkeypatch, moment, lambda: operation(other))
+    put_at_moment(db, moment, lambda: operation(other))
 
     result = table.backfill("c", commit_granularity=2)
 
@@ -191,23 +192,22 @@ def test_an_operation_at_any_moment_costs_only_what_it_changed(
     lance.dataset(table.ref.uri).validate()
 
 
-def put_at_moment(monkeypatch: pytest.MonkeyPatch, moment: str, action: Callable[[], None]) -> None:
+def put_at_moment(db: geneva.Connection, moment: str, action: Callable[[], None]) -> None:
     """Arrange for `action` to run exactly then."""
     watch = conflict_watch.watch
     watch.action = action
     commits = [0]
-    plain_commit = driver.commit_columns
 
-    def commit(*args: object, **kwargs: object) -> object:
+    def commit(*args: Any) -> Any:
         if moment == "between stage and commit":
             watch.fire()
-        outcome = plain_commit(*args, **kwargs)  # type: ignore[arg-type]
+        outcome = publish_columns(*args)
         commits[0] += 1
         if moment == "between two commits" and commits[0] == 1:
             watch.fire()
         return outcome
 
-    monkeypatch.setattr(driver, "commit_columns", commit)
+    db._make_committer = partial(TableCommitter, publish=commit)
     if moment == "before plan":
         watch.fire()
     if moment == "while applying":
@@ -231,7 +231,6 @@ def overwrite(table: geneva.Table) -> None:
 @pytest.mark.parametrize("operation", [drop_column, replace_column, overwrite])
 def test_what_cannot_be_saved_fails_with_a_typed_error(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     operation: Callable[[geneva.Table], None],
     moment: str,
 ) -> None:
@@ -239,7 +238,7 @@ def test_what_cannot_be_saved_fails_with_a_typed_error(
     db = geneva.connect(tmp_path, runner=lambda: InProcessRunner(1))
     table = make_table(db, stable=False)
     other = db.open_table("t")
-    put_at_moment(monkeypatch, moment, lambda: operation(other))
+    put_at_moment(db, moment, lambda: operation(other))
     with pytest.raises((ColumnChangedError, TableChangedError), match="'t'"):
         table.backfill("c")
     assert db.list_jobs()[0].status == "FAILED"

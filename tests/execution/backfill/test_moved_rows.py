@@ -10,24 +10,22 @@ import pyarrow as pa
 import pytest
 
 from geneva import Connection, Table
-from geneva.execution.backfill import driver
-from support import Calls, by_id, column, counted, make_table
+from geneva.execution.backfill.committer import publish_columns
+from support import Calls, by_id, column, counted, make_table, publishing
 
 
 class Crash(BaseException):
     """The process dies here."""
 
 
-def backfill_and_die(table: Table, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def backfill_and_die(table: Table, name: str) -> None:
     """Compute and stage everything, and die before the commit."""
 
-    def die(*_: Any) -> None:
+    def die(*_: Any) -> Any:
         raise Crash
 
-    with monkeypatch.context() as patched:
-        patched.setattr(driver, "commit_columns", die)
-        with pytest.raises(Crash):
-            table.backfill(name, checkpoint_size=2)
+    with publishing(table._connection, die), pytest.raises(Crash):
+        table.backfill(name, checkpoint_size=2)
 
 
 def triple(id: int) -> int:
@@ -97,14 +95,14 @@ def test_rows_that_a_clause_left_alone_are_stale_where_their_input_changed_since
 
 @pytest.mark.parametrize("moved_by", ["compaction", "update"])
 def test_results_of_rows_that_moved_are_of_no_use_once_their_input_is_rewritten(
-    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch, moved_by: str
+    local_db: Connection, calls: Calls, moved_by: str
 ) -> None:
     table = make_table(local_db, [4, 4])
     table.add_columns({"other": "0"})
     table.add_columns({"c": counted(calls, triple)})
     table.add_columns({"d": counted(calls, successor)})
     table.backfill("c")
-    backfill_and_die(table, "d", monkeypatch)
+    backfill_and_die(table, "d")
     if moved_by == "compaction":
         table.compact_files()
     else:
@@ -116,13 +114,13 @@ def test_results_of_rows_that_moved_are_of_no_use_once_their_input_is_rewritten(
 
 
 def test_a_staged_file_is_of_no_use_for_rows_that_were_deleted_when_it_was_made(
-    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    local_db: Connection, calls: Calls
 ) -> None:
     table = make_table(local_db, [4, 4])
     table.add_columns({"c": counted(calls, triple)})
     before = table.version
     table.delete("id IN (1, 2)")
-    backfill_and_die(table, "c", monkeypatch)
+    backfill_and_die(table, "c")
     table.checkout(before)
     table.restore()
     table.backfill("c")
@@ -145,17 +143,15 @@ def test_a_file_says_nothing_of_rows_that_were_deleted_when_it_was_made(
 
 
 def test_a_plan_expects_nothing_of_rows_that_moved_before_the_column_was_added(
-    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    local_db: Connection, calls: Calls
 ) -> None:
     table = make_table(local_db, [4, 4])
     table.add_columns({"other": "0"})
     table.update(where="id IN (1, 5)", values={"other": 1})
     table.add_columns({"c": counted(calls, triple)})
     calls.clear()
-    with monkeypatch.context() as patched:
-        patched.setattr(driver, "commit_columns", _dies_at_the_second(driver.commit_columns))
-        with pytest.raises(Crash):
-            table.backfill("c", checkpoint_size=2, commit_granularity=1, num_frags=2)
+    with publishing(local_db, _dies_at_the_second(publish_columns)), pytest.raises(Crash):
+        table.backfill("c", checkpoint_size=2, commit_granularity=1, num_frags=2)
     calls.clear()
     planned = table.plan_backfill("c").rows_to_run
     table.backfill("c")
@@ -197,13 +193,13 @@ def test_rewritten_inputs_are_compared_row_by_row_after_a_cleanup_too(
 
 
 def test_results_of_rows_with_equal_inputs_all_move_along_with_an_update(
-    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    local_db: Connection, calls: Calls
 ) -> None:
     table = make_table(local_db, [4, 4])
     table.add_columns({"other": "0"})
     table.add_columns({"c": counted(calls, triple)})
     table.update(where="id IN (1, 2, 6)", values={"id": 1})
-    backfill_and_die(table, "c", monkeypatch)
+    backfill_and_die(table, "c")
     table.update(where="id = 1", values={"other": 1})
     calls.clear()
     table.backfill("c")
@@ -233,12 +229,12 @@ def test_a_restored_version_is_known_even_when_what_made_it_is_cleaned_up(
 
 
 def test_results_of_rows_that_moved_many_times_are_found_by_their_receipts(
-    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    local_db: Connection, calls: Calls
 ) -> None:
     table = make_table(local_db, [4, 4])
     table.add_columns({"other": "0"})
     table.add_columns({"c": counted(calls, triple)})
-    backfill_and_die(table, "c", monkeypatch)
+    backfill_and_die(table, "c")
     for round_ in range(8):
         table.update(where="id % 4 = 1", values={"other": round_})
         table.update(where="id % 4 = 2", values={"other": round_})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import geneva
 from geneva import udf
 from geneva.errors import ColumnChangedError, TableChangedError, UserInputError
-from geneva.execution.backfill import driver
+from geneva.execution.backfill.committer import TableCommitter, publish_columns
 from geneva.execution.refresh import run as refresh
 from geneva.execution.runner import InProcessRunner
 from geneva.storage.lance import transactions
@@ -37,21 +38,19 @@ def values(table: geneva.Table, column: str = "c") -> list[Any]:
     return table.to_arrow()[column].to_pylist()
 
 
-def before_first_commit(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
-    plain, done = driver.commit_columns, []
+def before_first_commit(db: geneva.Connection, action: Callable[[], object]) -> None:
+    done: list[bool] = []
 
-    def late(*args: Any, **kwargs: Any) -> Any:
+    def late(*args: Any) -> Any:
         if not done:
             done.append(True)
             action()
-        return plain(*args, **kwargs)
+        return publish_columns(*args)
 
-    monkeypatch.setattr(driver, "commit_columns", late)
+    db._make_committer = partial(TableCommitter, publish=late)
 
 
-def test_a_job_does_not_overwrite_what_a_newer_udf_computed(
-    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_does_not_overwrite_what_a_newer_udf_computed(db: geneva.Connection) -> None:
     table = db.create_table("t", pa.table({"x": [1, 2]}))
     table.add_columns({"c": times(10)})
 
@@ -60,15 +59,13 @@ def test_a_job_does_not_overwrite_what_a_newer_udf_computed(
         other.alter_columns({"path": "c", "udf": times(100)})
         other.backfill("c")
 
-    before_first_commit(monkeypatch, altered_and_computed)
+    before_first_commit(db, altered_and_computed)
     with pytest.raises(ColumnChangedError, match="another UDF"):
         table.backfill("c")
     assert values(table) == [100, 200]
 
 
-def test_rows_that_a_restore_brings_back_are_computed(
-    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_a_restore_brings_back_are_computed(db: geneva.Connection) -> None:
     table = db.create_table("t", pa.table({"x": [0, 1, 2, 3]}))
     table.add_columns({"c": times(10)})
     whole = table.version
@@ -78,7 +75,7 @@ def test_rows_that_a_restore_brings_back_are_computed(
         other = db.open_table("t", version=whole)
         other.restore()
 
-    before_first_commit(monkeypatch, restored)
+    before_first_commit(db, restored)
     table.backfill("c")
     assert values(table) == [0, 10, 20, 30]
 
@@ -122,15 +119,11 @@ def test_a_renamed_struct_of_one_field_is_the_same_input(db: geneva.Connection) 
     assert values(table) == [2, 3, 8]
 
 
-def test_cleaning_up_leaves_a_running_jobs_files_alone(
-    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cleaning_up_leaves_a_running_jobs_files_alone(db: geneva.Connection) -> None:
     table = db.create_table("t", pa.table({"x": [1, 2]}))
     table.add_columns({"c": times(10)})
     other = db.open_table("t")
-    before_first_commit(
-        monkeypatch, lambda: other.cleanup_checkpoints(older_than=timedelta(seconds=0))
-    )
+    before_first_commit(db, lambda: other.cleanup_checkpoints(older_than=timedelta(seconds=0)))
     table.backfill("c")
     assert values(table) == [10, 20]
 
@@ -208,14 +201,12 @@ class TestViews:
         assert sorted(values(view, "x")) == [0, 1, 2]
 
 
-def test_two_jobs_that_are_asked_for_the_same_rows_compute_each_once(
-    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_jobs_that_are_asked_for_the_same_rows_compute_each_once(db: geneva.Connection) -> None:
     table = db.create_table("t", pa.table({"x": [1, 2, 3]}))
     table.add_columns({"c": times(10)})
     others: list[int] = []
     before_first_commit(
-        monkeypatch,
+        db,
         lambda: others.append(db.open_table("t").backfill("c", where="1=1").rows_computed),
     )
     assert table.backfill("c", where="1=1").rows_computed == 3

@@ -19,7 +19,7 @@ from lancedb.index import BTree
 import geneva
 from geneva import Connection, Table, udf
 from geneva.errors import GenevaError, InvalidUDFError, StaleInputError, UserInputError
-from geneva.execution.backfill import prepare, receipt_checks
+from geneva.execution.backfill import validity_checks
 from geneva.execution.backfill.verify import RowState
 from geneva.model.computation import receipt_name
 from geneva.model.rows import RowSet
@@ -568,14 +568,14 @@ class TestMuchToCheck:
             table.delete("id = 200")
         lance.dataset(table.ref.uri).cleanup_old_versions(timedelta(0))
         shipped: list[int] = []
-        plain = receipt_checks.check_with
+        plain = validity_checks.check_on_workers
 
         def noted(*args: Any) -> Any:
             shipped.append(len(args[-1]))
             return plain(*args)
 
-        monkeypatch.setattr(receipt_checks, "MUCH_BYTES", 0)
-        monkeypatch.setattr(prepare, "check_with", noted)
+        monkeypatch.setattr(validity_checks, "MUCH_BYTES", 0)
+        monkeypatch.setattr(validity_checks, "check_on_workers", noted)
         table.backfill("a")
         assert shipped
         assert calls.rows == [40]

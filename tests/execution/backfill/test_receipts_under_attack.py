@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from geneva import Connection, Table, udf
-from geneva.execution.backfill import driver
-from support import Calls, by_id, column, counted, make_table
+from support import Calls, by_id, column, counted, make_table, publishing
 
 
 def double(x: int) -> int:
@@ -79,20 +78,16 @@ def test_results_that_were_committed_serve_nobody_else(local_db: Connection, cal
         assert len(calls.taken()) == 6
 
 
-def test_a_crash_leaves_one_result_a_row(
-    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_leaves_one_result_a_row(local_db: Connection, calls: Calls) -> None:
     table = make_table(local_db, [numbers(7, 8)])
     numbered = counted(calls, lambda x: len(calls.rows), data_type=pa.int64(), version="1")
     table.add_columns({"b": numbered})
 
-    def die(*_: Any) -> None:
+    def die(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(driver, "commit_columns", die)
-        with pytest.raises(KeyboardInterrupt):
-            table.backfill("b", checkpoint_size=1)
+    with publishing(local_db, die), pytest.raises(KeyboardInterrupt):
+        table.backfill("b", checkpoint_size=1)
     calls.clear()
     table.update(where="id = 1", values={"id": 1})
     table.add(numbers(7, start=3))

@@ -13,7 +13,7 @@ from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.refresh import run as refresh
 from geneva.planning.backfill import BackfillPlan
 from geneva.view import MaterializedView
-from support import Calls, counted, triple
+from support import Calls, counted, publishing, triple
 from view_support import make_source, make_view, numbers, values
 
 
@@ -137,11 +137,10 @@ class TestAfterACrash:
         """A view whose refresh died when it had computed 5 rows and committed none."""
         view = make_view(local_db, make_source(local_db), calls)
 
-        def dying(*args: Any) -> None:
+        def dying(*args: Any) -> Any:
             raise KeyboardInterrupt
 
-        with monkeypatch.context() as patched:
-            patched.setattr("geneva.execution.backfill.driver.commit_columns", dying)
+        with publishing(local_db, dying), monkeypatch.context() as patched:
             with pytest.raises(KeyboardInterrupt):
                 view.refresh(checkpoint_size=1, concurrency=1)
             # The columns run one after the other: the second one is let through to its end.

@@ -23,18 +23,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geneva import Table, udf
+from geneva import Connection, Table, udf
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.refresh.forecast import come_true
 from geneva.execution.runner import InProcessRunner
 from geneva.storage.lance.dataset import open_dataset
-from support import connect
+from support import connect, publishing
 from view_model import CALLS, CHUNKS, SCHEMA, SHAPES, Tracked, create, one_input, rows_as_set
 
 STEPS = 12
 STABLE = {"new_table_enable_stable_row_ids": "true"}
 PLACES = {
-    "commit": "geneva.execution.backfill.driver.commit_columns",
+    "commit": "geneva.execution.backfill.committer.publish_columns",
     "append": "geneva.execution.refresh.run.append_placeholders",
     "delete": "geneva.execution.refresh.rows.delete_view_rows",
     "refreshed": "geneva.execution.refresh.run.commit_refreshed",
@@ -63,7 +63,7 @@ class Crash(BaseException):
 
 
 @contextmanager
-def crash_at(place: str, countdown: int, *, after: bool) -> Iterator[None]:
+def crash_at(db: Connection, place: str, countdown: int, *, after: bool) -> Iterator[None]:
     """Kill the process, for what Geneva can tell, before or after the n-th write of a kind."""
     module, _, name = PLACES[place].rpartition(".")
     real = getattr(__import__(module, fromlist=[name]), name)
@@ -78,7 +78,7 @@ def crash_at(place: str, countdown: int, *, after: bool) -> Iterator[None]:
             raise Crash
         return result
 
-    with patch(PLACES[place], dying):
+    with publishing(db, dying) if place == "commit" else patch(PLACES[place], dying):
         yield
 
 
@@ -234,7 +234,7 @@ class World:
         for tracked in self.views:
             tracked.view.checkout_latest()
             files = {column: tracked.files(column) for column in tracked.shape.udfs}
-            with crash_at(place, countdown, after=after):
+            with crash_at(self.db, place, countdown, after=after):
                 try:
                     tracked.view.refresh(commit_granularity=1, **options)
                     tracked.made = tracked.wanted(self._source_of(tracked))

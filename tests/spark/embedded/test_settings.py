@@ -166,7 +166,7 @@ class TestProcess:
 
 def test_importing_geneva_imports_no_pyspark() -> None:
     code = (
-        "import geneva, geneva.spark.session, geneva.execution.runner, sys\n"
+        "import geneva, geneva.spark.runner, geneva.spark.sessions, geneva.execution.runner, sys\n"
         "sys.exit('pyspark' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

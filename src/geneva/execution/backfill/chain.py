@@ -6,7 +6,7 @@ first, each on the version that the one before has left behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from geneva.execution.backfill.parallel import Sums
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject
+from geneva.execution.backfill.survey import ChangedInputs
 from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.runner import Runner
 from geneva.model.rows import RowSet
@@ -30,7 +31,7 @@ from geneva.storage.columns.definitions import (
     rebound,
     with_present_inputs,
 )
-from geneva.storage.lance.dataset import Dataset, FragmentFacts, open_dataset
+from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.views.definition import reads_source
 
 
@@ -68,56 +69,104 @@ def prepare_chain(
     Reads only, unless the plan is one to run, with `make_runner`: then columns that were declared
     before there were receipts get theirs, which is a change of the schema.
     """
-    plan = partial(prepare, make_runner=make_runner)
-    subject = ColumnSubject(ref, definition)
+    name, subject = definition.name, ColumnSubject(ref, definition)
+    columns = _read_columns(ref, dataset, definition)
+    before = upstream_of(name, columns.reads)
+    if make_runner is not None:
+        added = _add_receipts(columns, (*before, name), reopen=request.options.read_version is None)
+        if added is not None:
+            columns, subject = added, added.subject(name)
+    plan = partial(prepare, subject, request, dataset=columns.dataset, make_runner=make_runner)
+    if not before or request.options.upstream is Upstream.IGNORE:
+        return PreparedChain(plan())
+    if request.options.read_version is not None:
+        return _at_an_old_version(subject, columns, request, before)
+    inputs = _plan_inputs(columns, before, request, make_runner)
+    if request.options.upstream is Upstream.REFUSE:
+        _refuse_stale(ref, name, inputs.values())
+        return PreparedChain(plan(), inputs=tuple(inputs.values()))
+    needed = {input_: step for input_, step in inputs.items() if not step.plan.is_empty}
+    if not needed:
+        return PreparedChain(plan(), inputs=tuple(inputs.values()))
+    own = plan(upstream=_changing(needed, computed_inputs(name, columns.reads)))
+    if request.options.num_frags is not None:
+        return _bounded_chain(own, needed.values())
+    return PreparedChain(own, tuple(needed.values()), tuple(inputs.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The computed columns of a table at one version, a view's own columns aside."""
+
+    ref: TableRef
+    dataset: Dataset
+    definitions: dict[str, ColumnDefinition]
+    """By name, with their inputs as they are called now."""
+
+    @property
+    def reads(self) -> Reads:
+        """What each column reads."""
+        return {name: found.inputs for name, found in self.definitions.items()}
+
+    def subject(self, name: str) -> ColumnSubject:
+        """One of the columns, as something to compute."""
+        return ColumnSubject(self.ref, self.definitions[name])
+
+
+def _read_columns(ref: TableRef, dataset: Dataset, definition: ColumnDefinition) -> _Columns:
+    """The columns of the table, with `definition` instead of the one that is stored."""
     definitions = {**read_definitions(dataset.schema), definition.name: definition}
-    # A view's own columns come from its source: its refresh keeps them.
     fields = FieldsNow(dataset)
     present = {
         name: with_present_inputs(found, dataset, fields)
         for name, found in definitions.items()
+        # A view's own columns come from its source: its refresh keeps them.
         if not reads_source(found.arrow_field)
     }
-    reads: Reads = {name: found.inputs for name, found in present.items()}
-    before = upstream_of(definition.name, reads)
-    if make_runner is not None:
-        taking_part = [present[name] for name in (*before, definition.name)]
-        latest = open_dataset(ref)
-        added = commit_receipt_columns(latest, taking_part)
-        if added:
-            commit_rebound(latest, added)
-            present |= {name: rebound(present[name], latest) for name in added}
-            subject = ColumnSubject(ref, present[definition.name])
-            dataset = dataset if request.options.read_version is not None else open_dataset(ref)
-    if not before or request.options.upstream is Upstream.IGNORE:
-        return PreparedChain(plan(subject, request, dataset=dataset))
-    if request.options.read_version is not None:
-        return _at_an_old_version(subject, dataset, request, present, before)
+    return _Columns(ref, dataset, present)
+
+
+def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _Columns | None:
+    """Give receipts to columns that have none; None: all of them had theirs.
+
+    With `reopen` the result is of the latest version.
+    """
+    latest = open_dataset(columns.ref)
+    added = commit_receipt_columns(latest, [columns.definitions[name] for name in names])
+    if not added:
+        return None
+    commit_rebound(latest, added)
+    present = columns.definitions | {n: rebound(columns.definitions[n], latest) for n in added}
+    dataset = open_dataset(columns.ref) if reopen else columns.dataset
+    return _Columns(columns.ref, dataset, present)
+
+
+def _plan_inputs(
+    columns: _Columns,
+    before: Sequence[str],
+    request: BackfillRequest,
+    make_runner: Callable[[], Runner] | None,
+) -> dict[str, PreparedBackfill]:
+    """The plans of the computed inputs, in order, each for when those before it were run."""
     steps: dict[str, PreparedBackfill] = {}
     for name in before:
-        own = _request_upstream(request)
-        changing = _changing(steps, computed_inputs(name, reads))
-        steps[name] = plan(
-            ColumnSubject(ref, present[name]), own, dataset=dataset, upstream=changing
+        steps[name] = prepare(
+            columns.subject(name),
+            _request_upstream(request),
+            dataset=columns.dataset,
+            upstream=_changing(steps, computed_inputs(name, columns.reads)),
+            make_runner=make_runner,
         )
-    stale = {name: step for name, step in steps.items() if step.plan.rows_to_compute}
-    if stale and request.options.upstream is Upstream.REFUSE:
-        raise _refusal(ref, definition.name, stale)
-    inputs = tuple(steps.values())
-    needed = {name: step for name, step in steps.items() if not step.plan.is_empty}
-    if not needed or request.options.upstream is Upstream.REFUSE:
-        return PreparedChain(plan(subject, request, dataset=dataset), inputs=inputs)
-    changing = _changing(needed, computed_inputs(definition.name, reads))
-    chain = PreparedChain(
-        plan(subject, request, dataset=dataset, upstream=changing), tuple(needed.values()), inputs
+    return steps
+
+
+def _bounded_chain(own: PreparedBackfill, needed: Iterable[PreparedBackfill]) -> PreparedChain:
+    """As many fragments as were asked for, and no more of the inputs either."""
+    chosen = frozenset(fragment.fragment_id for fragment in own.plan.fragments)
+    bounded = [_bounded(step, chosen) for step in needed]
+    return PreparedChain(
+        _bounded(own, chosen), tuple(step for step in bounded if not step.plan.is_empty)
     )
-    if request.options.num_frags is None:
-        return chain
-    # As many fragments as were asked for, and no more of the inputs either.
-    chosen = frozenset(fragment.fragment_id for fragment in chain.own.plan.fragments)
-    bounded = [_bounded(step, chosen) for step in chain.upstream]
-    first = tuple(step for step in bounded if not step.plan.is_empty)
-    return PreparedChain(_bounded(chain.own, chosen), first)
 
 
 def _bounded(step: PreparedBackfill, chosen: frozenset[int]) -> PreparedBackfill:
@@ -132,9 +181,7 @@ def _request_upstream(request: BackfillRequest) -> BackfillRequest:
     return replace(request, options=options, only_stale=options.where is not None)
 
 
-def _changing(
-    steps: dict[str, PreparedBackfill], inputs: Sequence[str]
-) -> Callable[[FragmentFacts], RowSet | None] | None:
+def _changing(steps: dict[str, PreparedBackfill], inputs: Sequence[str]) -> ChangedInputs | None:
     """Which rows of a fragment get other inputs, once these steps were run; None: no row does."""
     found: dict[int, RowSet] = {}
     for name in inputs:
@@ -147,39 +194,35 @@ def _changing(
 
 
 def _at_an_old_version(
-    subject: ColumnSubject,
-    dataset: Dataset,
-    request: BackfillRequest,
-    present: dict[str, ColumnDefinition],
-    before: Sequence[str],
+    subject: ColumnSubject, columns: _Columns, request: BackfillRequest, before: Sequence[str]
 ) -> PreparedChain:
     """Inputs of an old version are as they are: say so where they are not right."""
-    own = prepare(subject, request, dataset=dataset)
+    own = prepare(subject, request, dataset=columns.dataset)
     first = [
-        prepare(
-            ColumnSubject(subject.ref, present[name]), _request_upstream(request), dataset=dataset
-        )
+        prepare(columns.subject(name), _request_upstream(request), dataset=columns.dataset)
         for name in before
     ]
-    stale = {step.plan.column: step for step in first if step.plan.rows_to_compute}
+    if request.options.upstream is Upstream.REFUSE:
+        _refuse_stale(subject.ref, subject.definition.name, first)
+    stale = [repr(step.plan.column) for step in first if step.plan.rows_to_compute]
     if not stale:
         return PreparedChain(own)
-    if request.options.upstream is Upstream.REFUSE:
-        raise _refusal(subject.ref, subject.definition.name, stale)
     note = (
-        f"at version {own.plan.version} the inputs {', '.join(map(repr, stale))} are not up to "
+        f"at version {own.plan.version} the inputs {', '.join(stale)} are not up to "
         "date, and an old version can't be changed: what is computed from them goes stale with them"
     )
     return PreparedChain(replace(own, plan=replace(own.plan, notes=(*own.plan.notes, note))))
 
 
-def _refusal(ref: TableRef, column: str, stale: dict[str, PreparedBackfill]) -> StaleInputError:
-    first, step = next(iter(stale.items()))
-    return StaleInputError(
-        f"Column {column!r} of table {ref.name!r} is computed from {first!r}, of which "
-        f"{step.plan.rows_to_compute:,} rows are not up to date. Run backfill({first!r}) first, or "
-        'leave upstream="refuse" out: then that is done in the same job.'
-    )
+def _refuse_stale(ref: TableRef, column: str, inputs: Iterable[PreparedBackfill]) -> None:
+    """Raise StaleInputError where an input of a column is not up to date."""
+    stale = next((step.plan for step in inputs if step.plan.rows_to_compute), None)
+    if stale is not None:
+        raise StaleInputError(
+            f"Column {column!r} of table {ref.name!r} is computed from {stale.column!r}, of which "
+            f"{stale.rows_to_compute:,} rows are not up to date. Run backfill({stale.column!r}) "
+            'first, or leave upstream="refuse" out: then that is done in the same job.'
+        )
 
 
 def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:

@@ -14,8 +14,8 @@ from geneva.storage.columns.publish import verify_column
 from geneva.storage.columns.validity import Validity
 from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
 
-SourceJudge: TypeAlias = Callable[[FragmentFacts, Validity], Validity | None]
-"""Takes back what changes of a source made stale; None where only receipts can tell."""
+SourceCheck: TypeAlias = Callable[[FragmentFacts, Validity], Validity | None]
+"""Takes back what changes of a source made stale; None where only receipts can prove it."""
 
 
 class Subject(Protocol):
@@ -28,8 +28,8 @@ class Subject(Protocol):
     def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
         """The computation at one version; ColumnChangedError when it is another one by now."""
 
-    def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
-        """What tells whether inputs in another table changed; None: inputs are in this one."""
+    def source_check(self, dataset: Dataset, computation: Computation) -> SourceCheck | None:
+        """What checks whether inputs in another table changed; None: inputs are in this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,6 @@ class ColumnSubject:
         verify_column(snapshot.schema, self.ref, computation)
         return computation
 
-    def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
+    def source_check(self, dataset: Dataset, computation: Computation) -> SourceCheck | None:
         """There is no source."""
         return None

@@ -38,7 +38,7 @@ _ROWS_AT_ONCE = 1_024
 
 
 class RowState(StrEnum):
-    """What a look at one row has shown."""
+    """What was found in one row."""
 
     RIGHT = "right"
     """Its receipt is of the present function, inputs and value."""
@@ -68,13 +68,13 @@ class RowReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was found in the rows that were looked at."""
+    """What was found in the rows that were read."""
 
     table: str
     column: str
     version: int
     rows: int
-    """Rows that were looked at."""
+    """Rows that were read."""
     total_rows: int
     counts: dict[RowState, int] = field(default_factory=dict)
     examples: tuple[RowReport, ...] = ()
@@ -128,14 +128,14 @@ def verify(
     computation = subject.bind(dataset, snapshot)
     reader = ValidityReader(dataset, snapshot, computation, reads_values=True)
     live = read_live_rows(dataset, snapshot.fragments)
-    judge = subject.judge_source(dataset, computation)
+    check_source = subject.source_check(dataset, computation)
     found: dict[RowState, list[int]] = {}
     rows = 0
     for fragment, chosen in _sampled(snapshot.fragments, live, sample, seed):
         rows += chosen.count
         claimed = reader.by_files(fragment)
-        if judge is not None:
-            claimed = judge(fragment, claimed) or Validity.unknown(fragment.physical_rows)
+        if check_source is not None:
+            claimed = check_source(fragment, claimed) or Validity.unknown(fragment.physical_rows)
         seen = reader.by_receipt(fragment, chosen)
         states = _states(claimed, seen, chosen, has_receipts=computation.receipt is not None)
         if run:
@@ -164,7 +164,7 @@ def _sampled(
     sample: int | float | None,
     seed: int,
 ) -> Iterator[tuple[FragmentFacts, RowSet]]:
-    """The rows to look at, fragment by fragment."""
+    """The rows to read, fragment by fragment."""
     total = sum(rows.count for rows in live.values())
     wanted = total
     if sample is not None:

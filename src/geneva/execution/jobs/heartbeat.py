@@ -1,4 +1,4 @@
-"""The pulse of a running job: a thread that says it lives, and listens for a request to stop."""
+"""The heartbeat of a job: a thread that reports that it is alive and watches for cancellation."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 from geneva.storage.jobs.events import JobRecord
 from geneva.storage.jobs.heartbeats import JobSignals
 
-LISTEN_SECONDS = 2.0
+POLL_SECONDS = 2.0
 """How often to look for a request to cancel."""
 BEAT_SECONDS = 10.0
-"""How often to say that the job is alive."""
+"""How often to report that the job is alive."""
 LOST_SECONDS = 180.0
-"""After this long without a beat a job counts as lost."""
+"""After this long without a heartbeat a job counts as lost."""
 
 
 def driver_identity() -> dict[str, Any]:
     """Which process drives a job: on the same machine its death shows at once."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "world": _process_world()}
+    return {"host": socket.gethostname(), "pid": os.getpid(), "world": _pid_namespace()}
 
 
-def _process_world() -> str:
+def _pid_namespace() -> str:
     """Where process ids mean the same: this boot of this machine, this container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -38,7 +38,7 @@ def _process_world() -> str:
 
 
 def is_lost(job: JobRecord, signals: JobSignals) -> bool:
-    """Whether the driver of a job that has not ended is dead, or was not heard of for too long."""
+    """Whether the driver of a job that has not ended is dead, or silent for too long."""
     if is_gone(job.driver):
         return True
     beat = signals.last_beat(job.job_id)
@@ -61,8 +61,8 @@ def is_gone(driver: dict[str, Any]) -> bool:
     return False
 
 
-class Pulse:
-    """Beats and listens while a job runs. A job that ends within seconds never does either."""
+class Heartbeat:
+    """Reports and watches while a job runs. A job that ends within seconds never does either."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class Pulse:
         report: Callable[[], dict[str, Any]],
         cancelled: threading.Event,
     ) -> None:
-        """Prepare; `report` gives what to say, `cancelled` is set on request."""
+        """Prepare; `report` gives the heartbeat's content, `cancelled` is set on request."""
         self._signals, self._job_id, self._report = signals, job_id, report
         self._cancelled = cancelled
         self._ended = threading.Event()
         self._used = False
-        self._thread = threading.Thread(target=self._run, name="geneva-pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="geneva-heartbeat", daemon=True)
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         """Start."""
         self._thread.start()
         return self
@@ -91,20 +91,20 @@ class Pulse:
     ) -> None:
         """Stop, and leave nothing behind."""
         self._ended.set()
-        self._thread.join(timeout=LISTEN_SECONDS)
+        self._thread.join(timeout=POLL_SECONDS)
         if self._used:
             with suppress(OSError):
                 self._signals.clear(self._job_id)
 
     def _run(self) -> None:
-        since_beat = BEAT_SECONDS  # the first look is a beat as well
-        while not self._ended.wait(LISTEN_SECONDS):
+        since_beat = BEAT_SECONDS  # the first poll is a beat as well
+        while not self._ended.wait(POLL_SECONDS):
             self._used = True
             # A store that can't be reached for a moment is no reason to stop a job.
             with suppress(OSError):
                 if self._signals.cancel_requested(self._job_id):
                     self._cancelled.set()
-            since_beat += LISTEN_SECONDS
+            since_beat += POLL_SECONDS
             if since_beat >= BEAT_SECONDS:
                 since_beat = 0.0
                 with suppress(OSError):

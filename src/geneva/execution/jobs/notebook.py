@@ -15,8 +15,8 @@ from geneva.render import html
 _REDRAW_SECONDS = 0.2
 
 
-class _Shown:
-    """HTML that a notebook takes for what it is."""
+class _Html:
+    """Text that a notebook shows as HTML."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -62,7 +62,7 @@ class NotebookBars:
             ("ready to commit", progress.ready_to_commit),
             ("committed", progress.committed),
         )
-        shown = _Shown(html.bars(self._title, states, progress.total))
+        shown = _Html(html.bars(self._title, states, progress.total))
         if self._handle is None:
             from IPython.display import display
 

@@ -1,4 +1,4 @@
-"""What a running job tells: frozen snapshots, and those who listen."""
+"""The progress of a running job: frozen snapshots, and the listeners that show them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class JobProgress:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Seconds until the end, at the speed so far; None while that can't be told."""
+        """Seconds until the end, at the speed so far; None while that is not known."""
         left = self.total - self.checkpointed
         if left <= 0:
             return 0.0
@@ -78,14 +78,14 @@ class JobProgress:
 
 
 class ProgressListener(Protocol):
-    """Somebody who wants to see a job's progress."""
+    """Is called with every change of a job's progress."""
 
     def __call__(self, progress: JobProgress) -> None:
-        """Take note. Must be quick, and must not raise."""
+        """Take the new state. Must be quick, and must not raise."""
 
 
 def wants_bars(setting: bool | None, /) -> bool:  # noqa: FBT001
-    """Whether to draw bars: as set, else when somebody watches a terminal or a notebook."""
+    """Whether to draw bars: as set, else in a terminal or a notebook."""
     if setting is not None:
         return setting
     return sys.stderr.isatty() or in_notebook()

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 
 class Span(Protocol):
-    """What is told of a span."""
+    """What is used of OpenTelemetry's spans."""
 
     def set_attribute(self, key: str, value: Any) -> None:
-        """Tell one thing."""
+        """Set one attribute."""
 
 
 class _NoSpan:
     def set_attribute(self, key: str, value: Any) -> None:
-        """Nobody listens."""
+        """Do nothing: there is no OpenTelemetry."""
 
 
 @cache
@@ -41,7 +41,7 @@ def span(name: str, attributes: Mapping[str, Any]) -> Iterator[Span]:
         yield current
 
 
-def tell(current: Span, numbers: Mapping[str, Any]) -> None:
+def set_attributes(current: Span, numbers: Mapping[str, Any]) -> None:
     """Put a job's numbers on its span."""
     for key, value in numbers.items():
         if isinstance(value, bool | int | float | str):

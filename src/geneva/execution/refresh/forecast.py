@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from geneva.execution.backfill.prepare import PreparedBackfill
-from geneva.execution.backfill.unpublished import work_identity
+from geneva.execution.backfill.scope import work_identity
 from geneva.execution.refresh.rows import Membership
 from geneva.model.rows import RowIds
 from geneva.storage.lance.dataset import FragmentFacts, TableSnapshot, open_dataset, read_snapshot

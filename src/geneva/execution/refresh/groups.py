@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from geneva.execution.backfill.subjects import SourceJudge
+from geneva.execution.backfill.subjects import SourceCheck
 from geneva.model.computation import Carry, Computation, Input, Source, source_signature
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import ColumnDefinition, TableRef
@@ -180,7 +180,7 @@ class GroupSubject:
         verify_column(snapshot.schema, target.ref, computation)
         return computation
 
-    def judge_source(self, dataset: Dataset, computation: Computation) -> SourceJudge | None:
+    def source_check(self, dataset: Dataset, computation: Computation) -> SourceCheck | None:
         """Finds the rows of the view that stand for rows of the source that changed."""
         return _ChangedInSource(self.target, self.group, dataset, computation).judge
 

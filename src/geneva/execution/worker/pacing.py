@@ -37,7 +37,7 @@ class Pacing:
     def batch_rows(self, available: int) -> int:
         """How many of the next rows go into one batch."""
         size = self._size or self._rule.first
-        full = self._rule.checkpoint_rows or self._rule.most_checkpoint_rows
+        full = self._rule.checkpoint_rows or self._rule.max_checkpoint_rows
         if full is not None:
             size = min(size, full - self._rows)
         return max(1, min(size, available))

@@ -62,7 +62,7 @@ def flags_or_train(archive: Path | None) -> list[str]:
     return []
 
 
-def _failed_mark(archive: Path) -> Path:
+def _failed_marker(archive: Path) -> Path:
     """Return the file that says: it can't be done here, don't try after every run."""
     return archive.with_suffix(".failed")
 
@@ -70,7 +70,7 @@ def _failed_mark(archive: Path) -> Path:
 def _failed_lately(archive: Path) -> bool:
     """Whether an attempt failed within a day: most would again, but a few were bad luck."""
     try:
-        return time.time() - _failed_mark(archive).stat().st_mtime < NEXT_ATTEMPT_SECONDS
+        return time.time() - _failed_marker(archive).stat().st_mtime < NEXT_ATTEMPT_SECONDS
     except OSError:
         return False
 
@@ -106,7 +106,7 @@ def train(archive: Path) -> bool:
             draft.replace(archive)
         except Exception:  # noqa: BLE001  whatever it is, it would be the same next time
             if time.monotonic() - began < TRAINING_LIMIT_SECONDS:  # else the machine was busy
-                _failed_mark(archive).touch()
+                _failed_marker(archive).touch()
             return False
         finally:
             draft.unlink(missing_ok=True)
@@ -116,7 +116,9 @@ def train(archive: Path) -> bool:
 
 def _run_spark(draft: Path) -> None:
     """Run the shortest life of a Spark that loads every class a backfill needs."""
-    from geneva.spark.session import LocalOptions, SparkRunner, embedded_session
+    from geneva.spark.embedded.settings import LocalOptions
+    from geneva.spark.runner import SparkRunner
+    from geneva.spark.sessions import embedded_session
 
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(TRAINING_LIMIT_SECONDS)

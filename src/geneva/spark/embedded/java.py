@@ -218,9 +218,9 @@ MODULE_OPTIONS = (
 )
 
 # The shell outlives the JVM, which outlives Python: so the folder goes even after a kill -9.
-# Without the mark the start failed, and Python still wants to read the log in it.
-STARTED_MARK = "started"
-_SUPERVISE = f'"$@"; [ -e "$0/{STARTED_MARK}" ] && PATH="$PATH:/usr/bin:/bin" rm -rf -- "$0"'
+# Without the marker the start failed, and Python still wants to read the log in it.
+STARTED_MARKER = "started"
+_SUPERVISE = f'"$@"; [ -e "$0/{STARTED_MARKER}" ] && PATH="$PATH:/usr/bin:/bin" rm -rf -- "$0"'
 
 
 def starts_directly(spark_home: Path, spark_version: str, environ: Mapping[str, str]) -> bool:

@@ -1,7 +1,7 @@
 """How the Spark that Geneva starts by itself is set up: one machine, quiet, and cheap to start.
 
 All that it writes is in one private folder, which is gone when its JVM is, and the JVM is gone
-when Python is. No pyspark here: ``geneva.spark.session`` does the starting.
+when Python is. No pyspark here: ``geneva.spark.sessions`` does the starting.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": (directory / "warehouse").as_uri(),
         "spark.pyspark.python": sys.executable,
-        # A unix socket saves 25 ms a task over TCP.
+        # A unix socket saves 25 ms per task over TCP.
         "spark.python.unix.domain.socket.enabled": str(sockets).lower(),
         "spark.python.unix.domain.socket.dir": str(directory),
         # Each job of ours is a pool: fair among jobs, first come first served within one, so
@@ -96,7 +96,7 @@ def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
         "spark.python.task.killTimeout": "500ms",
         # A segfault then says in which line of Python it happened.
         "spark.python.worker.faulthandler.enabled": "true",
-        # Our plans are one row a task: compiling Java for them costs 0.2 s and saves nothing.
+        # Our plans are one row per task: compiling Java for them costs 0.2 s and saves nothing.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }

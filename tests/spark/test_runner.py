@@ -1,4 +1,4 @@
-"""Tasks on Spark, the life of the embedded session, and what the user sees when either fails."""
+"""Tasks on every runner, and on Spark: what the user sees when they fail."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import pytest
 from pyspark import cloudpickle
 
 from cluster import Cluster, names_in, run_script, running_cluster, wait_for
-from geneva.errors import JobCancelledError, JobError, SparkUnavailableError, WorkerLostError
+from geneva.errors import JobCancelledError, JobError, WorkerLostError
 from geneva.execution.runner import InProcessRunner, Resources, Runner
 from geneva.spark.embedded.java import MODULE_OPTIONS
 from geneva.spark.embedded.settings import LocalOptions
-from geneva.spark.session import SparkRunner, active_session, embedded_session
+from geneva.spark.runner import SparkRunner
+from geneva.spark.sessions import embedded_session
 
 # Workers can't import the tests: the functions below travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -231,55 +232,6 @@ class TestSparkRunner:
         assert jvm is not None
         options = jvm.org.apache.spark.launcher.JavaModuleOptions.defaultModuleOptionArray()
         assert [o for o in options if not o.startswith("-Djdk.reflect")] == list(MODULE_OPTIONS)
-
-
-@pytest.mark.spark
-class TestEmbeddedSession:
-    def test_is_one_per_process(self) -> None:
-        session = embedded_session(OPTIONS)
-        assert embedded_session() is session
-        assert active_session() is session
-
-    def test_keeps_the_users_interrupt_handler(self) -> None:
-        embedded_session(OPTIONS)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-    def test_stopped_session_is_replaced(self) -> None:
-        first = embedded_session(OPTIONS)
-        stale = SparkRunner(first)
-        first.stop()
-        assert active_session() is None
-        with pytest.raises(SparkUnavailableError, match="stopped"):
-            stale.submit(double, [1]).result()
-        second = embedded_session(OPTIONS)
-        assert second is not first
-        assert SparkRunner(second).submit(double, [1]).result() == ["2"]
-
-    def test_session_of_the_user_is_preferred(self) -> None:
-        from pyspark.sql import SparkSession
-
-        embedded_session(OPTIONS).stop()
-        mine = SparkSession.builder.master("local[1]").appName("mine").getOrCreate()
-        try:
-            mine.sparkContext.pythonExec = sys.executable
-            assert embedded_session(OPTIONS) is mine
-            assert SparkRunner(mine).submit(double, [1, 2]).result() == ["2", "4"]
-        finally:
-            mine.stop()
-
-    @pytest.mark.slow
-    def test_dead_jvm_is_replaced(self) -> None:
-        session = embedded_session(OPTIONS)
-        process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
-        runner = SparkRunner(session)
-        job = runner.submit(wait_then_report, [30.0])
-        time.sleep(0.5)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        with pytest.raises(SparkUnavailableError, match="went away"):
-            job.result(timeout=10)
-        runner.cancel()  # has nothing to do, and says nothing
-        assert SparkRunner(embedded_session(OPTIONS)).submit(double, [1]).result() == ["2"]
 
 
 # ---------------------------------------------------------------------------- on a Connect server

@@ -1,0 +1,110 @@
+"""Publishing what tasks have finished: which files go together, and what is cleaned up after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol, TypeAlias
+
+from geneva.execution.backfill.prepare import PreparedBackfill
+from geneva.execution.jobs.tracing import span
+from geneva.storage.checkpoints.cleanup import delete_keys
+from geneva.storage.checkpoints.staging import open_checkpoints, record_staged
+from geneva.storage.checkpoints.store import CheckpointKey
+from geneva.storage.columns.publish import CommitOutcome, commit_columns
+from geneva.storage.columns.staged_files import StagedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit: what became of its files, and how long it took."""
+
+    outcome: CommitOutcome
+    seconds: float
+
+
+class Committer(Protocol):
+    """Takes finished files and publishes them. One per job, over all of its rounds."""
+
+    def add(self, file: StagedFile) -> None:
+        """Take a file that is ready to be published."""
+
+    def add_checkpoint(self, key: CheckpointKey) -> None:
+        """Take a checkpoint that is of no use once its fragment is published."""
+
+    def commit_next(self, prepared: PreparedBackfill, *, flush: bool) -> Commit | None:
+        """Publish the next group of files; None: nothing is to be published now.
+
+        With `flush` also a group that is not full. `prepared` is the plan that the files are of.
+        """
+
+
+MakeCommitter: TypeAlias = Callable[[str, int], Committer]
+"""Makes the committer of a job, given the job's id and how often a commit may be retried."""
+
+Publish: TypeAlias = Callable[[PreparedBackfill, Sequence[StagedFile], str, int], CommitOutcome]
+"""Publishes files of one plan in one commit, for a job, with at most so many retries."""
+
+
+def publish_columns(
+    prepared: PreparedBackfill, files: Sequence[StagedFile], job_id: str, max_retries: int
+) -> CommitOutcome:
+    """Put the files into the table."""
+    return commit_columns(
+        prepared.ref, prepared.dataset, prepared.computation, files, job_id, max_retries
+    )
+
+
+class TableCommitter:
+    """Commits to the table, in groups of `commit_granularity` files."""
+
+    def __init__(
+        self, job_id: str, max_retries: int, *, publish: Publish = publish_columns
+    ) -> None:
+        """Nothing is ready yet."""
+        self._job_id, self._max_retries, self._publish = job_id, max_retries, publish
+        self._ready: list[StagedFile] = []
+        self._checkpoints: dict[int, set[str]] = {}
+
+    def add(self, file: StagedFile) -> None:
+        """Take a file that is ready to be published."""
+        self._ready.append(file)
+
+    def add_checkpoint(self, key: CheckpointKey) -> None:
+        """Take a checkpoint that is of no use once its fragment is published."""
+        self._checkpoints.setdefault(key.fragment_id, set()).add(key.path())
+
+    def commit_next(self, prepared: PreparedBackfill, *, flush: bool) -> Commit | None:
+        """Publish the next group of files; None: too few are ready."""
+        size = prepared.request.options.commit_granularity
+        if not self._ready or (len(self._ready) < size and not flush):
+            return None
+        group = self._take(size)
+        started = time.monotonic()
+        with span("geneva.commit", {"job_id": self._job_id, "fragments": len(group)}):
+            outcome = self._publish(prepared, group, self._job_id, self._max_retries)
+        commit = Commit(outcome, time.monotonic() - started)
+        self._record_lost(prepared, outcome)
+        self._delete_checkpoints(prepared, [file.fragment_id for file in outcome.landed])
+        return commit
+
+    def _take(self, size: int) -> list[StagedFile]:
+        """The next group. Lance publishes files of the same fields together."""
+        fields = self._ready[0].field_ids
+        group = [file for file in self._ready if file.field_ids == fields][:size]
+        self._ready = [file for file in self._ready if file not in group]
+        return group
+
+    def _record_lost(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> None:
+        """Keep files on record whose fragment is gone: the next plan finds where its rows are."""
+        store = open_checkpoints(prepared.ref)
+        for file, _ in outcome.lost:
+            record_staged(store, prepared.prefixes[file.fragment_id], file)
+
+    def _delete_checkpoints(self, prepared: PreparedBackfill, fragment_ids: Sequence[int]) -> None:
+        """Delete those of published fragments, unless the user asked for checkpoints of a size."""
+        keys = [self._checkpoints.pop(fragment_id, set()) for fragment_id in fragment_ids]
+        if prepared.sizes.checkpoint_size is None:
+            delete_keys(open_checkpoints(prepared.ref), chain.from_iterable(keys))

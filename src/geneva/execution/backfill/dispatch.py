@@ -1,0 +1,127 @@
+"""Tasks on their way: handed to a runner, awaited, and submitted again when their workers died."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
+
+from geneva.errors import WorkerLostError
+from geneva.execution.backfill.ledger import Ledger
+from geneva.execution.backfill.prepare import PreparedBackfill
+from geneva.execution.backfill.tasks import TaskQueue
+from geneva.execution.runner import InProcessRunner, Runner
+from geneva.execution.worker.poison_rows import Suspect, read_suspects
+from geneva.execution.worker.run import run_task
+from geneva.execution.worker.task import Task, TaskReport
+from geneva.planning.backfill import BackfillPlan
+from geneva.storage.checkpoints.cleanup import delete_keys
+from geneva.storage.checkpoints.staging import open_checkpoints
+
+_POLL_SECONDS = 0.5
+_STOP_SECONDS = 30.0
+_MAX_JOBS_IN_FLIGHT = 16
+"""Spark jobs at once; on a large cluster each of them carries several tasks."""
+_MAX_LOST = 50
+"""Submissions whose workers died, each of them four times, before a job is given up."""
+
+
+class JobRunner:
+    """The runner of a job, made when there is something to run, and not before."""
+
+    def __init__(self, make_runner: Callable[[], Runner]) -> None:
+        """Make nothing yet: `make_runner` may start Spark."""
+        self._make_runner = make_runner
+        self._made: Runner | None = None
+
+    def runner_for(self, plan: BackfillPlan) -> Runner:
+        """What runs a plan: this process, where it is not worth starting Spark."""
+        if self._made is None:
+            if plan.is_small_without_calls:
+                return InProcessRunner(1)
+            self._made = self._make_runner()
+        return self._made
+
+
+class Dispatcher:
+    """Keeps the slots of a runner busy with the tasks of one round."""
+
+    def __init__(
+        self, prepared: PreparedBackfill, tasks: TaskQueue, ledger: Ledger, job_runner: JobRunner
+    ) -> None:
+        """Submit nothing yet."""
+        self._prepared, self._tasks, self._ledger = prepared, tasks, ledger
+        self._job_runner = job_runner
+        self._runner: Runner | None = None
+        self._in_flight: dict[Future[list[str]], list[Task]] = {}
+        self._notes: dict[tuple[int, int], tuple[Suspect | None, ...]] = {}
+        """What dead workers noted, per first row of a task."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something runs, or can be run."""
+        return bool(self._tasks or self._in_flight)
+
+    def fill(self) -> None:
+        """Keep every slot busy, with one task waiting behind them to bridge the gaps."""
+        runner = self._get_runner()
+        asked = self._prepared.request.options.concurrency
+        slots = max(1, min(asked, runner.slots) if asked else runner.slots)
+        per_job = max(1, slots // _MAX_JOBS_IN_FLIGHT)
+        limit = slots if asked else slots + 1
+        while self._tasks and sum(map(len, self._in_flight.values())) < limit:
+            batch: list[Task] = []
+            while len(batch) < per_job and (task := self._next(slots)) is not None:
+                batch.append(task)
+            self._submit(batch)
+
+    def reports(self) -> Iterator[TaskReport]:
+        """Wait a moment, and yield the reports of tasks that ended meanwhile."""
+        done, _ = wait(self._in_flight, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+        for future in done:
+            tasks = self._in_flight.pop(future)
+            if isinstance(future.exception(), WorkerLostError):
+                self._submit_again(tasks, future)
+                continue
+            yield from map(TaskReport.from_json, future.result())
+
+    def stop(self) -> None:
+        """Stop what still runs, and wait: tasks left behind would steal the next job's slots."""
+        if self._runner is not None and self._in_flight:
+            self._runner.cancel()
+            wait(self._in_flight, timeout=_STOP_SECONDS)
+
+    def _get_runner(self) -> Runner:
+        if self._runner is None:
+            self._runner = self._job_runner.runner_for(self._prepared.plan)
+        return self._runner
+
+    def _next(self, slots: int) -> Task | None:
+        return self._tasks.take(slots, self._ledger.rows_per_second)
+
+    def _submit(self, tasks: list[Task]) -> None:
+        resources = self._prepared.computation.resources
+        self._in_flight[self._get_runner().submit(run_task, tasks, resources)] = tasks
+        self._ledger.submitted(len(tasks))
+
+    def _submit_again(self, tasks: list[Task], lost: Future[list[str]]) -> None:
+        """Go on with tasks whose workers died, as long as their notes narrow the cause down."""
+        self._ledger.lost_workers()
+        if not self._learned(tasks):
+            store, job_id = open_checkpoints(self._prepared.ref), tasks[0].work.job_id
+            delete_keys(store, store.list_keys(f"attempt-{job_id}-"))
+            lost.result()
+        self._submit([replace(task, attempt=task.attempt + 1) for task in tasks])
+
+    def _learned(self, tasks: list[Task]) -> bool:
+        """Whether dead workers noted something that was not known before."""
+        if self._ledger.progress.lost_workers > _MAX_LOST:
+            return False
+        store = open_checkpoints(self._prepared.ref)
+        for task in tasks:
+            first = (task.parts[0].fragment_id, task.parts[0].rows.start)
+            notes = read_suspects(store, task.work.job_id, task.parts)
+            if any(notes) and self._notes.get(first) != notes:
+                self._notes[first] = notes
+                return True
+        return False

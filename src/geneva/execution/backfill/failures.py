@@ -1,0 +1,73 @@
+"""What failed: records of rows for the error table, and the error that ends a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from geneva.errors import (
+    GenevaError,
+    InvalidUDFError,
+    TooManyFailedRowsError,
+    UDFExecutionError,
+    UDFIntegrityError,
+    UDFOutputError,
+    UDFTimeoutError,
+    WorkerDied,
+    WorkerLostError,
+)
+from geneva.execution.worker.task import PartFailure, RowFailure
+from geneva.planning.backfill import BackfillPlan
+from geneva.storage.jobs.failures import ErrorRecord
+
+_ERRORS: dict[str, type[GenevaError]] = {
+    UDFOutputError.__name__: UDFOutputError,
+    UDFIntegrityError.__name__: UDFIntegrityError,
+    InvalidUDFError.__name__: InvalidUDFError,
+    UDFTimeoutError.__name__: UDFTimeoutError,
+    TooManyFailedRowsError.__name__: TooManyFailedRowsError,
+    WorkerDied.__name__: WorkerLostError,
+}
+"""The error to raise, by the name that a worker reports."""
+
+
+def error_of(failure: PartFailure) -> GenevaError:
+    """The error that a job ends with when a part failed."""
+    error = _ERRORS.get(failure.kind, UDFExecutionError)(failure.message)
+    if failure.traceback:
+        error.add_note(f"In the UDF:\n{failure.traceback}")
+    return error
+
+
+def too_many_failed(plan: BackfillPlan, *, failed: int, total: int, limit: int) -> GenevaError:
+    """The error that a job ends with when more rows failed than the UDF's limits allow."""
+    return TooManyFailedRowsError(
+        f"{failed:,} of {total:,} rows failed in column {plan.column!r} of table {plan.table!r}, "
+        f"and the UDF's limits (max_failed_rows, max_failed_fraction) allow {limit:,}. See "
+        "table.get_errors(); raise the limits, or fix the function, and run again: what is "
+        "computed is kept."
+    )
+
+
+def error_records(
+    job_id: str, plan: BackfillPlan, failed: Iterable[tuple[int, RowFailure]]
+) -> list[ErrorRecord]:
+    """What the error table keeps of failed rows, each given with its fragment."""
+    now = datetime.now(UTC)
+    return [
+        ErrorRecord(
+            job_id=job_id,
+            table_name=plan.table,
+            column_name=plan.column,
+            fragment_id=fragment_id,
+            row_address=(fragment_id << 32) + row.offset,
+            row_id=row.row_id,
+            exception_type=row.exception_type,
+            message=row.message,
+            traceback=row.traceback,
+            attempt=row.attempt,
+            input_preview=row.preview,
+            at=now,
+        )
+        for fragment_id, row in failed
+    ]

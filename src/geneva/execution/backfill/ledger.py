@@ -1,0 +1,130 @@
+"""The progress of a job: pure bookkeeping of what its tasks and commits report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from geneva.execution.jobs.progress import JobProgress, ProgressListener
+from geneva.execution.worker.task import PartResult, TaskReport
+
+
+class Ledger:
+    """Keeps a job's progress over all of its rounds, and shows each change to the listeners."""
+
+    def __init__(
+        self,
+        progress: JobProgress,
+        listeners: Sequence[ProgressListener] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start from `progress`. The job's time runs from now on."""
+        self._progress, self._listeners, self._clock = progress, listeners, clock
+        self._started = clock()
+        self._rows_per_second: float | None = None
+
+    @property
+    def progress(self) -> JobProgress:
+        """How far the job is."""
+        return self._progress
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the job began."""
+        return self._clock() - self._started
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Rows that one task computes per second, by the last report; None: none has come yet."""
+        return self._rows_per_second
+
+    def round_began(self) -> None:
+        """Count a round."""
+        self._set(rounds=self._progress.rounds + 1)
+
+    def replanned(self, rows: int) -> None:
+        """Set the total to what is committed and the `rows` that the new plan computes."""
+        self._set(total=self._progress.committed + rows)
+
+    def left_over(self, rows: int) -> None:
+        """Note the rows that this job leaves to the next one."""
+        self._set(rows_left=rows)
+
+    def submitted(self, tasks: int) -> None:
+        """Count tasks that were handed to the runner."""
+        self._set(tasks=self._progress.tasks + tasks)
+
+    def lost_workers(self) -> None:
+        """Count a submission that was given up because its workers died."""
+        self._set(lost_workers=self._progress.lost_workers + 1)
+
+    def reused_file(self, rows: int) -> None:
+        """Book a file that an earlier run staged, with a new value for `rows` rows."""
+        now = self._progress
+        self._set(
+            checkpointed=now.checkpointed + rows,
+            ready_to_commit=now.ready_to_commit + rows,
+            reused_rows=now.reused_rows + rows,
+        )
+
+    def reported(self, report: TaskReport) -> None:
+        """Book what a task spent; its results are booked one by one."""
+        rows = sum(result.rows_run for result in report.results)
+        # Of the rows alone: what a task costs besides them must not make tasks smaller.
+        working = report.timings.read + report.timings.udf
+        if rows and working > 0:
+            self._rows_per_second = rows / working
+        self._set(
+            timings=self._progress.timings.plus(report.timings),
+            retries=self._progress.retries + report.retries,
+        )
+
+    def failed(self, rows: int) -> None:
+        """Book rows that were skipped."""
+        self._set(failed_rows=self._progress.failed_rows + rows)
+
+    def computed(self, result: PartResult, *, calls: int) -> None:
+        """Book the rows of a part, `calls` of which the UDF was called for."""
+        now = self._progress
+        self._set(
+            checkpointed=now.checkpointed + result.rows_run + result.rows_reused,
+            udf_rows=now.udf_rows + calls,
+            reused_rows=now.reused_rows + result.rows_reused,
+        )
+
+    def assembled(self, *, calls: int) -> None:
+        """Book a fragment that was put together of ranges which are booked already.
+
+        Only rows of damaged checkpoints were computed again.
+        """
+        self._set(udf_rows=self._progress.udf_rows + calls)
+
+    def staged(self, rows: int) -> None:
+        """Book a file that is ready to be committed, with a new value for `rows` rows."""
+        self._set(ready_to_commit=self._progress.ready_to_commit + rows)
+
+    def committed(self, *, files: int, rows: int, lost_rows: int, seconds: float) -> None:
+        """Book a commit: `rows` are in the table now, `lost_rows` no longer fit it."""
+        now = self._progress
+        self._set(
+            committed=now.committed + rows,
+            ready_to_commit=now.ready_to_commit - lost_rows,
+            checkpointed=now.checkpointed - lost_rows,
+            fragments_committed=now.fragments_committed + files,
+            commits=now.commits + 1,
+            commit_seconds=now.commit_seconds + seconds,
+        )
+
+    def show_running(self, rows: int) -> None:
+        """Show the listeners that running tasks have checkpointed `rows` rows; book nothing."""
+        now = self._progress
+        seen = min(now.total, now.ready_to_commit + rows)
+        shown = replace(now, checkpointed=max(now.checkpointed, seen), seconds=self.seconds)
+        for listener in self._listeners:
+            listener(shown)
+
+    def _set(self, **changes: object) -> None:
+        self._progress = replace(self._progress, seconds=self.seconds, **changes)  # type: ignore[arg-type]
+        for listener in self._listeners:
+            listener(self._progress)

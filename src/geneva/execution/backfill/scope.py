@@ -1,0 +1,85 @@
+"""One version of a table with what is to be computed in it: what planning reads facts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from geneva.execution.backfill.request import BackfillRequest
+from geneva.execution.backfill.subjects import Subject
+from geneva.model.computation import Computation
+from geneva.model.tables import TableRef
+from geneva.storage.checkpoints.store import WorkIdentity
+from geneva.storage.columns.validity import ValidityReader, output_file, signature_of
+from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """One version of a table, and what was asked for in it."""
+
+    subject: Subject
+    request: BackfillRequest
+    dataset: Dataset
+    snapshot: TableSnapshot
+    computation: Computation
+    reader: ValidityReader
+    facts: dict[int, FragmentFacts]
+    """All fragments, by id."""
+    files_of_job: frozenset[str] = frozenset()
+    """Data files that this very job has made, committed or not: their results are its own."""
+
+    @property
+    def ref(self) -> TableRef:
+        """The table."""
+        return self.snapshot.ref
+
+    def prefix(self, fragment: FragmentFacts) -> str:
+        """The prefix of the checkpoint keys of a fragment's work."""
+        return work_identity(self.computation, self.request, self.ref, fragment).prefix()
+
+
+def bind_scope(
+    subject: Subject,
+    request: BackfillRequest,
+    dataset: Dataset,
+    snapshot: TableSnapshot,
+    files_of_job: frozenset[str],
+) -> Scope:
+    """Bind a computation to one version of its table."""
+    computation = subject.bind(dataset, snapshot)
+    return Scope(
+        subject=subject,
+        request=request,
+        dataset=dataset,
+        snapshot=snapshot,
+        computation=computation,
+        reader=ValidityReader(dataset, snapshot, computation),
+        facts={fragment.id: fragment for fragment in snapshot.fragments},
+        files_of_job=files_of_job,
+    )
+
+
+def work_identity(
+    computation: Computation, request: BackfillRequest, ref: TableRef, fragment: FragmentFacts
+) -> WorkIdentity:
+    """What the work on a fragment is.
+
+    The file of its present values is a source too: so that a clause that is run again after its
+    result was committed is new work, and one that is run again after a crash isn't. The column's
+    UUID is one as well: a column that was dropped and added again is another one. And so is which
+    rows are deleted: they come back when an old version is restored.
+    """
+    base = output_file(computation, fragment)
+    return WorkIdentity(
+        udf_name=computation.program_name,
+        udf_version=computation.version,
+        column=computation.name,
+        where=request.work_where or "",
+        uri=ref.uri,
+        source_files=(
+            *signature_of(computation, fragment),
+            *((base,) if base else ()),
+            f"deleted:{fragment.deletions}",
+            f"column:{computation.id}",
+        ),
+    )

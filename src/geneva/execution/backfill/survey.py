@@ -1,0 +1,172 @@
+"""A survey of a table before a plan is made: what is known of each fragment that may need work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from geneva.execution.backfill.scope import Scope
+from geneva.execution.backfill.validity_checks import read_validity
+from geneva.execution.runner import Runner
+from geneva.model.rows import RowSet
+from geneva.model.tables import Reason, Unproven
+from geneva.planning.backfill import FragmentState, after_inputs_changed
+from geneva.storage.columns.validity import Validity, output_file
+from geneva.storage.lance.dataset import (
+    FragmentFacts,
+    open_dataset,
+    read_live_rows,
+    read_matching_rows,
+    read_snapshot,
+)
+
+ChangedInputs: TypeAlias = Callable[[FragmentFacts], RowSet | None]
+"""Which rows of a fragment get another input before the plan is run; None: no row does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What was found in a table."""
+
+    states: tuple[FragmentState, ...]
+    """The fragments that may need work."""
+    validity: dict[int, Validity]
+    """What is right in each fragment that is not left out."""
+    overtaken: frozenset[int]
+    """Fragments of an older version that can't be filled: rewritten, or computed since."""
+    compute_unproven: bool
+    """Whether values from before receipts are computed again."""
+
+
+def take_survey(
+    scope: Scope,
+    changed_inputs: ChangedInputs | None = None,
+    make_runner: Callable[[], Runner] | None = None,
+) -> Survey:
+    """Look at all fragments; `make_runner` makes what checks receipts, where it is much."""
+    done, overtaken = _done_by_job(scope), _overtaken(scope)
+    fragments = _asked_for(scope, without=done | overtaken)
+    validity = read_validity(scope, fragments, make_runner)
+    compute_unproven = _computes_unproven(scope, validity)
+    candidates = [
+        f for f in fragments if changed_inputs is not None or _needs_work(scope, validity[f.id])
+    ]
+    selected = None
+    if scope.request.options.where is not None and (candidates or not done):
+        # Also where there is no row to select: a wrong clause is refused on any table.
+        selected = read_matching_rows(scope.dataset, candidates, scope.request.options.where)
+    states = _states(scope, candidates, validity, selected, compute_unproven=compute_unproven)
+    if changed_inputs is not None:
+        states = [_after_changes(s, scope, validity, changed_inputs) for s in states]
+    return Survey(
+        states=tuple(states),
+        validity=validity,
+        overtaken=overtaken,
+        compute_unproven=compute_unproven,
+    )
+
+
+def _done_by_job(scope: Scope) -> frozenset[int]:
+    """Fragments in which this job has computed what was asked for."""
+    if not scope.request.selects_rows:
+        return frozenset()
+    return frozenset(
+        f.id
+        for f in scope.snapshot.fragments
+        if output_file(scope.computation, f) in scope.files_of_job
+    )
+
+
+def _overtaken(scope: Scope) -> frozenset[int]:
+    """Fragments of an older version that can't be filled: rewritten, or computed since."""
+    if scope.request.options.read_version is None:
+        return frozenset()
+    now = {f.id: f for f in read_snapshot(open_dataset(scope.ref), scope.ref).fragments}
+    fields = scope.computation.output_ids
+    return frozenset(
+        f.id
+        for f in scope.snapshot.fragments
+        if f.id not in now
+        or now[f.id].physical_rows != f.physical_rows
+        or now[f.id].files_of(fields) != f.files_of(fields)
+    )
+
+
+def _asked_for(scope: Scope, *, without: frozenset[int]) -> list[FragmentFacts]:
+    """The fragments that the request is about."""
+    chosen = scope.request.only_fragments
+    return [
+        f
+        for f in scope.snapshot.fragments
+        if f.live_rows and f.id not in without and (chosen is None or f.id in chosen)
+    ]
+
+
+def _needs_work(scope: Scope, found: Validity) -> bool:
+    """Whether a fragment may have rows to compute, or values that need a receipt."""
+    return scope.request.selects_rows or not found.right.is_full or bool(found.unsealed)
+
+
+def _computes_unproven(scope: Scope, validity: Mapping[int, Validity]) -> bool:
+    """Whether values from before receipts are computed again.
+
+    Where nobody said, they are kept, unless something shows that values of the column may be
+    stale: it had another function before, or an input of one of its values has changed.
+    """
+    if scope.request.options.unproven is not None:
+        return scope.request.options.unproven is Unproven.COMPUTE
+    if scope.computation.source is not None:
+        # Of a view nobody writes values: what is not proven may be of other source rows.
+        return True
+    stale = (Reason.INPUT_CHANGED, Reason.UDF_CHANGED)
+    return bool(scope.computation.former_versions) or any(
+        v.reason in stale for v in validity.values()
+    )
+
+
+def _states(
+    scope: Scope,
+    candidates: Sequence[FragmentFacts],
+    validity: Mapping[int, Validity],
+    selected: Mapping[int, RowSet] | None,
+    *,
+    compute_unproven: bool,
+) -> list[FragmentState]:
+    """What the planner has to know of each candidate."""
+    live = read_live_rows(scope.dataset, candidates)
+    states = []
+    for fragment in candidates:
+        found = validity[fragment.id]
+        adopt = found.supplied.union(found.unsealed)
+        only_unproven = compute_unproven and found.unproven and not found.right
+        states.append(
+            FragmentState(
+                fragment_id=fragment.id,
+                physical_rows=fragment.physical_rows,
+                live=live[fragment.id],
+                valid=found.right,
+                reason=Reason.UNPROVEN if only_unproven else found.reason,
+                has_output=output_file(scope.computation, fragment) is not None,
+                adopt=adopt if compute_unproven else adopt.union(found.unproven),
+                failed=found.failed,
+                selected=selected[fragment.id] if selected is not None else None,
+                only_stale=scope.request.only_stale,
+                retry_failed=scope.request.options.retry_failed,
+            )
+        )
+    return states
+
+
+def _after_changes(
+    state: FragmentState,
+    scope: Scope,
+    validity: Mapping[int, Validity],
+    changed_inputs: ChangedInputs,
+) -> FragmentState:
+    """The state once inputs were computed anew."""
+    changed = changed_inputs(scope.facts[state.fragment_id])
+    if not changed:
+        return state
+    # What a person wrote is adopted with whatever inputs it has then.
+    return after_inputs_changed(state, changed.minus(validity[state.fragment_id].supplied))

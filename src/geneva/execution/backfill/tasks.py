@@ -1,0 +1,66 @@
+"""The tasks of one round: cut on demand, and fragments that several tasks share put together."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from geneva.execution.backfill.prepare import PreparedBackfill
+from geneva.execution.worker.task import ColumnWork, PartResult, PartWork, Task
+from geneva.model.rows import RowRange
+from geneva.planning.sizing import WorkQueue
+
+
+@dataclass(slots=True)
+class _Split:
+    """A fragment that several tasks share."""
+
+    rows_done: int = 0
+    checkpoints: list[RowRange] = field(default_factory=list)
+
+
+class TaskQueue:
+    """What is still to be handed out. A fragment whose ranges are all done is assembled next."""
+
+    def __init__(self, prepared: PreparedBackfill, work: ColumnWork) -> None:
+        """Queue the fragments of a plan, in its order."""
+        self._prepared, self._work = prepared, work
+        self._plans = {plan.fragment_id: plan for plan in prepared.plan.fragments}
+        self._queue = WorkQueue(prepared.plan.fragments, work.sizes.task_size)
+        self._splits: dict[int, _Split] = {}
+        self._assemblies: deque[PartWork] = deque()
+
+    def __bool__(self) -> bool:
+        """Whether something can be handed out now; a fragment may be to assemble later."""
+        return bool(self._queue or self._assemblies)
+
+    def take(self, slots: int, rows_per_second: float | None) -> Task | None:
+        """Cut the next task, for one of so many slots; None: there is none now."""
+        if self._assemblies:
+            parts = tuple(self._assemblies)
+            self._assemblies.clear()
+            return Task(self._work, parts)
+        if not self._queue:
+            return None
+        taken = self._queue.take(self._queue.share(slots, rows_per_second))
+        for part in taken:
+            if not part.whole:
+                self._splits.setdefault(part.plan.fragment_id, _Split())
+        return Task(self._work, tuple(map(self._prepared.part_work, taken)))
+
+    def is_assembled(self, result: PartResult) -> bool:
+        """Whether a fragment was put together of ranges that were reported before."""
+        return result.fragment_id in self._splits and result.staged_path is not None
+
+    def range_done(self, result: PartResult) -> None:
+        """Take a range of a shared fragment; after its last one the fragment is assembled."""
+        split = self._splits[result.fragment_id]
+        plan = self._plans[result.fragment_id]
+        split.rows_done += len(result.rows)
+        split.checkpoints.extend(result.checkpoints)
+        if split.rows_done == plan.physical_rows:
+            self._assemblies.append(self._prepared.assembly_work(plan, split.checkpoints))
+
+    def partly_done(self) -> set[int]:
+        """The shared fragments of which ranges were reported already."""
+        return {fragment_id for fragment_id, split in self._splits.items() if split.rows_done}

@@ -1,0 +1,130 @@
+"""Which values of a table are right, by the cheapest proof there is.
+
+Files and history come first, then receipts. Where much of the inputs has to be read for that, the
+workers of the job read it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from geneva.execution.backfill.scope import Scope
+from geneva.execution.runner import Runner
+from geneva.model.computation import Computation
+from geneva.model.rows import RowSet
+from geneva.model.tables import TableRef
+from geneva.storage.columns.validity import Validity, ValidityReader
+from geneva.storage.lance.dataset import (
+    FragmentFacts,
+    open_pinned,
+    read_live_rows,
+    read_snapshot,
+)
+from geneva.storage.lance.fragments import size_of_inputs
+
+MUCH_BYTES = 1024 * 1024 * 1024
+"""Inputs of this size are not read by one process alone."""
+_SOURCE_ROW_BYTES = 1024
+"""Of a row of another table, at a guess."""
+_ITEMS_PER_SLOT = 4
+
+Undecided: TypeAlias = Sequence[tuple[FragmentFacts, RowSet]]
+"""Fragments, and the rows of each that only receipts can prove right."""
+
+
+def read_validity(
+    scope: Scope, fragments: Sequence[FragmentFacts], make_runner: Callable[[], Runner] | None
+) -> dict[int, Validity]:
+    """What is right in each fragment. `make_runner` makes what reads much; None: nothing does."""
+    computation = scope.computation
+    check_source = scope.subject.source_check(scope.dataset, computation)
+    found: dict[int, Validity] = {}
+    for fragment in fragments:
+        validity = scope.reader.by_files(fragment)
+        if check_source is not None:
+            unknown = Validity.unknown(fragment.physical_rows)
+            validity = check_source(fragment, validity) or unknown
+        found[fragment.id] = validity
+    unclear = [f for f in fragments if found[f.id].undecided]
+    live = read_live_rows(scope.dataset, unclear)
+    undecided = [(f, found[f.id].undecided.intersect(live[f.id])) for f in unclear]
+    checks = _by_receipt(scope, undecided, make_runner)
+    for (fragment, _), checked in zip(undecided, checks, strict=True):
+        if check_source is not None and computation.receipt is None:
+            checked = check_source(fragment, checked) or checked.without(checked.right)
+        found[fragment.id] = found[fragment.id].joined(checked)
+    return found
+
+
+def _by_receipt(
+    scope: Scope, undecided: Undecided, make_runner: Callable[[], Runner] | None
+) -> Iterable[Validity]:
+    """What receipts say of these rows: read here, or by workers where it is much."""
+    much = bytes_to_read(scope.computation, undecided) >= MUCH_BYTES
+    if make_runner is None or not much or scope.computation.receipt is None:
+        return (scope.reader.by_receipt(fragment, rows) for fragment, rows in undecided)
+    return check_on_workers(make_runner, scope, undecided)
+
+
+def bytes_to_read(computation: Computation, undecided: Undecided) -> int:
+    """How much a check of these rows reads of their inputs, about."""
+    fields = [i for found in computation.inputs for i in found.field_ids]
+    if computation.source is not None:
+        return sum(_SOURCE_ROW_BYTES * rows.count for _, rows in undecided)
+    return sum(
+        sum(size or 0 for size in size_of_inputs(fragment, fields))
+        * rows.count
+        // max(fragment.physical_rows, 1)
+        for fragment, rows in undecided
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptCheck:
+    """Rows of some fragments whose receipts are to be compared with their inputs."""
+
+    ref: TableRef
+    version: int
+    computation: Computation
+    check_id: str
+    """Workers share an open table within one check, and not with another."""
+    rows: tuple[tuple[int, RowSet], ...]
+    """Fragments, and the rows of each."""
+
+
+def check_receipts(item: ReceiptCheck) -> str:
+    """Check the rows of an item; return what was found, as text. This is shipped to workers."""
+    dataset = open_pinned(item.ref, item.version, item.check_id)
+    snapshot = read_snapshot(dataset, item.ref)
+    reader = ValidityReader(dataset, snapshot, item.computation)
+    facts = {fragment.id: fragment for fragment in snapshot.fragments}
+    found = (reader.by_receipt(facts[fragment], rows) for fragment, rows in item.rows)
+    return "\n".join(validity.to_text() for validity in found)
+
+
+def check_on_workers(
+    make_runner: Callable[[], Runner], scope: Scope, undecided: Undecided
+) -> list[Validity]:
+    """Check rows by their receipts on the workers of a runner, in the order given."""
+    runner = make_runner()
+    count = max(1, min(len(undecided), _ITEMS_PER_SLOT * runner.slots))
+    shares = [list(range(i, len(undecided), count)) for i in range(count)]
+    check_id = uuid.uuid4().hex
+    items = [
+        ReceiptCheck(
+            ref=scope.ref,
+            version=scope.snapshot.version,
+            computation=scope.computation,
+            check_id=check_id,
+            rows=tuple((undecided[i][0].id, undecided[i][1]) for i in share),
+        )
+        for share in shares
+    ]
+    texts = runner.submit(check_receipts, items).result()
+    found: dict[int, Validity] = {}
+    for share, text in zip(shares, texts, strict=True):
+        found.update(zip(share, map(Validity.from_text, text.split("\n")), strict=True))
+    return [found[i] for i in range(len(undecided))]

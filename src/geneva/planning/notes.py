@@ -1,0 +1,77 @@
+"""Remarks shown with a plan: what it leaves as it is, and what it can't know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from geneva.model.tables import Reason
+from geneva.planning.backfill import FragmentPlan, FragmentState
+
+
+def stale_outside_clause(states: Iterable[FragmentState]) -> str | None:
+    """That rows which a clause doesn't select stay stale."""
+    stale = sum(
+        state.live.minus(state.valid)
+        .minus(state.selected)
+        .minus(state.adopt)
+        .minus(state.failed)
+        .count
+        for state in states
+        if state.selected is not None and state.reason in (Reason.UDF_CHANGED, Reason.INPUT_CHANGED)
+    )
+    if not stale:
+        return None
+    return (
+        f"{stale:,} rows outside the where clause are stale (their UDF or an input changed) "
+        'and stay so; leave the clause out to compute them too, or use where="1=1" for all rows'
+    )
+
+
+def failed_before(states: Iterable[FragmentState]) -> str | None:
+    """That rows which failed are not tried again."""
+    waiting = sum(
+        state.live.intersect(state.failed).count
+        for state in states
+        if not state.retry_failed and state.selected is None
+    )
+    if not waiting:
+        return None
+    return (
+        f"{waiting:,} rows failed before with this UDF and these inputs, and stay NULL; use "
+        "retry_failed=True to try them again"
+    )
+
+
+def unproven_rows(rows: int, *, compute: bool) -> str | None:
+    """What becomes of values from before receipts."""
+    if not rows:
+        return None
+    decided = (
+        'are computed again; use unproven="keep" to take them for right'
+        if compute
+        else 'are taken for right; use unproven="compute" to compute them again'
+    )
+    return f"unproven: {rows:,} rows were computed before there were receipts, and {decided}"
+
+
+def shared_calls(needed: Sequence[FragmentPlan]) -> str | None:
+    """That a function which memoizes may be called for fewer rows than planned."""
+    if not needed:
+        return None
+    return "rows with equal inputs share a call, so that there may be fewer calls"
+
+
+def upper_bounds(needed: Iterable[FragmentPlan]) -> str | None:
+    """That inputs which are computed first may come out as they were."""
+    if not any(plan.reason is Reason.UPSTREAM for plan in needed):
+        return None
+    return "inputs that come out the same make no call: the numbers are upper bounds"
+
+
+def overtaken_fragments(count: int, version: int) -> str | None:
+    """That fragments of an older version can't be filled any more."""
+    if not count:
+        return None
+    return (
+        f"{count} fragments of version {version} were rewritten or computed since, and are left out"
+    )

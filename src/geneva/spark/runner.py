@@ -1,0 +1,233 @@
+"""Tasks run on a Spark session: one Spark job per submission.
+
+Nothing here imports pyspark before it is needed, so ``import geneva`` is cheap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from geneva.errors import JobCancelledError, SparkUnavailableError
+from geneva.execution.runner import ANY, REPORT_DDL, task_body
+from geneva.model.computation import Resources
+from geneva.spark.errors import explained
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+MAX_JOBS_IN_FLIGHT = 16
+"""Driver threads, each waiting for one Spark job; more submissions wait for one of them."""
+CANCEL_LIMIT_SECONDS = 30.0
+
+
+class SparkRunner:
+    """Runs tasks on a Spark session: each ``submit`` is one Spark job, one task per item.
+
+    ``slots`` is only for clusters whose size Spark doesn't report.
+    """
+
+    def __init__(self, session: SparkSession, *, slots: int | None = None) -> None:
+        self._session = session
+        self._slots = slots
+        self._tag = f"geneva-{uuid.uuid4().hex}"
+        self._profiles: dict[Resources, ResourceProfile | None] = {}
+        remote = type(session).__module__.startswith("pyspark.sql.connect")
+        self._kind: _SessionKind = _Connect(session) if remote else _Classic(session)
+        self._threads = ThreadPoolExecutor(MAX_JOBS_IN_FLIGHT, thread_name_prefix="geneva-job")
+        self._cancelled = threading.Event()
+        self._idle = threading.Condition()
+        self._unfinished = 0
+
+    @property
+    def slots(self) -> int:
+        """How many tasks can run at once: the cores that Spark has at this moment."""
+        return self._slots or self._kind.cores()
+
+    def submit(
+        self, function: Callable[[T], str], items: Sequence[T], resources: Resources = ANY
+    ) -> Future[list[str]]:
+        """Start one Spark job that calls ``function`` on every item."""
+        from pyspark import inheritable_thread_target
+
+        try:
+            # The user's own tags and job group come along into our thread.
+            run = inheritable_thread_target(self._session)(self._run)
+        except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
+            gone: Future[list[str]] = Future()
+            gone.set_exception(SparkUnavailableError("The Spark session was stopped, or died."))
+            return gone
+        with self._idle:
+            self._unfinished += 1
+        job: Future[list[str]] = self._threads.submit(run, function, items, resources)
+        job.add_done_callback(self._finished)
+        return job
+
+    def cancel(self) -> None:
+        """Cancel this runner's jobs and wait until the driver has let go of them.
+
+        The workers are gone a few seconds later, whatever the user's function is doing.
+        """
+        self._cancelled.set()
+        # In a thread of its own, because a Ctrl-C may have broken this one's connection.
+        threading.Thread(target=self._cancel_until_idle, daemon=True).start()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._unfinished, CANCEL_LIMIT_SECONDS)
+
+    def _cancel_until_idle(self) -> None:
+        with contextlib.suppress(Exception):  # Spark is gone: then so are its jobs
+            while self._unfinished:
+                # Again and again: a job that was about to start can't be seen the first time.
+                self._kind.cancel(self._tag)
+                time.sleep(0.1)
+
+    def _finished(self, _: Future[list[str]]) -> None:
+        with self._idle:
+            self._unfinished -= 1
+            self._idle.notify_all()
+
+    def _run(
+        self, function: Callable[[T], str], items: Sequence[T], resources: Resources
+    ) -> list[str]:
+        self._check()
+        if not items:
+            return []
+        try:
+            with self._kind.tagged(self._tag):
+                table = self._reports(function, items, resources)
+        except Exception as error:  # noqa: BLE001  all of them are explained
+            if self._cancelled.is_set():  # Spark's own error doesn't say so
+                raise JobCancelledError("The job was cancelled.") from None
+            # Not chained: py4j would print pages of JVM, asking a JVM that may be gone by then.
+            raise explained(error) from None
+        reports = dict(zip(table["index"].to_pylist(), table["report"].to_pylist(), strict=True))
+        return [reports[index] for index in range(len(items))]
+
+    def _reports(
+        self, function: Callable[[T], str], items: Sequence[T], resources: Resources
+    ) -> pa.Table:
+        # One profile for all jobs alike: with dynamic allocation a new one gets new executors.
+        if resources not in self._profiles:
+            self._profiles[resources] = self._kind.profile(resources)
+        numbers = self._session.range(0, len(items), 1, len(items))
+        with _pandas_warnings_off():
+            reports = numbers.mapInArrow(
+                task_body(function, items), REPORT_DDL, profile=self._profiles[resources]
+            )
+        self._check()
+        return reports.toArrow()
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise JobCancelledError("The job was cancelled before its tasks started.")
+
+
+# ----------------------------------------------------------------- what differs by kind of session
+
+
+class _SessionKind(Protocol):
+    """The calls that are different for classic sessions and for Connect."""
+
+    def cores(self) -> int: ...
+    def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]: ...
+    def cancel(self, tag: str) -> None: ...
+    def profile(self, resources: Resources) -> ResourceProfile | None: ...
+
+
+class _Classic:
+    """A session with a SparkContext, and its JVM, in this process."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._context = session.sparkContext
+
+    def cores(self) -> int:
+        return max(1, int(self._context.defaultParallelism))
+
+    @contextlib.contextmanager
+    def tagged(self, tag: str) -> Iterator[None]:
+        self._context.addJobTag(tag)
+        if self._context.getLocalProperty("spark.scheduler.pool") is None:
+            self._context.setLocalProperty("spark.scheduler.pool", tag)
+        try:
+            yield
+        finally:
+            self._context.removeJobTag(tag)
+
+    def cancel(self, tag: str) -> None:
+        self._context.cancelJobsWithTag(tag)
+
+    def profile(self, resources: Resources) -> ResourceProfile | None:
+        return None if self._context.master.startswith("local") else _profile(resources)
+
+
+class _Connect:
+    """A session on a Spark Connect server: no context, no JVM, and its own kind of tags."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._cores: int | None = None
+
+    def cores(self) -> int:
+        from pyspark.sql import functions
+
+        if self._cores is None:
+            # Connect doesn't report it, but cuts a range into as many parts as there are cores.
+            parts = self._session.range(0, 1_000_000).select(functions.spark_partition_id())
+            last = parts.toDF("part").agg(functions.max("part")).toArrow()
+            self._cores = int(last.column(0)[0].as_py()) + 1
+        return self._cores
+
+    @contextlib.contextmanager
+    def tagged(self, tag: str) -> Iterator[None]:
+        self._session.addTag(tag)
+        try:
+            yield
+        finally:
+            self._session.removeTag(tag)
+
+    def cancel(self, tag: str) -> None:
+        self._session.interruptTag(tag)
+
+    def profile(self, resources: Resources) -> ResourceProfile | None:
+        master = self._session.conf.get("spark.master", "local") or "local"
+        return None if master.startswith("local") else _profile(resources)
+
+
+def _profile(resources: Resources) -> ResourceProfile | None:
+    """Return what a task asks the cluster for, or None where one core is all it needs.
+
+    Memory is left out: Spark gives memory to executors, when they start, not to tasks.
+    """
+    cores = math.ceil(resources.num_cpus or 1)
+    gpus = resources.num_gpus or 0
+    if cores <= 1 and not gpus:
+        return None
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    requests = TaskResourceRequests().cpus(cores)
+    if gpus:
+        # Spark shares one GPU among tasks, but gives out several only whole.
+        requests = requests.resource("gpu", gpus if gpus <= 1 else math.ceil(gpus))
+    return ResourceProfileBuilder().require(requests).build
+
+
+_filters = threading.Lock()
+
+
+@contextlib.contextmanager
+def _pandas_warnings_off() -> Iterator[None]:
+    """Hide what pyspark says about the version of pandas, which our users can't act on."""
+    with _filters, warnings.catch_warnings():  # the process has one list of them: take turns
+        warnings.simplefilter("ignore", FutureWarning)
+        yield

@@ -1,0 +1,181 @@
+"""Spark sessions: the user's own, or one that is started in this process at first need.
+
+A session may be anybody's: classic or Connect, of one machine or of many. Nothing here imports
+pyspark before it is needed, so ``import geneva`` is cheap, and a plan with no work in it never
+starts Spark.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from geneva.errors import MissingDependencyError, SparkUnavailableError
+from geneva.spark.embedded.class_archive import archive_for, flags_or_train
+from geneva.spark.embedded.java import (
+    STARTED_MARKER,
+    JavaHome,
+    find_java,
+    gateway_command,
+    starts_directly,
+)
+from geneva.spark.embedded.settings import (
+    LOG_NAME,
+    LocalOptions,
+    environment,
+    jvm_options,
+    local_settings,
+    private_directory,
+    start_jvm,
+    tail,
+    unchanged_interrupt_handler,
+)
+from geneva.spark.errors import reason, spark_text
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
+
+_starting = threading.RLock()
+
+
+def embedded_session(options: LocalOptions | None = None) -> SparkSession:
+    """Return this process's Spark session: the user's if there is one, else our own.
+
+    Ours is started at first need and used from then on. A session that was stopped, or whose
+    JVM died, is replaced by a new one.
+    """
+    with _starting:
+        return active_session() or _start(options or LocalOptions())
+
+
+def active_session() -> SparkSession | None:
+    """Return the live session of this process, classic or Connect, or None."""
+    remote = sys.modules.get("pyspark.sql.connect.session")
+    if remote is not None:
+        session = remote.SparkSession.getActiveSession() or remote.SparkSession._default_session
+        if session is not None and not session.is_stopped:
+            return session
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
+
+    context = SparkContext._active_spark_context
+    if context is None or not _is_alive(context):
+        return None
+    known = SparkSession._instantiatedSession
+    return known if known is not None and known._sc is context else SparkSession(context)
+
+
+def _is_alive(context: SparkContext) -> bool:
+    """Whether the context can run jobs: neither stopped, here or in the JVM, nor orphaned."""
+    try:
+        return context._jsc is not None and not context._jsc.sc().isStopped()
+    except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
+        return False
+
+
+def _start(options: LocalOptions) -> SparkSession:
+    """Start a context of our own, on the JVM of this process if it has one already."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
+
+    _forget_dead_jvm()
+    reused = SparkContext._gateway is not None
+    directory = private_directory()
+    settings = local_settings(directory, options)
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    try:
+        with unchanged_interrupt_handler():
+            gateway = SparkContext._gateway or _launch(directory, settings, options)
+            context = SparkContext(conf=conf, gateway=gateway)
+            # Taken from the environment otherwise, where "python3" is any Python on the PATH.
+            context.pythonExec = sys.executable
+            session = SparkSession(context)
+    except MissingDependencyError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    except Exception as error:  # noqa: BLE001  all of them mean: no session
+        cause, log = reason(spark_text(error)), tail(directory / LOG_NAME)
+        if not reused:
+            _end_jvm()
+        shutil.rmtree(directory, ignore_errors=True)
+        raise SparkUnavailableError(f"Spark could not be started here: {cause}{log}") from None
+    if reused:  # the JVM's shell looks after the folder that the JVM was started with
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    (directory / STARTED_MARKER).touch()
+    return session
+
+
+def _launch(directory: Path, settings: dict[str, str], options: LocalOptions) -> JavaGateway:
+    """Start Spark's JVM and connect to it; by Spark's own scripts where they have a say."""
+    import pyspark
+    from pyspark.find_spark_home import _find_spark_home
+    from pyspark.java_gateway import launch_gateway
+
+    java = find_java()
+    spark_home = Path(_find_spark_home())
+    flags = jvm_options(directory, options)
+    if not starts_directly(spark_home, pyspark.__version__, os.environ):
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        return _launch_by_scripts(java, directory, settings, flags)
+    if options.class_archive:
+        archive = archive_for(java, pyspark.__version__, spark_home / "jars", flags)
+        flags += flags_or_train(archive)
+    jvm = start_jvm(gateway_command(java, spark_home / "jars", flags), directory)
+    with environment(PYSPARK_GATEWAY_PORT=str(jvm.port), PYSPARK_GATEWAY_SECRET=jvm.secret):
+        gateway = launch_gateway()
+    gateway.proc = jvm.process
+    return gateway
+
+
+def _launch_by_scripts(
+    java: JavaHome, directory: Path, settings: dict[str, str], flags: list[str]
+) -> JavaGateway:
+    """Start the JVM by spark-submit, which reads the user's Spark configuration files."""
+    from pyspark import SparkConf
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    # Spark refuses a heap size here: it has a setting of its own for it.
+    extra = " ".join(flag for flag in flags if not flag.startswith("-Xmx"))
+    conf.set("spark.driver.extraJavaOptions", extra)
+    with (directory / LOG_NAME).open("wb") as log, environment(JAVA_HOME=str(java.path)):
+        popen = {"stdout": log, "stderr": log, "start_new_session": True}
+        with warnings.catch_warnings():
+            # Lance warns of any fork. This one runs a shell at once, and never touches Lance.
+            warnings.simplefilter("ignore")
+            return launch_gateway(conf, popen)
+
+
+def _forget_dead_jvm() -> None:
+    """Make pyspark forget a context that ended, and a JVM that is no more."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None and process.poll() is not None:
+        if process.stdin is not None:
+            process.stdin.close()
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
+    elif SparkContext._active_spark_context is not None:
+        SparkContext._active_spark_context.stop()
+
+
+def _end_jvm() -> None:
+    """End a JVM of ours on which no session could be started, so that the next try is a new one."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.communicate()  # closes the pipe, which ends the JVM, and waits
+        _forget_dead_jvm()

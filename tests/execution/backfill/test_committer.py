@@ -1,0 +1,119 @@
+"""What the committer publishes together, and what it cleans up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from driving import InlineRunner, MemoryCommitter, outcome_of, prepared_for
+from geneva import Connection, Table
+from geneva.execution.backfill.committer import TableCommitter, publish_columns
+from geneva.execution.backfill.driver import JobControl, run_backfill
+from geneva.execution.backfill.prepare import PreparedBackfill
+from geneva.model.tables import Sizes
+from geneva.storage.columns.publish import CommitOutcome
+from geneva.storage.columns.staged_files import StagedFile
+from support import Calls, by_id, checkpoint_keys, make_table, staged_records, tripled
+
+SHARED = Sizes(task_size=2)
+
+
+@pytest.fixture
+def table(local_db: Connection, calls: Calls) -> Table:
+    table = make_table(local_db, [4, 4, 4])
+    table.add_columns({"c": tripled(calls)})
+    return table
+
+
+def staged(prepared: PreparedBackfill) -> list[StagedFile]:
+    """The files of all fragments, computed and not published."""
+    committer = MemoryCommitter()
+    files: list[StagedFile] = []
+    committer.add = files.append  # type: ignore[method-assign]
+    run_backfill(prepared, JobControl("staging", InlineRunner, lambda job_id, retries: committer))
+    return sorted(files, key=lambda file: file.fragment_id)
+
+
+class Log:
+    """Notes the fragments of every commit; loses those in `lost`."""
+
+    def __init__(self, lost: Sequence[int] = ()) -> None:
+        self.groups: list[list[int]] = []
+        self._lost = lost
+
+    def __call__(
+        self, prepared: PreparedBackfill, files: Sequence[StagedFile], job_id: str, retries: int
+    ) -> CommitOutcome:
+        assert (job_id, retries) == ("job", 3)
+        self.groups.append([file.fragment_id for file in files])
+        lost = [file for file in files if file.fragment_id in self._lost]
+        return outcome_of([file for file in files if file not in lost], lost)
+
+
+def test_groups_are_full_unless_everything_is_wanted(table: Table) -> None:
+    prepared, log = prepared_for(table, "c", commit_granularity=2), Log()
+    committer = TableCommitter("job", 3, publish=log)
+    files = staged(prepared)
+    assert committer.commit_next(prepared, flush=True) is None
+    committer.add(files[0])
+    assert committer.commit_next(prepared, flush=False) is None
+    committer.add(files[1])
+    committer.add(files[2])
+    done = committer.commit_next(prepared, flush=False)
+    assert done is not None
+    assert done.outcome.landed == (files[0], files[1])
+    assert done.seconds >= 0
+    assert committer.commit_next(prepared, flush=False) is None
+    assert committer.commit_next(prepared, flush=True) is not None
+    assert committer.commit_next(prepared, flush=True) is None
+    assert log.groups == [[0, 1], [2]]
+
+
+def test_files_of_other_fields_go_into_another_commit(table: Table) -> None:
+    prepared, log = prepared_for(table, "c"), Log()
+    first, second, third = staged(prepared)
+    committer = TableCommitter("job", 3, publish=log)
+    for file in (first, replace(second, field_ids=(99,)), third):
+        committer.add(file)
+    while committer.commit_next(prepared, flush=True) is not None:
+        pass
+    assert log.groups == [[0, 2], [1]]
+
+
+def test_a_file_that_no_longer_fits_stays_on_record(table: Table) -> None:
+    prepared = prepared_for(table, "c")
+    committer = TableCommitter("job", 3, publish=Log(lost=[1]))
+    for file in staged(prepared):
+        committer.add(file)
+    before = staged_records(table)
+    committer.commit_next(prepared, flush=True)
+    assert before == []
+    assert staged_records(table) == [1]
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_checkpoints_of_published_fragments_are_deleted_unless_asked_for(
+    table: Table, size: int | None
+) -> None:
+    sizes = replace(SHARED, checkpoint_size=size)
+    prepared = prepared_for(table, "c", sizes=sizes, commit_granularity=1)
+    make = partial(TableCommitter, publish=publish_columns)
+    run_backfill(prepared, JobControl("job", InlineRunner, make))
+    assert by_id(table, "c") == {i: i * 3 for i in range(12)}
+    assert bool(checkpoint_keys(table)) == (size is not None)
+
+
+def test_checkpoints_are_kept_until_their_fragment_is_published(table: Table) -> None:
+    prepared = prepared_for(table, "c", sizes=SHARED)
+    seen = MemoryCommitter()
+    run_backfill(prepared, JobControl("staging", InlineRunner, lambda job_id, retries: seen))
+    committer = TableCommitter("job", 3, publish=Log(lost=[1]))
+    for key in seen.checkpoints:
+        committer.add_checkpoint(key)
+    for plan in prepared.plan.fragments:
+        committer.add(prepared.staged_file(plan, f"{plan.fragment_id}.lance"))
+    committer.commit_next(prepared, flush=True)
+    assert {key.fragment_id for key in checkpoint_keys(table)} == {1}
