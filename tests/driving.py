@@ -14,6 +14,7 @@ from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.execution.runner import ANY
 from geneva.model.computation import Resources
+from geneva.options import JobOptions
 from geneva.storage.checkpoints.store import CheckpointKey
 from geneva.storage.columns.definitions import read_definition
 from geneva.storage.columns.publish import CommitOutcome
@@ -21,11 +22,14 @@ from geneva.storage.columns.staged_files import StagedFile
 from geneva.storage.lance.dataset import open_dataset
 
 
-def prepared_for(table: Table, column: str, **request: Any) -> PreparedBackfill:
+def prepared_for(
+    table: Table, column: str, *, only_fragments: frozenset[int] | None = None, **options: Any
+) -> PreparedBackfill:
     """The plan of a backfill."""
     definition = read_definition(open_dataset(table.ref).schema, column)
     assert definition is not None
-    return prepare(ColumnSubject(table.ref, definition), BackfillRequest(**request))
+    request = BackfillRequest(JobOptions(**options), only_fragments=only_fragments)
+    return prepare(ColumnSubject(table.ref, definition), request)
 
 
 def outcome_of(

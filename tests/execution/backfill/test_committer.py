@@ -13,12 +13,11 @@ from geneva import Connection, Table
 from geneva.execution.backfill.committer import TableCommitter, publish_columns
 from geneva.execution.backfill.driver import JobControl, run_backfill
 from geneva.execution.backfill.prepare import PreparedBackfill
-from geneva.model.tables import Sizes
 from geneva.storage.columns.publish import CommitOutcome
 from geneva.storage.columns.staged_files import StagedFile
 from support import Calls, by_id, checkpoint_keys, make_table, staged_records, tripled
 
-SHARED = Sizes(task_size=2)
+SHARED = {"task_size": 2}
 
 
 @pytest.fixture
@@ -98,8 +97,8 @@ def test_a_file_that_no_longer_fits_stays_on_record(table: Table) -> None:
 def test_checkpoints_of_published_fragments_are_deleted_unless_asked_for(
     table: Table, size: int | None
 ) -> None:
-    sizes = replace(SHARED, checkpoint_size=size)
-    prepared = prepared_for(table, "c", sizes=sizes, commit_granularity=1)
+    sizes = {**SHARED, "checkpoint_size": size}
+    prepared = prepared_for(table, "c", **sizes, commit_granularity=1)
     make = partial(TableCommitter, publish=publish_columns)
     run_backfill(prepared, JobControl("job", InlineRunner, make))
     assert by_id(table, "c") == {i: i * 3 for i in range(12)}
@@ -107,7 +106,7 @@ def test_checkpoints_of_published_fragments_are_deleted_unless_asked_for(
 
 
 def test_checkpoints_are_kept_until_their_fragment_is_published(table: Table) -> None:
-    prepared = prepared_for(table, "c", sizes=SHARED)
+    prepared = prepared_for(table, "c", **SHARED)
     seen = MemoryCommitter()
     run_backfill(prepared, JobControl("staging", InlineRunner, lambda job_id, retries: seen))
     committer = TableCommitter("job", 3, publish=Log(lost=[1]))

@@ -14,11 +14,10 @@ from geneva.execution.backfill.committer import Committer
 from geneva.execution.backfill.driver import JobControl, run_backfill
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.progress import JobProgress
-from geneva.model.tables import Sizes
 from geneva.planning.backfill import Action
 from support import Calls, breakable, make_table, tripled
 
-TASKS_OF_2, TASKS_OF_5 = Sizes(task_size=2), Sizes(task_size=5)
+TASKS_OF_2, TASKS_OF_5 = {"task_size": 2}, {"task_size": 5}
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def test_every_fragment_is_computed_and_committed_once(table: Table, calls: Call
 
 def test_a_fragment_that_tasks_share_is_assembled_from_their_checkpoints(table: Table) -> None:
     runner, committer = InlineRunner(), MemoryCommitter()
-    progress = run(prepared_for(table, "c", num_frags=1, sizes=TASKS_OF_2), runner, committer)
+    progress = run(prepared_for(table, "c", num_frags=1, **TASKS_OF_2), runner, committer)
     shared = [task.parts for items in runner.submitted for task in items]
     assert [[(p.rows.start, p.rows.end) for p in parts] for parts in shared] == [
         [(0, 2)],
@@ -69,7 +68,7 @@ def test_a_fragment_that_tasks_share_is_assembled_from_their_checkpoints(table: 
 
 def test_staged_files_of_an_earlier_job_need_no_runner(table: Table, calls: Calls) -> None:
     run(
-        prepared_for(table, "c", flush_seconds=0.0, sizes=TASKS_OF_2),
+        prepared_for(table, "c", batch_checkpoint_flush_interval_seconds=0.0, **TASKS_OF_2),
         InlineRunner(),
         MemoryCommitter(),
     )
@@ -115,14 +114,14 @@ def test_what_is_finished_is_committed_when_a_task_fails(
     table.add_columns({"c": breakable(calls, broken)})
     committer = MemoryCommitter()
     with pytest.raises(UDFExecutionError, match="can't do 7"):
-        run(prepared_for(table, "c", sizes=TASKS_OF_5, concurrency=1), InlineRunner(), committer)
+        run(prepared_for(table, "c", **TASKS_OF_5, concurrency=1), InlineRunner(), committer)
     assert committer.commits == [[0]]
 
 
 def test_lost_workers_end_the_job_when_they_noted_nothing(table: Table) -> None:
     runner = InlineRunner(fail=lambda number: WorkerLostError("gone") if number == 2 else None)
     committer, shown = MemoryCommitter(), list[JobProgress]()
-    prepared = prepared_for(table, "c", sizes=TASKS_OF_5, concurrency=1)
+    prepared = prepared_for(table, "c", **TASKS_OF_5, concurrency=1)
     with pytest.raises(WorkerLostError, match="gone"):
         run(prepared, runner, committer, listeners=(shown.append,))
     assert committer.commits == [[0]]
@@ -136,7 +135,7 @@ def test_a_cancelled_job_stops_before_its_next_task(table: Table) -> None:
         if progress.ready_to_commit:
             cancelled.set()
 
-    prepared = prepared_for(table, "c", sizes=TASKS_OF_5, concurrency=1)
+    prepared = prepared_for(table, "c", **TASKS_OF_5, concurrency=1)
     with pytest.raises(JobCancelledError, match="Job job was cancelled"):
         run(prepared, InlineRunner(), committer, cancelled=cancelled, listeners=(stop,))
     assert sum(map(len, committer.commits)) < 3
@@ -145,4 +144,4 @@ def test_a_cancelled_job_stops_before_its_next_task(table: Table) -> None:
 
 def test_a_job_that_takes_too_long_is_stopped(table: Table) -> None:
     with pytest.raises(JobTimeoutError, match="within 0 s"):
-        run(prepared_for(table, "c", timeout_seconds=0.0), InlineRunner(), MemoryCommitter())
+        run(prepared_for(table, "c", timeout=0.0), InlineRunner(), MemoryCommitter())

@@ -11,7 +11,7 @@ from geneva.execution.backfill import validity_checks
 from geneva.execution.backfill.driver import JobControl, run_backfill
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.model.rows import RowSet
-from geneva.model.tables import Reason, Sizes
+from geneva.model.tables import Reason
 from geneva.planning.backfill import Action
 from geneva.storage.lance.dataset import open_dataset
 from support import Calls, counted, make_table, triple, tripled
@@ -56,7 +56,7 @@ def test_only_some_fragments(table: Table) -> None:
 
 
 def test_checkpoints_of_the_same_work_are_covered_ranges(table: Table) -> None:
-    prepared = prepared_for(table, "c", sizes=Sizes(task_size=2))
+    prepared = prepared_for(table, "c", task_size=2)
     stage_everything(prepared)
     again = prepared_for(table, "c")
     assert again.plan.rows_to_run == 0
@@ -65,7 +65,7 @@ def test_checkpoints_of_the_same_work_are_covered_ranges(table: Table) -> None:
 
 def test_results_for_a_clause_are_looked_up_by_receipt(table: Table) -> None:
     clause = "id < 6"
-    stage_everything(prepared_for(table, "c", where=clause, sizes=Sizes(checkpoint_size=1)))
+    stage_everything(prepared_for(table, "c", where=clause, checkpoint_size=1))
     prepared = prepared_for(table, "c", where=clause)
     assert [p.compute.count for p in prepared.plan.fragments] == [4, 2]
     assert prepared.plan.rows_to_run == 0
