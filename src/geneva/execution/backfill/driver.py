@@ -40,6 +40,7 @@ from geneva.execution.worker.task import (
     Task,
     TaskReport,
 )
+from geneva.model.addresses import row_address
 from geneva.model.rows import RowRange
 from geneva.model.tables import Reason
 from geneva.planning.backfill import Action, FragmentPlan
@@ -328,7 +329,7 @@ class _BackfillRun:
                 plan.table,
                 plan.column,
                 fragment_id,
-                (fragment_id << 32) + row.offset,
+                row_address(fragment_id, row.offset),
                 row.row_id,
                 row.exception_type,
                 row.message,

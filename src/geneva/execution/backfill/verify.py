@@ -16,6 +16,7 @@ import numpy as np
 from geneva.execution.backfill.subjects import Subject
 from geneva.execution.worker.program import live_program
 from geneva.execution.worker.task import ColumnWork
+from geneva.model.addresses import row_addresses
 from geneva.model.computation import Computation
 from geneva.model.digests import digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet
@@ -29,7 +30,6 @@ from geneva.storage.lance.dataset import (
     open_dataset,
     read_live_rows,
     read_snapshot,
-    row_addresses,
 )
 from geneva.storage.lance.fragments import RowTaker
 

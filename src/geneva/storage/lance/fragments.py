@@ -9,12 +9,9 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from geneva.model.addresses import offsets_of, row_addresses
 from geneva.model.rows import Offsets, RowRange
-from geneva.storage.lance.dataset import (
-    FragmentFacts,
-    quote_path,
-    row_addresses,
-)
+from geneva.storage.lance.dataset import FragmentFacts, quote_path
 
 _MAX_WINDOW_ROWS = 65_536
 _WINDOW_BYTES = 32 * 1024 * 1024
@@ -167,8 +164,7 @@ class RowTaker:
             columns=[], with_row_id=True, with_row_address=True, fragments=[fragment]
         ).to_table()
         ids = np.zeros(fragment.physical_rows, dtype=np.uint64)
-        offsets = table.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
-        ids[offsets.astype(np.int64)] = table.column("_rowid").to_numpy()
+        ids[offsets_of(table.column("_rowaddr").to_numpy())] = table.column("_rowid").to_numpy()
         return ids
 
 

@@ -10,13 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from geneva.errors import (
-    InvalidFilterError,
-)
+from geneva.errors import InvalidFilterError
+from geneva.model.addresses import fragments_of, offsets_of
 from geneva.model.rows import Mask, RowIds
-from geneva.storage.lance.dataset import (
-    filter_message,
-)
+from geneva.storage.lance.dataset import filter_message
 
 _MOST_IN_LIST = 4_096
 """Row ids in one SQL list: the parser takes longer than the search."""
@@ -99,8 +96,8 @@ def _locate(dataset: lance.LanceDataset, ids: RowIds) -> tuple[RowIds, npt.NDArr
     if not len(ids):
         return NO_IDS, np.empty(0, dtype=np.int64)
     table = dataset._take_rows(pa.array(ids), ["_rowid", "_rowaddr"])
-    owners = table.column("_rowaddr").to_numpy() >> np.uint64(32)
-    return table.column("_rowid").to_numpy(), owners.astype(np.int64)
+    owners = fragments_of(table.column("_rowaddr").to_numpy())
+    return table.column("_rowid").to_numpy(), owners
 
 
 def _search(dataset: lance.LanceDataset, ids: RowIds, condition: str) -> RowIds:
@@ -179,5 +176,5 @@ def row_ids_at(dataset: lance.LanceDataset, fragment_id: int) -> dict[int, int]:
         columns=[], fragments=[fragment], with_row_id=True, with_row_address=True
     )
     table = scanner.to_table()
-    offsets = (table["_rowaddr"].to_numpy() & np.uint64(0xFFFFFFFF)).tolist()
+    offsets = offsets_of(table["_rowaddr"].to_numpy()).tolist()
     return dict(zip(offsets, table["_rowid"].to_pylist(), strict=True))

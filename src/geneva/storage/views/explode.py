@@ -12,6 +12,7 @@ import pyarrow as pa
 from lance import LanceOperation, Transaction
 from lance.fragment import write_fragments
 
+from geneva.model.addresses import offsets_of
 from geneva.model.tables import TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.storage.columns.publish import is_conflict
@@ -94,8 +95,8 @@ def _without(
         hit = np.isin(table.column(SOURCE_ROW_ID).to_numpy().astype(np.uint64), gone)
         if not hit.any():
             continue
-        offsets = table.column("_rowaddr").to_numpy()[hit] & np.uint64(0xFFFFFFFF)
-        left = fragment.delete_rows(offsets.astype(np.int64).tolist())
+        offsets = offsets_of(table.column("_rowaddr").to_numpy()[hit])
+        left = fragment.delete_rows(offsets.tolist())
         if left is None:
             removed.append(fragment.fragment_id)
         else:
