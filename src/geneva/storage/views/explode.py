@@ -15,12 +15,12 @@ from lance.fragment import write_fragments
 from geneva.model.addresses import offsets_of
 from geneva.model.tables import TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
-from geneva.storage.columns.publish import is_conflict
+from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import open_dataset
 
 CHUNKS = "__chunks"
 """The hidden view's column of lists."""
-_ATTEMPTS = 20
+_MAX_RETRIES = 19
 
 
 def inner_ref(outer: TableRef) -> TableRef:
@@ -55,7 +55,8 @@ def commit_chunks(
         for text in fragments
         for item in json.loads(text)
     ]
-    for attempt in range(_ATTEMPTS):
+
+    def attempt() -> None:
         view = open_dataset(outer)
         updated, removed = _without(view, gone)
         if not (new or updated or removed):
@@ -68,14 +69,10 @@ def commit_chunks(
             fields_for_preserving_frag_bitmap=[],
             update_mode="rewrite_rows",
         )
-        try:
-            lance.LanceDataset.commit(view, Transaction(view.version, operation))
-        except OSError as error:
-            # A compaction, say: then the rows are elsewhere.
-            if not is_conflict(error) or attempt + 1 == _ATTEMPTS:
-                raise
-        else:
-            return
+        lance.LanceDataset.commit(view, Transaction(view.version, operation))
+
+    # After a compaction, say, the rows are elsewhere.
+    retry_conflicts(attempt, _MAX_RETRIES)
 
 
 def _without(
