@@ -236,7 +236,7 @@ class _Gathering:
             for f in fragments
             if request.selects_rows
             or not validity[f.id].right.is_full
-            or validity[f.id].unsealed
+            or validity[f.id].without_receipt
             or upstream is not None
         ]
         states = self._states(candidates, validity, upstream, computes_unproven=computes_unproven)
@@ -418,7 +418,7 @@ class _Gathering:
 
 def _to_adopt(found: Validity, *, computes_unproven: bool) -> RowSet:
     """Rows that get a receipt without a call."""
-    adopted = found.supplied.union(found.unsealed)
+    adopted = found.supplied.union(found.without_receipt)
     return adopted if computes_unproven else adopted.union(found.unproven)
 
 
