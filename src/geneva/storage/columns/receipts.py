@@ -3,7 +3,7 @@
 A receipt is 64 bits: 47 of the digest of (column, function's version, input values), one that says
 whether the value was taken over as it was found (a person wrote it) instead of computed, and 16 of
 the value. A value's 16 bits are 0 where the function failed on the row. Receipts move with their
-row through everything that Lance does, so that no history is needed to see whether a value is right.
+row through everything that Lance does: no history is needed to see whether a value is right.
 """
 
 from __future__ import annotations
