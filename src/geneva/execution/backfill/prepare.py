@@ -101,7 +101,7 @@ class PreparedBackfill:
             sizes=computation.sizes.overridden_by(request.options.sizes),
             flush_seconds=request.options.batch_checkpoint_flush_interval_seconds,
             threads=request.options.intra_applier_concurrency,
-            max_failed=limits.most_failed(self.plan.rows_to_compute),
+            max_failed=limits.max_failed(self.plan.rows_to_compute),
         )
 
     def part_work(self, part: Part) -> PartWork:

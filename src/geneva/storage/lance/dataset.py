@@ -32,7 +32,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class FragmentFacts:
-    """One fragment as the manifest tells it."""
+    """One fragment, as the manifest lists it."""
 
     id: int
     physical_rows: int

@@ -15,7 +15,7 @@ from geneva.model.addresses import fragments_of, offsets_of
 from geneva.model.rows import Mask, RowIds
 from geneva.storage.lance.dataset import filter_message
 
-_MOST_IN_LIST = 4_096
+_MAX_IN_LIST = 4_096
 """Row ids in one SQL list: the parser takes longer than the search."""
 _SPARSE = 64
 """A fragment is scanned when one in this many of its rows is asked for, else searched by id."""
@@ -39,8 +39,8 @@ def read_row_ids(dataset: lance.LanceDataset, where: str | None) -> RowIds:
 def read_matching_ids(dataset: lance.LanceDataset, ids: RowIds, where: str | None) -> RowIds:
     """Those of `ids` that are live and satisfy `where`; reads few other rows."""
     if where is None:
-        most = len(ids) * _DENSE >= dataset.count_rows()
-        return common_ids(ids, scan_ids(dataset)) if most else _locate(dataset, ids)[0]
+        is_dense = len(ids) * _DENSE >= dataset.count_rows()
+        return common_ids(ids, scan_ids(dataset)) if is_dense else _locate(dataset, ids)[0]
     return _filtered(
         where,
         lambda condition: _search(dataset, ids, condition),
@@ -103,7 +103,7 @@ def _locate(dataset: lance.LanceDataset, ids: RowIds) -> tuple[RowIds, npt.NDArr
 def _search(dataset: lance.LanceDataset, ids: RowIds, condition: str) -> RowIds:
     if len(ids) * _DENSE >= dataset.count_rows():
         return common_ids(ids, scan_ids(dataset, condition))
-    # A wrong condition is wrong whatever the rows, and refused in words that name no ids.
+    # A wrong condition is wrong whatever the rows, and its message should name no ids.
     dataset.scanner(columns=[], filter=condition, with_row_id=True).explain_plan()
     live, owners = _locate(dataset, ids)
     fragments, counts = np.unique(owners, return_counts=True)
@@ -125,8 +125,8 @@ def _query_some(dataset: lance.LanceDataset, ids: RowIds, condition: str) -> Row
 
 def sql_lists(ids: RowIds) -> Iterator[str]:
     """Conditions that name the ids, a bounded number each."""
-    for at in range(0, len(ids), _MOST_IN_LIST):
-        yield f"_rowid IN ({', '.join(map(str, ids[at : at + _MOST_IN_LIST].tolist()))})"
+    for at in range(0, len(ids), _MAX_IN_LIST):
+        yield f"_rowid IN ({', '.join(map(str, ids[at : at + _MAX_IN_LIST].tolist()))})"
 
 
 def sorted_ids(parts: Sequence[RowIds]) -> RowIds:
