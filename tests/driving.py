@@ -37,7 +37,6 @@ def outcome_of(
 ) -> CommitOutcome:
     """What a commit says of its files."""
     return CommitOutcome(
-        version=0,
         landed=tuple(landed),
         lost=tuple((file, "its fragment is gone") for file in lost),
         moved_on=moved_on,

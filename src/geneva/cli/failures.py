@@ -18,6 +18,7 @@ from geneva.cli.arguments import (
 )
 from geneva.cli.database import connect
 from geneva.cli.terminal import emit, grid, say
+from geneva.model.addresses import offset_of
 
 if TYPE_CHECKING:
     from geneva.storage.jobs.failures import ErrorRecord
@@ -75,7 +76,7 @@ def _show(errors: Sequence[ErrorRecord]) -> None:
             (
                 error.column_name,
                 error.fragment_id,
-                error.row_address & 0xFFFFFFFF,
+                offset_of(error.row_address),
                 error.exception_type,
                 cell_text(error.message),
                 error.attempt,

@@ -12,6 +12,7 @@ from typing import Any
 
 from geneva.connection import Connection, connect
 from geneva.errors import GenevaError, TableNotFoundError
+from geneva.model.addresses import offset_of
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import ColumnDefinition, Secrets
 from geneva.model.uris import same_place
@@ -29,8 +30,6 @@ _FRESH_SECONDS = 10.0
 _PLANS_AT_ONCE = 2
 _KEPT_JOBS = 64
 _KEPT_SAMPLES = 600
-_OFFSET_BITS = 2**32 - 1
-"""Of a row address: the row in its fragment."""
 
 _RAISED = re.compile(
     r"(?P<where>fragment \d+, row \d+).*? failed on [^:]*: (?P<kind>[\w.]+): (?P<text>.*)",
@@ -246,7 +245,7 @@ class DatabaseReader:
         return [*rows, *jobs]
 
     def _error_row(self, error: ErrorRecord) -> ErrorRow:
-        offset = error.row_address & _OFFSET_BITS
+        offset = offset_of(error.row_address)
         return ErrorRow(
             table=error.table_name,
             column=error.column_name,

@@ -37,9 +37,9 @@ from geneva.storage.columns.definitions import (
     read_definitions,
     redefine_column,
     required_definition,
-    stage_udf,
     with_present_inputs,
 )
+from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path, open_dataset
 from geneva.storage.lance.fragments import is_blob
 from geneva.storage.views.definition import reads_source

@@ -1,7 +1,7 @@
 """What is computed: one noun for a UDF's column, and for the columns that a view carries over.
 
 A `Computation` is bound to one version of a table: its columns are known by field ids. Planner,
-worker and commit are told nothing else about what they work on.
+worker and commit need to know nothing else about what they work on.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ class Computation:
     program: Program
     inputs: tuple[Input, ...] = ()
     receipt: Output | None = None
-    """The hidden column that tells of each row what it was computed from; None: there is none."""
+    """The hidden column of receipts: what each row was computed from. None: there is none."""
     source: Source | None = None
     """Where the inputs are, when not in the table itself."""
-    mark: Output | None = None
-    """The column that tells whether a row is filled, where there are no receipts."""
+    filled_flag: Output | None = None
+    """The boolean column that says whether a row is filled, where there are no receipts."""
     former_versions: tuple[str, ...] = ()
     """Versions that the column had before."""
     older_than_receipts: bool = False

@@ -87,7 +87,7 @@ def _total(columns: Sequence[pa.Array | Digests], start: int, end: int) -> Diges
 
 
 def _without_dictionary(column: pa.Array) -> pa.Array | Digests:
-    """The codes of a dictionary column: its dictionary is looked at once, however many blocks."""
+    """The codes of a dictionary column: its dictionary is digested once, however many blocks."""
     return _dictionary_codes(column) if pa.types.is_dictionary(column.type) else column
 
 

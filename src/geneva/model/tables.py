@@ -110,7 +110,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDefinition:
-    """A computed column, as its field metadata tells it. Reading one runs no user code."""
+    """A computed column, as its field metadata defines it. Reading one runs no user code."""
 
     name: str
     arrow_field: pa.Field

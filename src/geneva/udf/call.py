@@ -1,4 +1,4 @@
-"""How a callable is called: once a row or once a batch, with which inputs, made when."""
+"""How a callable is called: once per row or once per batch, with which inputs, made when."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def chunker(
     None, or yielding nothing, makes no row.
 
     Args:
-        function: Called once a row of the source; with `pa.Array` parameters once a batch, and
+        function: Called once per row of the source; with `pa.Array` parameters once per batch, and
             then it returns a list of rows for each.
         output_schema: The columns of the rows.
         data_type: The same as a struct. Without either, the return annotation says it, for

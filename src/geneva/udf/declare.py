@@ -160,7 +160,7 @@ class UDF:
 
 
 class UDFOptions(TypedDict, total=False):
-    """What `udf` may be told, for type checkers."""
+    """The options of `udf`, for type checkers."""
 
     data_type: pa.DataType | pa.Field | str | None
     version: str | None
@@ -220,8 +220,8 @@ def udf(
 
     Inputs are the parameters without a default, by name, or `input_columns`, by position: a
     parameter with a default is fed only when `input_columns` is long enough to reach it. All
-    parameters annotated `pa.Array`: called once a batch with arrays. One parameter annotated
-    `pa.RecordBatch`: called once a batch with that. Otherwise called once a row.
+    parameters annotated `pa.Array`: called once per batch with arrays. One parameter annotated
+    `pa.RecordBatch`: called once per batch with that. Otherwise called once per row.
 
     `on_error` says what to do when a row fails (`geneva.udf.policy`), `timeout` how many seconds a
     call may take. Neither is part of what the function means: changing them computes nothing anew.
@@ -302,9 +302,9 @@ def _check_numbers(declared: UDF) -> None:
         if value is not None and (type(value) is not int or value <= 0):
             _refuse_number(declared, option, "a whole number above 0")
     numbers = (("num_cpus", 1e-9, "above 0"), ("timeout", 1e-9, "above 0"))
-    for option, least, meaning in (*numbers, ("num_gpus", 0, "0 or more")):
+    for option, minimum, meaning in (*numbers, ("num_gpus", 0, "0 or more")):
         value = getattr(declared, option)
-        if value is not None and (type(value) not in (int, float) or not value >= least):
+        if value is not None and (type(value) not in (int, float) or not value >= minimum):
             _refuse_number(declared, option, f"a number, {meaning}")
     low, high = declared.min_checkpoint_size, declared.max_checkpoint_size
     if low is not None and high is not None and low > high:

@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from geneva.errors import InvalidUDFError
 TRANSIENT: tuple[type[BaseException], ...] = (ConnectionError, TimeoutError, OSError)
 """What usually goes away by itself."""
 _BACKOFFS = ("exponential", "linear", "fixed")
-_LONGEST_DELAY = 60.0
+_MAX_DELAY_SECONDS = 60.0
 
 
 class Action(StrEnum):
@@ -82,10 +82,10 @@ class Rule:
                 seconds = 1.0
             case _:
                 seconds = float(self.backoff)
-        return min(seconds, _LONGEST_DELAY)
+        return min(seconds, _MAX_DELAY_SECONDS)
 
-    def told(self) -> dict[str, Any]:
-        """The rule in words, for people and for the column's options."""
+    def to_record(self) -> dict[str, Any]:
+        """The rule as a record, for the column's options and for people to read."""
         record: dict[str, Any] = {"do": self.action.value}
         record["on"] = [kind.__name__ for kind in self.exceptions]
         if self.match is not None:
@@ -158,15 +158,6 @@ class ErrorPolicy:
                 return Action.RETRY, rule.delay(attempt)
         return Action.FAIL, 0.0
 
-    def most_failed(self, rows: int) -> int | None:
-        """How many of a job's rows may fail; None: all of them."""
-        limits = []
-        if self.max_failed_rows is not None:
-            limits.append(self.max_failed_rows)
-        if self.max_failed_fraction is not None:
-            limits.append(int(self.max_failed_fraction * rows))
-        return min(limits, default=None)
-
     def to_json(self) -> str:
         """The policy as it stands in a column's options; empty for the default one."""
         if self == FAIL_FAST:
@@ -177,7 +168,7 @@ class ErrorPolicy:
             if getattr(self, name) is not None
         }
         stores = {n: False for n in ("store_errors", "store_inputs") if not getattr(self, n)}
-        return json.dumps({"rules": [rule.told() for rule in self.rules], **limits, **stores})
+        return json.dumps({"rules": [rule.to_record() for rule in self.rules], **limits, **stores})
 
 
 FAIL_FAST = ErrorPolicy()
@@ -229,13 +220,11 @@ def policy_of(
             )
     if max_failed_rows is None and max_failed_fraction is None:
         return policy
-    return ErrorPolicy(
-        policy.rules,
-        policy.max_failed_rows if max_failed_rows is None else max_failed_rows,
-        policy.max_failed_fraction if max_failed_fraction is None else max_failed_fraction,
-        policy.store_errors,
-        policy.store_inputs,
-    )
+    given: dict[str, Any] = {
+        "max_failed_rows": max_failed_rows,
+        "max_failed_fraction": max_failed_fraction,
+    }
+    return replace(policy, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +245,11 @@ class Limits:
             record.get("store_errors", True),
         )
 
-    def most_failed(self, rows: int) -> int | None:
+    def max_failed(self, rows: int) -> int | None:
         """How many of a job's rows may fail; None: all of them."""
-        policy = ErrorPolicy((), self.max_failed_rows, self.max_failed_fraction)
-        return policy.most_failed(rows)
+        limits = []
+        if self.max_failed_rows is not None:
+            limits.append(self.max_failed_rows)
+        if self.max_failed_fraction is not None:
+            limits.append(int(self.max_failed_fraction * rows))
+        return min(limits, default=None)

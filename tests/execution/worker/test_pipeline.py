@@ -21,8 +21,8 @@ from geneva.execution.worker.task import (
 )
 from geneva.model.computation import Udf
 from geneva.model.rows import RowRange
-from geneva.storage.checkpoints.reuse import Reuse
-from geneva.storage.columns.definitions import stage_udf
+from geneva.storage.checkpoints.reuse import BatchCheckpoint, Reuse
+from geneva.storage.columns.functions import stage_udf
 from worker_support import COMPUTATION, as_offsets, make_file, make_part, open_task
 
 FAILURE = RowFailure(
@@ -117,7 +117,7 @@ def test_a_failure_claims_no_rows_that_were_not_saved(task: OpenTask) -> None:
     """Rows 4 and 5 are taken over together with row 6, which fails: they are not saved yet."""
     Pipeline(task, is_retry=False).run([make_part(10, RowRange(4, 6), prefix="udf-before")])
     (key,) = task.store.list_keys()
-    reuse = Reuse(source=as_offsets([0, 1]), target=as_offsets([4, 5]), key=key)
+    reuse = Reuse(BatchCheckpoint(key), source=as_offsets([0, 1]), target=as_offsets([4, 5]))
     report = Pipeline(task, is_retry=False).run([make_part(10, reuse=(reuse,))])
     assert report.failure is not None
     (saved,) = task.store.list_keys("udf-triple")

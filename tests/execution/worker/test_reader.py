@@ -13,7 +13,7 @@ from geneva.execution.worker.records import Durable, OpenTask, Result, Window
 from geneva.execution.worker.task import RowFailure
 from geneva.execution.worker.writer import Writer
 from geneva.model.rows import RowRange, RowSet
-from geneva.storage.checkpoints.reuse import Reuse
+from geneva.storage.checkpoints.reuse import BatchCheckpoint, Reuse
 from geneva.storage.checkpoints.store import CheckpointKey
 from worker_support import as_offsets, make_part, make_piece, make_result, open_task, shown
 
@@ -108,7 +108,7 @@ def test_results_that_are_taken_over_come_with_their_window(task: OpenTask) -> N
     save(task, make_result(0, 10))
     key = CheckpointKey("udf-triple", 0, RowRange(0, 10)).path()
     rows = as_offsets([1, 2, 6, 7, 8, 9])
-    part = make_part(10, reuse=(Reuse(source=rows, target=rows, key=key),))
+    part = make_part(10, reuse=(Reuse(BatchCheckpoint(key), source=rows, target=rows),))
     items = list(Reader(task).read(part))
     assert shown(items) == [
         ("window", 0, 4, [0, 3]),

@@ -17,6 +17,7 @@ from geneva.errors import (
     WorkerLostError,
 )
 from geneva.execution.worker.task import PartFailure, RowFailure
+from geneva.model.addresses import row_address
 from geneva.planning.backfill import BackfillPlan
 from geneva.storage.jobs.failures import ErrorRecord
 
@@ -60,7 +61,7 @@ def error_records(
             table_name=plan.table,
             column_name=plan.column,
             fragment_id=fragment_id,
-            row_address=(fragment_id << 32) + row.offset,
+            row_address=row_address(fragment_id, row.offset),
             row_id=row.row_id,
             exception_type=row.exception_type,
             message=row.message,

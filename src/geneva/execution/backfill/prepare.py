@@ -104,7 +104,7 @@ class PreparedBackfill:
             sizes=self.sizes,
             flush_seconds=request.options.batch_checkpoint_flush_interval_seconds,
             threads=request.options.intra_applier_concurrency,
-            max_failed=limits.most_failed(self.plan.rows_to_compute),
+            max_failed=limits.max_failed(self.plan.rows_to_compute),
         )
 
     def part_work(self, part: Part) -> PartWork:

@@ -105,7 +105,7 @@ def _asked_for(scope: Scope, *, without: frozenset[int]) -> list[FragmentFacts]:
 
 def _needs_work(scope: Scope, found: Validity) -> bool:
     """Whether a fragment may have rows to compute, or values that need a receipt."""
-    return scope.request.selects_rows or not found.right.is_full or bool(found.unsealed)
+    return scope.request.selects_rows or not found.right.is_full or bool(found.without_receipt)
 
 
 def _computes_unproven(scope: Scope, validity: Mapping[int, Validity]) -> bool:
@@ -138,7 +138,7 @@ def _states(
     states = []
     for fragment in candidates:
         found = validity[fragment.id]
-        adopt = found.supplied.union(found.unsealed)
+        adopt = found.supplied.union(found.without_receipt)
         only_unproven = compute_unproven and found.unproven and not found.right
         states.append(
             FragmentState(

@@ -16,6 +16,7 @@ import numpy as np
 from geneva.execution.backfill.subjects import Subject
 from geneva.execution.worker.program import live_program
 from geneva.execution.worker.task import ColumnWork
+from geneva.model.addresses import row_addresses
 from geneva.model.computation import Computation
 from geneva.model.digests import digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet
@@ -29,7 +30,6 @@ from geneva.storage.lance.dataset import (
     open_dataset,
     read_live_rows,
     read_snapshot,
-    row_addresses,
 )
 from geneva.storage.lance.fragments import RowTaker
 
@@ -188,17 +188,17 @@ def _states(
     claimed: Validity, seen: Validity, chosen: RowSet, *, has_receipts: bool
 ) -> dict[RowState, RowSet]:
     """What each row is, by its receipt, and against what files and history say of it."""
-    right = seen.right.union(seen.unsealed).intersect(chosen)
+    right = seen.right.intersect(chosen)
     if not has_receipts:
         right = right.union(claimed.right.intersect(chosen))
     unproven = seen.unproven.intersect(chosen).minus(right)
     # By files it is right, but without a receipt: made before there were any.
-    sealed = claimed.right.minus(claimed.unsealed).intersect(chosen)
-    right = right.union(claimed.unsealed.intersect(unproven))
+    proven = claimed.right.minus(claimed.without_receipt).intersect(chosen)
+    right = right.union(claimed.without_receipt.intersect(unproven))
     unproven = unproven.minus(right)
     failed = seen.failed.intersect(chosen)
     supplied = seen.supplied.intersect(chosen)
-    wrong = sealed.minus(right)
+    wrong = proven.minus(right)
     rest = chosen.minus(right).minus(failed).minus(supplied).minus(unproven).minus(wrong)
     stale = rest.intersect(seen.stale)
     return {

@@ -9,7 +9,7 @@ from geneva.execution.backfill.chain import PreparedChain, run_chain
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.jobs.progress import JobProgress
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
-from geneva.storage.columns.definitions import commit_sealed
+from geneva.storage.columns.definitions import commit_has_receipts
 from geneva.storage.lance.dataset import open_dataset
 
 
@@ -110,4 +110,4 @@ class BackfillWork:
                 own = set(step.prefixes.values())
                 drop_column_leftovers(step.ref, step.plan.column, own)
                 if step.computation.older_than_receipts:
-                    commit_sealed(open_dataset(step.ref), step.computation)
+                    commit_has_receipts(open_dataset(step.ref), step.computation)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from geneva.model.tables import TableRef
 from geneva.model.view_query import ColumnKind, ViewColumn, ViewQuery
 from geneva.planning.membership import choose_rows
-from geneva.storage.columns.definitions import stage_udf
+from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.row_ids import read_row_ids
 from geneva.storage.views.definition import (

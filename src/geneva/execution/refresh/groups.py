@@ -90,7 +90,7 @@ class CarriedColumns:
             outputs=tuple(bound_output(snapshot, name) for name in names),
             program=Carry(),
             source=source,
-            mark=bound_output(snapshot, IS_SET),
+            filled_flag=bound_output(snapshot, IS_SET),
         )
 
 

@@ -12,7 +12,7 @@ from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import TableRef
 from geneva.model.view_query import ViewQuery
 from geneva.planning.membership import choose_rows, rows_that_enter_and_leave
-from geneva.storage.columns.publish import is_conflict
+from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.row_ids import read_matching_ids, read_row_ids
 from geneva.storage.views.definition import delete_view_rows, read_source_ids
@@ -88,18 +88,15 @@ def _ordered(ids: RowIds, query: ViewQuery) -> RowIds:
 
 def drop_rows(ref: TableRef, leaving: RowIds, max_retries: int) -> None:
     """Delete the rows of these source rows, wherever a compaction may have put them meanwhile."""
-    for _ in range(max_retries + 1):
-        if not len(leaving):
-            return
+    if not len(leaving):
+        return
+
+    def attempt() -> None:
         dataset = open_dataset(ref)
-        try:
-            delete_view_rows(dataset, places_of(read_source_ids(dataset), leaving))
-        except OSError as error:
-            if not is_conflict(error):
-                raise
-        else:
-            return
-    raise TableChangedError(
+        delete_view_rows(dataset, places_of(read_source_ids(dataset), leaving))
+
+    exhausted = TableChangedError(
         f"Could not remove {len(leaving):,} rows from view {ref.name!r}, because other writers "
         "kept getting in between. Refresh again when it is calmer."
     )
+    retry_conflicts(attempt, max_retries, exhausted)

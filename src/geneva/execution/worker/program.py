@@ -16,7 +16,7 @@ from geneva.execution.apply.timeouts import Guard
 from geneva.execution.worker.task import ColumnWork
 from geneva.model.computation import Carry, Udf
 from geneva.model.view_query import IS_SET
-from geneva.storage.columns.definitions import load_udf
+from geneva.storage.columns.functions import load_udf
 
 
 class Program(Protocol):

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from geneva.execution.worker.records import Clock, Durable, OpenTask, Result, Window
 from geneva.execution.worker.task import PartWork, RowFailure
+from geneva.model.addresses import offsets_of
 from geneva.model.rows import Offsets, RowRange, RowSet
 from geneva.storage.checkpoints.reuse import ReusedValues
 from geneva.storage.checkpoints.store import CheckpointKey, errors_of
@@ -101,7 +102,7 @@ class Reader:
             return None
         finally:
             self.clock.checkpoint += time.perf_counter() - started
-        offsets = (addresses & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        offsets = offsets_of(addresses)
         if values.schema.types != self._task.schema.types:
             return None
         if not np.array_equal(offsets, wanted):

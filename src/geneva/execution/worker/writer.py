@@ -16,13 +16,13 @@ from geneva.execution.worker.column_file import ColumnFile
 from geneva.execution.worker.failed_rows import FailedRows
 from geneva.execution.worker.records import Clock, Durable, OpenTask, Result, Saved
 from geneva.execution.worker.task import PartResult, PartWork
+from geneva.model.addresses import row_addresses
 from geneva.model.rows import RowRange
 from geneva.planning.sizing import BatchRule
 from geneva.storage.checkpoints.staging import record_staged
 from geneva.storage.checkpoints.store import DIGEST_COLUMN, ERROR_COLUMN, CheckpointKey
 from geneva.storage.columns.receipts import is_failed
 from geneva.storage.columns.staged_files import StagedFile
-from geneva.storage.lance.dataset import row_addresses
 from geneva.storage.lance.pieces import Piece, concat_batches, digests_of
 
 _MIN_RECORDED_SECONDS = 0.1

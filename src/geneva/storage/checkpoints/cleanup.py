@@ -78,8 +78,7 @@ def remove_leftovers(
     store = open_checkpoints(ref)
     keys = [key for found in index_keys(store.list_keys("udf-")).values() for key in found]
     deleted = delete_keys(store, (key.path() for key in keys if not useful(key)))
-    notes = {f"lineage-{definition.uuid}" for definition in definitions}
-    deleted += delete_keys(store, (k for k in store.list_keys("lineage-") if k not in notes))
+    deleted += delete_keys(store, store.list_keys("lineage-"))  # notes of the first release
     if not may_delete_files:
         return CleanupReport(deleted, 0, 0)
     kept = _staged_paths(store, (key for key in keys if useful(key)))

@@ -8,9 +8,10 @@ a function may give another value each time on purpose.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import lance
 import numpy as np
@@ -31,18 +32,44 @@ from geneva.storage.lance.fragments import RowTaker, read_windows
 from geneva.storage.lance.pieces import Piece, concat, merged
 
 
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A data file of ours in the table's folder, whether it was published or not."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCheckpoint:
+    """The results of a range of rows in the checkpoint store."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRows:
+    """Rows of the table itself."""
+
+    fragment_id: int
+
+
+Origin: TypeAlias = DataFile | BatchCheckpoint | PublishedRows
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
-    """Rows of a data file or a checkpoint whose values are taken over, and for which rows."""
+    """Results whose values are taken over, and for which rows."""
 
+    origin: Origin
     source: Offsets
-    """Rows of the data file, or places in the checkpoint."""
+    """Where they are in their origin: physical offsets, or places in the checkpoint."""
     target: Offsets
     """The rows of the fragment that they are for, ascending."""
-    path: str | None = None
-    key: str | None = None
-    fragment_id: int | None = None
-    """For rows of the table itself: the fragment that they are in."""
+
+    @property
+    def fragment_id(self) -> int | None:
+        """The fragment that they are in, if they are rows of the table itself."""
+        return self.origin.fragment_id if isinstance(self.origin, PublishedRows) else None
 
     def within(self, rows: RowRange) -> Reuse | None:
         """The part of it that is for rows of a range."""
@@ -75,16 +102,16 @@ hundred thousand times two are taken for equal that are not. Whole digests know 
 class ResultIndex:
     """Unpublished results of one computation, to be looked up by the digest of their inputs."""
 
-    def __init__(self, results: Iterable[_Result], *, shared: bool = False) -> None:
+    def __init__(self, results: Iterable[Results], *, shared: bool = False) -> None:
         """Take all of them. `shared`: one result serves any number of rows."""
         self._shared = shared
-        self._results = list(results)
         self._pairs = 0
-        every = self._results
+        every = list(results)
+        self._origins = [r.origin for r in every]
         receipts = _together([r.receipts for r in every], np.uint64)
         order = np.argsort(input_part(receipts), kind="stable")
         self._receipts = receipts[order]
-        self._whole = _together([r.whole for r in every], np.uint64)[order]
+        self._digests = _together([r.digests for r in every], np.uint64)[order]
         self._rows = _together([r.rows for r in every], np.int64)[order]
         owners = [np.full(len(r.rows), i) for i, r in enumerate(every)]
         self._owners = _together(owners, np.int64)[order]
@@ -98,7 +125,8 @@ class ResultIndex:
 
         Those in `kept_files` stay: who asks has computed them.
         """
-        kept = np.array([r.path in kept_files for r in self._results], dtype=np.bool_)
+        files = {DataFile(path) for path in kept_files}
+        kept = np.array([origin in files for origin in self._origins], dtype=np.bool_)
         order = np.flatnonzero(~kept[self._owners])
         order = order[np.argsort(self._receipts[order], kind="stable")]
         mine, taken = self._receipts[order], np.sort(receipts)
@@ -108,7 +136,7 @@ class ResultIndex:
         self._keep(left)
 
     def _keep(self, left: Mask) -> None:
-        self._receipts, self._whole = self._receipts[left], self._whole[left]
+        self._receipts, self._digests = self._receipts[left], self._digests[left]
         self._rows, self._owners = self._rows[left], self._owners[left]
 
     def take(self, offsets: Offsets, digests: Digests) -> list[Reuse]:
@@ -130,8 +158,7 @@ class ResultIndex:
             own = self._owners[chosen] == owner
             by_target = np.argsort(targets[own], kind="stable")
             source, target = self._rows[chosen[own]][by_target], targets[own][by_target]
-            result = self._results[owner]
-            found.append(Reuse(source, target, result.path, result.key, result.fragment_id))
+            found.append(Reuse(self._origins[owner], source, target))
         if not self._shared:
             left = np.ones(len(self), dtype=np.bool_)
             left[chosen] = False
@@ -140,9 +167,9 @@ class ResultIndex:
 
     def _is_same(self, places: Offsets, digests: Digests, rows: int) -> Mask:
         """Whether results that agree in 47 bits are of these very inputs."""
-        unknown = self._whole == 0
+        unknown = self._digests == 0
         self._pairs += rows * int(np.count_nonzero(unknown))
-        same: Mask = self._whole[places] == digests
+        same: Mask = self._digests[places] == digests
         return same | unknown[places] if self._pairs <= _MAX_PAIRS else same
 
 
@@ -161,15 +188,28 @@ def _rank_among_equals(ordered: Digests) -> npt.NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Result:
-    receipts: Digests
-    whole: Digests
-    """The whole digests of the inputs; 0 where only a receipt is known."""
+class Results:
+    """The usable results of one origin, row by row."""
+
+    origin: Origin
     rows: Offsets
+    """Where they are in their origin."""
+    receipts: Digests
+    digests: Digests
+    """The whole digests of the inputs; 0 where only a receipt is known."""
     failed: Mask
-    path: str | None = None
-    key: str | None = None
-    fragment_id: int | None = None
+    """Where the function failed."""
+
+    def without_failed(self) -> Results:
+        """Those that have a value."""
+        kept = ~self.failed
+        return replace(
+            self,
+            rows=self.rows[kept],
+            receipts=self.receipts[kept],
+            digests=self.digests[kept],
+            failed=self.failed[kept],
+        )
 
 
 def read_results(
@@ -188,54 +228,52 @@ def read_results(
     """
     if computation.receipt is None:
         return ResultIndex(())
-    found = _results(ref, store, computation, list(keys), own_files)
-    return ResultIndex(found if with_failed else filter(None, map(_without_failed, found)))
-
-
-def _without_failed(result: _Result) -> _Result | None:
-    kept = ~result.failed
-    if not kept.any():
-        return None
-    return replace(
-        result,
-        receipts=result.receipts[kept],
-        whole=result.whole[kept],
-        rows=result.rows[kept],
-        failed=result.failed[kept],
+    every = list(keys)
+    staged = _staged_files(ref, store, computation, every)
+    # Checkpoints that went into a file that is there hold the same results as the file.
+    ranges = [k for k in every if k.rows is not None and (k.prefix, k.fragment_id) not in staged]
+    files = {**own_files, **{p: None for p in staged.values() if p not in own_files}}
+    found = itertools.chain(
+        _results_of_checkpoints(store, computation, ranges),
+        _results_of_files(ref, computation, files),
     )
+    return ResultIndex(found if with_failed else (r.without_failed() for r in found))
 
 
-def _results(
-    ref: TableRef,
-    store: CheckpointStore,
-    computation: Computation,
-    keys: Sequence[CheckpointKey],
-    own_files: Mapping[str, RowSet | None],
-) -> Iterator[_Result]:
-    assert computation.receipt is not None
-    name = computation.receipt.name
-    files = dict(own_files)
-    whole: set[tuple[str, int]] = set()
-    """Work whose checkpoints went into a file that is there: they hold the same results."""
+def _staged_files(
+    ref: TableRef, store: CheckpointStore, computation: Computation, keys: Iterable[CheckpointKey]
+) -> dict[tuple[str, int], str]:
+    """The staged files of a computation that are there, per prefix and fragment."""
+    files: dict[tuple[str, int], str] = {}
     for key in keys:
         if key.rows is None:
             staged = read_staged(store, ref, key.prefix, key.fragment_id)
             if staged is not None and staged.column_uuid == computation.id:
-                files.setdefault(staged.path, None)
-                whole.add((key.prefix, key.fragment_id))
+                files[key.prefix, key.fragment_id] = staged.path
+    return files
+
+
+def _results_of_checkpoints(
+    store: CheckpointStore, computation: Computation, keys: Iterable[CheckpointKey]
+) -> Iterator[Results]:
+    assert computation.receipt is not None
+    name = computation.receipt.name
     for key in keys:
-        if key.rows is None or (key.prefix, key.fragment_id) in whole:
-            continue
         batch = read_checkpoint(store, key.path(), name)
         if batch is not None:
             digests = batch.column(DIGEST_COLUMN) if DIGEST_COLUMN in batch.schema.names else None
-            yield from _usable(batch.column(name), None, digests, key=key.path())
+            yield _usable(BatchCheckpoint(key.path()), batch.column(name), None, digests)
+
+
+def _results_of_files(
+    ref: TableRef, computation: Computation, files: Mapping[str, RowSet | None]
+) -> Iterator[Results]:
     for path, rows in files.items():
         found = _receipts_of_file(ref, path, computation)
         if found is not None:
             receipts, made = found
-            usable = made if rows is None else made & rows.mask()
-            yield from _usable(receipts, usable, None, path=path)
+            wanted = made if rows is None else made & rows.mask()
+            yield _usable(DataFile(path), receipts, wanted)
 
 
 def committed_receipts(
@@ -271,32 +309,30 @@ def committed_results(
     """
     results = []
     for fragment_id, rows in right.items():
-        if not rows:
-            continue
-        receipts = _receipts_of_fragment(dataset, computation, fragment_id)
-        for found in _usable(receipts, rows.mask(), None):
-            kept = _without_failed(found)
-            if kept is not None:
-                results.append(replace(kept, fragment_id=fragment_id))
+        if rows:
+            receipts = _receipts_of_fragment(dataset, computation, fragment_id)
+            found = _usable(PublishedRows(fragment_id), receipts, rows.mask())
+            results.append(found.without_failed())
     return ResultIndex(results, shared=True)
 
 
 def _usable(
-    receipts: pa.Array,
-    made: Mask | None,
-    digests: pa.Array | None,
-    path: str | None = None,
-    key: str | None = None,
-) -> Iterator[_Result]:
+    origin: Origin, receipts: pa.Array, wanted: Mask | None, digests: pa.Array | None = None
+) -> Results:
+    """Those of the wanted rows (None: of all) that the function computed, or failed on."""
     bits = receipt_bits(receipts)
     whole = np.zeros(len(bits), np.uint64) if digests is None else np.asarray(digests)
     usable = is_result(receipts)
-    if made is not None:
-        usable &= made
+    if wanted is not None:
+        usable &= wanted
     rows = np.flatnonzero(usable)
-    if len(rows):
-        failed = is_failed(receipts)[rows]
-        yield _Result(bits[rows], whole[rows], rows, failed, path, key)
+    return Results(
+        origin=origin,
+        rows=rows,
+        receipts=bits[rows],
+        digests=whole[rows],
+        failed=is_failed(receipts)[rows],
+    )
 
 
 def _receipts_of_file(
@@ -344,7 +380,7 @@ class ReusedValues:
     schema: pa.Schema
     """The columns of a result, in order."""
     dataset: lance.LanceDataset
-    _open: list[_OpenResult] = field(default_factory=list)
+    _open: list[_OpenResults] = field(default_factory=list)
 
     def open(self, found: Sequence[Reuse], wanted: RowSet) -> RowSet:
         """Open what can still be read; return the wanted rows that will get a value from it."""
@@ -354,63 +390,72 @@ class ReusedValues:
             use = left[reuse.target]
             if not use.any():
                 continue
-            chosen = replace(reuse, source=reuse.source[use], target=reuse.target[use])
-            opened = self._opened(chosen)
-            if opened is None:
+            source, target = reuse.source[use], reuse.target[use]
+            values = self._opened(reuse.origin, int(source.max()))
+            if values is None:
                 continue
-            self._open.append(opened)
-            left[opened.target] = False
-            taken[opened.target] = True
+            self._open.append(_OpenResults(values, source, target))
+            left[target] = False
+            taken[target] = True
         return RowSet.from_mask(taken)
 
-    def _opened(self, reuse: Reuse) -> _OpenResult | None:
+    def _opened(self, origin: Origin, last: int) -> _Values | None:
+        """Open an origin; None when its rows up to `last` can't be read, or are of other types."""
         try:
-            if reuse.key is not None:
-                batch = self.store[reuse.key]
-                values = batch.select([n for n in self.schema.names if n in batch.schema.names])
-                if values.schema.types != self.schema.types:
-                    return None
-                return _OpenResult(reuse.source, reuse.target, values, None)
-            if reuse.fragment_id is not None:
-                taker = RowTaker(self.dataset, reuse.fragment_id, self.schema.names)
-                return _OpenResult(reuse.source, reuse.target, None, _TableRows(taker))
-            reader = LanceFileReader(
-                f"{self.ref.uri}/data/{reuse.path}",
-                storage_options=self.ref.storage_options.plain(),
-            )
-            if int(reader.num_rows()) <= int(reuse.source.max()):
-                return None
-            return _OpenResult(reuse.source, reuse.target, None, _FileRows(reader))
+            match origin:
+                case BatchCheckpoint(key):
+                    batch = self.store[key]
+                    batch = batch.select([n for n in self.schema.names if n in batch.schema.names])
+                    return _BatchRows(batch) if batch.schema.types == self.schema.types else None
+                case PublishedRows(fragment_id):
+                    return _TableRows(RowTaker(self.dataset, fragment_id, self.schema.names))
+                case DataFile(path):
+                    reader = LanceFileReader(
+                        f"{self.ref.uri}/data/{path}",
+                        storage_options=self.ref.storage_options.plain(),
+                    )
+                    return _FileRows(reader) if int(reader.num_rows()) > last else None
         except (KeyError, OSError, ValueError, RuntimeError):
             return None
 
     def between(self, start: int, end: int) -> Piece | None:
         """The values of rows [start, end) that are taken over; None when there are none."""
-        parts = [
-            p for result in self._open if (p := result.between(start, end, self.schema)) is not None
-        ]
+        found = (results.between(start, end, self.schema) for results in self._open)
+        parts = [piece for piece in found if piece is not None]
         return merged(parts) if parts else None
 
 
+class _Values(Protocol):
+    """Results that can be read."""
+
+    def take(self, rows: Offsets) -> list[pa.Array]:
+        """Their columns, at rows that are ascending, each once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class _OpenResult:
+class _OpenResults:
+    values: _Values
     source: Offsets
     target: Offsets
-    values: pa.RecordBatch | None
-    reader: _FileRows | _TableRows | None
 
     def between(self, start: int, end: int, schema: pa.Schema) -> Piece | None:
         low, high = (int(i) for i in np.searchsorted(self.target, (start, end)))
         if low == high:
             return None
-        rows, target = self.source[low:high], self.target[low:high]
-        if self.values is not None:
-            return Piece(target, self.values.take(pa.array(rows)))
-        assert self.reader is not None
-        # Readers want ascending rows, each once.
-        unique, back = np.unique(rows, return_inverse=True)
-        batch = pa.RecordBatch.from_arrays(self.reader.take(unique), schema=schema)
-        return Piece(target, batch.take(pa.array(back)))
+        unique, back = np.unique(self.source[low:high], return_inverse=True)
+        batch = pa.RecordBatch.from_arrays(self.values.take(unique), schema=schema)
+        return Piece(self.target[low:high], batch.take(pa.array(back)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _BatchRows:
+    """Rows of a checkpoint."""
+
+    batch: pa.RecordBatch
+
+    def take(self, rows: Offsets) -> list[pa.Array]:
+        return list(self.batch.take(pa.array(rows)).columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

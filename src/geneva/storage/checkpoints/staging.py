@@ -47,13 +47,13 @@ def read_staged(
     try:
         record = store[CheckpointKey(prefix, fragment_id).path()].to_pylist()[0]
         staged = StagedFile(
-            fragment_id,
-            record["file"],
-            int(record["physical_rows"]),
-            record["column_uuid"],
-            tuple(json.loads(record["field_ids"])),
-            tuple(json.loads(record["inputs"])),
-            record["base"] or None,
+            fragment_id=fragment_id,
+            path=record["file"],
+            physical_rows=int(record["physical_rows"]),
+            column_uuid=record["column_uuid"],
+            field_ids=tuple(json.loads(record["field_ids"])),
+            inputs=tuple(json.loads(record["inputs"])),
+            base=record["base"] or None,
         )
     except (KeyError, IndexError, ValueError, TypeError):
         return None

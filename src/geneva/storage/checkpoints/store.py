@@ -17,10 +17,10 @@ from lance.file import LanceFileSession
 from geneva.model.rows import RowRange
 from geneva.model.tables import Secrets
 
-_MOST_NAME_BYTES = 19
+_MAX_NAME_BYTES = 19
 """Longest quoted name kept in a key: a file name has at most 255 bytes, of which the fixed parts,
 three digests, the row range of a large fragment and the writer's own suffix take 184."""
-_MOST_VERSION_BYTES = 32
+_MAX_VERSION_BYTES = 32
 """As long as a fingerprint."""
 _KEY_METADATA = "geneva.checkpoint.key"
 _CHECKSUM_METADATA = "geneva.checkpoint.crc32"
@@ -36,7 +36,7 @@ ERROR_COLUMN = "_error"
 
 
 def errors_of(batch: pa.RecordBatch) -> dict[int, str]:
-    """The failures that a batch checkpoint tells of, by place in the batch."""
+    """The failures that a batch checkpoint reports, by place in the batch."""
     if ERROR_COLUMN not in batch.schema.names:
         return {}
     return {i: text for i, text in enumerate(batch.column(ERROR_COLUMN).to_pylist()) if text}
@@ -95,7 +95,7 @@ class InMemoryCheckpointStore(CheckpointStore):
 
 
 class LanceCheckpointStore(CheckpointStore):
-    """One `{key}.lance` file a batch, in a folder of the table's own object store.
+    """One `{key}.lance` file per batch, in a folder of the table's own object store.
 
     A file is believed only when it opens, carries its own key, and its content has the checksum
     that was written with it. Anything else (truncated, overwritten, copied from elsewhere) reads as
@@ -191,7 +191,7 @@ class WorkIdentity:
         return "_".join(
             (
                 f"udf-{_safe(self.udf_name)}",
-                f"ver-{_safe(self.udf_version, _MOST_VERSION_BYTES)}",
+                f"ver-{_safe(self.udf_version, _MAX_VERSION_BYTES)}",
                 self.column_part(self.column),
                 f"where-{_md5(self.where)}",
                 f"uri-{_md5(self.uri.rstrip('/'))}",
@@ -254,13 +254,13 @@ def index_keys(keys: Iterable[str]) -> dict[tuple[str, int], list[CheckpointKey]
     return index
 
 
-def _safe(text: str, most: int = _MOST_NAME_BYTES) -> str:
+def _safe(text: str, max_bytes: int = _MAX_NAME_BYTES) -> str:
     """A user's name as part of a file name: quoted, and cut with a hash when it is long."""
     # "_" separates the parts of a key, so that it may not come from a name.
     quoted = quote(text, safe="").replace("_", "%5F").replace("~", "%7E").replace("%", "+")
-    if len(quoted) <= most:
+    if len(quoted) <= max_bytes:
         return quoted
-    return f"{quoted[: most - 11]}~{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    return f"{quoted[: max_bytes - 11]}~{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def _md5(text: str) -> str:

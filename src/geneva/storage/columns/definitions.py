@@ -1,8 +1,4 @@
-"""Computed columns: definitions in field metadata, functions in the table's `_udfs` folder.
-
-Reading a definition reads text. Only `load_udf` turns stored bytes into code, and only workers call
-it.
-"""
+"""Computed columns: their definitions in field metadata. Reading a definition runs no user code."""
 
 from __future__ import annotations
 
@@ -10,20 +6,18 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import lru_cache
 from typing import Any
 
 import lance
 import pyarrow as pa
-from lance.file import LanceFileSession
 
-from geneva.errors import ColumnNotFoundError, UDFIntegrityError
+from geneva.errors import ColumnNotFoundError
 from geneva.model.computation import Computation, Input, Output, Resources, Udf, receipt_name
-from geneva.model.tables import ColumnDefinition, Sizes, TableRef
+from geneva.model.tables import ColumnDefinition, Sizes
 from geneva.storage.columns.receipts import RECEIPT_TYPE
-from geneva.storage.lance.dataset import TableSnapshot, has_path, is_damage, nodes_of
+from geneva.storage.lance.dataset import TableSnapshot, has_path, nodes_of
 from geneva.storage.lance.fragments import field_at
-from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
+from geneva.udf.declare import UDF
 
 _PREFIX = "virtual_column"
 _FORMAT = "geneva-spark/1"
@@ -80,10 +74,10 @@ def _fields_behind(
 
 
 class FieldsNow:
-    """The fields of one version of a table: looked up by name, or by id and type."""
+    """The fields of one version of a table, found by name, or by id and type."""
 
     def __init__(self, dataset: lance.LanceDataset) -> None:
-        """Look at the schema once."""
+        """Read the schema once."""
         self.nodes = nodes_of(dataset.lance_schema)
         kinds = kinds_of(dataset.schema)
         self._present = {
@@ -172,11 +166,11 @@ def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
         "udf_digest": digest,
         "nullable": udf.nullable,
         "sizes": Sizes(
-            udf.batch_size,
-            udf.checkpoint_size,
-            udf.min_checkpoint_size,
-            udf.max_checkpoint_size,
-            udf.task_size,
+            batch_size=udf.batch_size,
+            checkpoint_size=udf.checkpoint_size,
+            min_checkpoint_size=udf.min_checkpoint_size,
+            max_checkpoint_size=udf.max_checkpoint_size,
+            task_size=udf.task_size,
         ),
         "on_error": udf.on_error.to_json(),
         **{option: getattr(udf, option) for option in _OPTIONS},
@@ -343,12 +337,12 @@ def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
         dataset.update_field_metadata({d.name: definition_metadata(d) for d in known})
 
 
-def commit_sealed(dataset: lance.LanceDataset, computation: Computation) -> None:
+def commit_has_receipts(dataset: lance.LanceDataset, computation: Computation) -> None:
     """Write down that every value of a column has a receipt: those without are people's now."""
     found = read_definition(dataset.schema, computation.name)
     if found is not None and found.uuid == computation.id and not found.has_receipts:
-        sealed = {f"{_PREFIX}.receipts": json.dumps(True)}
-        dataset.update_field_metadata({computation.name: sealed})
+        metadata = {f"{_PREFIX}.receipts": json.dumps(True)}
+        dataset.update_field_metadata({computation.name: metadata})
 
 
 def _is_there(dataset: lance.LanceDataset, paths: Iterable[str]) -> Iterator[bool]:
@@ -359,40 +353,6 @@ def commit_redefinitions(dataset: lance.LanceDataset, definitions: list[ColumnDe
     """Point the columns at their new functions, in one commit."""
     commit_receipt_columns(dataset, definitions)
     dataset.update_field_metadata({d.name: definition_metadata(d) for d in definitions})
-
-
-def _udf_session(ref: TableRef) -> LanceFileSession:
-    return LanceFileSession(f"{ref.uri}/_udfs", storage_options=ref.storage_options.plain())
-
-
-def stage_udf(ref: TableRef, udf: UDF) -> str:
-    """Store a function under the digest of its bytes; nothing refers to it yet."""
-    data = serialize_udf(udf)
-    digest = udf_digest(data)
-    session = _udf_session(ref)
-    name = f"{digest}.lance"
-    if not session.contains(name):
-        schema = pa.schema([pa.field("pickled_udf", pa.large_binary())])
-        writer = session.open_writer(name, schema=schema)
-        writer.write_batch(pa.record_batch([pa.array([data], pa.large_binary())], schema=schema))
-        writer.close()
-    return digest
-
-
-@lru_cache(maxsize=32)
-def load_udf(ref: TableRef, digest: str) -> UDF:
-    """Read a function and make it code again, after checking that it is what was stored."""
-    try:
-        reader = _udf_session(ref).open_reader(f"{digest}.lance")
-        data = reader.read_all().to_table().column(0)[0].as_py()
-    except BaseException as error:
-        if not is_damage(error):
-            raise
-        raise UDFIntegrityError(
-            f"The function of table {ref.name!r} stored as _udfs/{digest} can't be read: {error}. "
-            "Declare it again with alter_columns."
-        ) from error
-    return deserialize_udf(data, digest)
 
 
 def required_definition(schema: pa.Schema, table: str, name: str) -> ColumnDefinition:

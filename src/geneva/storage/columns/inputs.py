@@ -34,11 +34,11 @@ class InputReader:
         self,
         dataset: lance.LanceDataset,
         computation: Computation,
-        opening: str | None = None,
+        scope: str | None = None,
         *,
         skip_missing: bool = False,
     ) -> None:
-        """`opening` names whose reading this is: handles of a source are shared within it.
+        """Handles of a source are shared within a `scope`, such as a job.
 
         `skip_missing`: leave out rows whose row in the source is gone, instead of failing.
         """
@@ -47,7 +47,7 @@ class InputReader:
         self._source = None
         self._source_rows = _FIRST_SOURCE_ROWS
         if computation.source is not None:
-            self._source = SourceRows.of(computation.source, opening)
+            self._source = SourceRows.of(computation.source, scope)
 
     def read(
         self, fragment_id: int, wanted: Offsets, rows: RowRange, window: int

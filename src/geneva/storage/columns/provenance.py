@@ -48,7 +48,7 @@ class Provenance:
         return self.valid if self.computed is None else self.valid.intersect(self.computed)
 
     def file_name(self, *, complete: bool) -> str:
-        """A fresh data file name that tells this provenance to whoever reads the manifest."""
+        """A fresh data file name, from which the manifest alone shows this provenance."""
         extent = "full" if complete else "part"
         return f"geneva-{extent}-{self.digests()}-{uuid.uuid4().hex[:12]}.lance"
 
@@ -75,18 +75,18 @@ class Provenance:
         """The provenance that `to_text` wrote; ValueError or KeyError for anything else."""
         record: dict[str, Any] = json.loads(text)
         return cls(
-            record["column"],
-            record["udf"],
-            tuple(record["inputs"]),
-            RowSet.decode(record["valid"]),
-            RowSet.decode(record["failed"]) if "failed" in record else None,
-            RowSet.decode(record["computed"]) if "computed" in record else None,
+            column_uuid=record["column"],
+            udf_version=record["udf"],
+            inputs=tuple(record["inputs"]),
+            valid=RowSet.decode(record["valid"]),
+            failed=RowSet.decode(record["failed"]) if "failed" in record else None,
+            computed=RowSet.decode(record["computed"]) if "computed" in record else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class NamedProvenance:
-    """What a data file's name alone tells."""
+    """What is known from a data file's name alone."""
 
     complete: bool
     column: str

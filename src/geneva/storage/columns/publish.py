@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from geneva.storage.columns.definitions import read_definition
 from geneva.storage.columns.provenance import parse_file_name, read_provenance
 from geneva.storage.columns.staged_files import StagedFile, data_file, stage_nulls
 from geneva.storage.columns.validity import output_file
+from geneva.storage.lance.commit import is_conflict, retry_conflicts
 from geneva.storage.lance.dataset import (
     FragmentFacts,
     TableSnapshot,
@@ -27,14 +27,11 @@ from geneva.storage.lance.dataset import (
 )
 from geneva.storage.lance.transactions import JOB_PROPERTY, PLANNED_PROPERTY, read_transaction
 
-_RETRY_SECONDS = 0.05
-
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
     """What became of a group of staged files."""
 
-    version: int
     landed: tuple[StagedFile, ...]
     lost: tuple[tuple[StagedFile, str], ...]
     """Files that no longer fit the table, each with what happened to their fragment."""
@@ -56,44 +53,84 @@ def commit_columns(
     since. Where it refuses, each file is checked against the latest version; those that still fit
     are committed on top of it, the others are handed back.
     """
-    fitting, lost = list(staged), list[tuple[StagedFile, str]]()
-    read_from, moved_on = dataset, False
-    # One more than retries: giving NULLs to missing fields is no conflict.
-    for attempt in range(max_retries + 2):
-        if not fitting:
-            return CommitOutcome(read_from.version, (), tuple(lost), moved_on)
+    commit = _ColumnCommit(ref, dataset, computation, staged, job_id)
+    exhausted = TableChangedError(
+        f"Could not commit column {computation.name!r} of table {ref.name!r} after {max_retries} "
+        f"retries, because other writers kept getting in between. What was computed is kept: "
+        f"run the backfill again. (GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number.)"
+    )
+    # One more than retries: giving NULLs to missing fields is no conflict with others.
+    return retry_conflicts(commit.attempt, max_retries + 1, exhausted)
+
+
+class _ColumnCommit:
+    """A commit that is tried until it lands: the files that still fit, and on which version."""
+
+    def __init__(
+        self,
+        ref: TableRef,
+        planned: lance.LanceDataset,
+        computation: Computation,
+        staged: Sequence[StagedFile],
+        job_id: str,
+    ) -> None:
+        self._ref, self._computation, self._job_id = ref, computation, job_id
+        self._planned_version = int(planned.version)
+        self._base = planned
+        self._fitting, self._lost = list(staged), list[tuple[StagedFile, str]]()
+        self._attempts = 0
+        self._moved_on = False
+
+    def attempt(self) -> CommitOutcome:
+        """Commit what fits: on the planned version at first, then on the latest one."""
+        if self._attempts:
+            self._rebase()
+        self._attempts += 1
+        if not self._fitting:
+            return self._outcome()
         try:
-            # After a commit of its own it looks at the table anew, as after one of others.
-            if not add_missing_fields(ref, read_from, fitting):
-                version = _commit(read_from, fitting, job_id, dataset.version)
-                moved_on = moved_on or version > read_from.version + 1
-                return CommitOutcome(version, tuple(fitting), tuple(lost), moved_on)
+            if add_missing_fields(self._ref, self._base, self._fitting):
+                # After a commit of its own it looks at the table anew, as after one of others.
+                raise CommitConflictError("fields were added that fragments had no file for")
+            version = _commit(self._base, self._fitting, self._job_id, self._planned_version)
         except OSError as error:
-            # lance.commit.CommitConflictError, or a plain OSError with the same text.
-            if not is_conflict(error):
-                landed = _landed_after_all(ref, dataset.version, fitting, job_id)
-                if landed is None:
-                    raise
-                return CommitOutcome(landed, tuple(fitting), tuple(lost), moved_on=True)
-        time.sleep(_RETRY_SECONDS * attempt)
-        moved_on = True
-        refused, read_from = read_from, open_dataset(ref)
-        if attempt and read_from.version == refused.version:
+            if is_conflict(error) or not self._has_landed():
+                raise
+            self._moved_on = True
+        else:
+            self._moved_on = self._moved_on or version > self._base.version + 1
+        return self._outcome()
+
+    def _outcome(self) -> CommitOutcome:
+        return CommitOutcome(tuple(self._fitting), tuple(self._lost), self._moved_on)
+
+    def _rebase(self) -> None:
+        """Go on from the latest version, without the files that don't fit it."""
+        ref, computation = self._ref, self._computation
+        self._moved_on = True
+        refused, self._base = self._base, open_dataset(ref)
+        if self._attempts > 1 and self._base.version == refused.version:
             raise ColumnChangedError(
                 f"Lance can't put the values of column {computation.name!r} into table "
                 f"{ref.name!r}, though nobody has changed it: its fields were changed since it was "
                 "declared (a struct that got a child). Drop the column, and add it again."
             )
-        snapshot = read_snapshot(read_from, ref)
+        snapshot = read_snapshot(self._base, ref)
         verify_column(snapshot.schema, ref, computation)
-        checked = [(file, _misfit(file, snapshot, read_from, computation)) for file in fitting]
-        lost.extend((file, why) for file, why in checked if why is not None)
-        fitting = [file for file, why in checked if why is None]
-    raise TableChangedError(
-        f"Could not commit column {computation.name!r} of table {ref.name!r} after {max_retries} "
-        f"retries, because other writers kept getting in between. What was computed is kept: "
-        f"run the backfill again. (GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number.)"
-    )
+        checked = [(f, _misfit(f, snapshot, self._base, computation)) for f in self._fitting]
+        self._lost.extend((file, why) for file, why in checked if why is not None)
+        self._fitting = [file for file, why in checked if why is None]
+
+    def _has_landed(self) -> bool:
+        """Whether a commit is there that failed in a way that leaves open whether it landed."""
+        latest = open_dataset(self._ref)
+        for version in range(self._planned_version + 1, latest.version + 1):
+            transaction = read_transaction(latest, version)
+            properties = transaction.transaction_properties or {}
+            is_ours = properties.get(JOB_PROPERTY) == self._job_id
+            if is_ours and self._fitting[0].path in str(transaction.operation):
+                return True
+        return False
 
 
 def _commit(
@@ -113,33 +150,6 @@ def _commit(
         transaction_properties={JOB_PROPERTY: job_id, PLANNED_PROPERTY: str(planned)},
     )
     return int(lance.LanceDataset.commit(dataset, transaction).version)
-
-
-def is_conflict(error: BaseException) -> bool:
-    """Whether a commit was refused because of what others committed."""
-    text = str(error).lower()
-    return isinstance(error, CommitConflictError) or any(
-        sign in text
-        for sign in (
-            "commit conflict",
-            "incompatible transaction",
-            "fragment being replaced not found",
-            "no changes were made",
-        )
-    )
-
-
-def _landed_after_all(
-    ref: TableRef, since: int, staged: Sequence[StagedFile], job_id: str
-) -> int | None:
-    """The version of our commit, when it failed in a way that leaves open whether it landed."""
-    latest = open_dataset(ref)
-    for version in range(since + 1, latest.version + 1):
-        transaction = read_transaction(latest, version)
-        properties = transaction.transaction_properties or {}
-        if properties.get(JOB_PROPERTY) == job_id and staged[0].path in str(transaction.operation):
-            return version
-    return None
 
 
 def add_missing_fields(

@@ -2,8 +2,8 @@
 
 A receipt is 64 bits: 47 of the digest of (column, function's version, input values), one that says
 whether the value was taken over as it was found (a person wrote it) instead of computed, and 16 of
-the value. They move with their row through everything that Lance does, so that a value can be
-judged without the table's history. A value's 16 bits are 0 where the function failed on the row.
+the value. A value's 16 bits are 0 where the function failed on the row. Receipts move with their
+row through everything that Lance does: no history is needed to see whether a value is right.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def is_failed(receipts: pa.Array) -> Mask:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
+class StoredReceipts:
     """Receipts as they stand in a table, and which of their values are still those they are for."""
 
     present: Mask
@@ -110,8 +110,8 @@ class Written:
 
 def read_receipts(
     receipts: pa.Array, outputs: Sequence[pa.Array] | None, *, null_structs: bool = True
-) -> Written:
-    """Look at receipts and their values; without `outputs`, each value counts as intact.
+) -> StoredReceipts:
+    """Compare receipts with their values; without `outputs`, each value counts as intact.
 
     Without `null_structs`, as in Lance's format 2.0, a struct of NULLs counts as no value.
     """
@@ -120,13 +120,17 @@ def read_receipts(
     bits = receipt_bits(receipts)
     failed = present & ((bits & _VALUE_MASK) == 0)
     if outputs is None:
-        return Written(present, present & ~failed, present, failed, bits)
+        return StoredReceipts(
+            present=present, has_value=present & ~failed, intact=present, failed=failed, bits=bits
+        )
     has_value = np.zeros(rows, dtype=np.bool_)
     for output in outputs:
         has_value |= _has_value(output, null_structs=null_structs)
     intact = present & ((bits & _VALUE_MASK) == digest_values(outputs, rows))
     failed &= ~has_value
-    return Written(present, has_value, intact | failed, failed, bits)
+    return StoredReceipts(
+        present=present, has_value=has_value, intact=intact | failed, failed=failed, bits=bits
+    )
 
 
 def _has_value(array: pa.Array, *, null_structs: bool) -> Mask:
@@ -139,11 +143,16 @@ def _has_value(array: pa.Array, *, null_structs: bool) -> Mask:
     return present & below
 
 
-def joined_receipts(parts: Sequence[Written]) -> Written:
+def concat_receipts(parts: Sequence[StoredReceipts]) -> StoredReceipts:
     """What was read in parts, as one."""
     if len(parts) == 1:
         return parts[0]
     if not parts:
         return read_receipts(pa.nulls(0, RECEIPT_TYPE), [])
-    names = ("present", "has_value", "intact", "failed", "bits")
-    return Written(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return StoredReceipts(
+        present=np.concatenate([part.present for part in parts]),
+        has_value=np.concatenate([part.has_value for part in parts]),
+        intact=np.concatenate([part.intact for part in parts]),
+        failed=np.concatenate([part.failed for part in parts]),
+        bits=np.concatenate([part.bits for part in parts]),
+    )

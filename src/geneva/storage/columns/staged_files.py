@@ -18,7 +18,7 @@ from geneva.storage.lance.dataset import (
     file_version,
     is_damage,
 )
-from geneva.storage.lance.fragments import _MAX_WINDOW_ROWS
+from geneva.storage.lance.fragments import MAX_WINDOW_ROWS
 from geneva.storage.lance.pieces import null_rows
 
 
@@ -114,8 +114,8 @@ def stage_nulls(
         version=dataset.data_storage_version,
         storage_options=ref.storage_options.plain(),
     )
-    for start in range(0, rows, _MAX_WINDOW_ROWS):
-        writer.write_batch(null_rows(schema, min(_MAX_WINDOW_ROWS, rows - start)))
+    for start in range(0, rows, MAX_WINDOW_ROWS):
+        writer.write_batch(null_rows(schema, min(MAX_WINDOW_ROWS, rows - start)))
     writer.close()
     return name
 

@@ -1,7 +1,7 @@
 """Which values of a computation are right, proven in one of three ways, cheapest first.
 
 By identity: the files of inputs and values are those that a file of ours names: nothing is read. By
-history: a compaction copied such rows, as its transaction tells: nothing is read. By receipt: the
+history: a compaction copied such rows, by its own transaction: nothing is read. By receipt: the
 receipts of these very rows are compared with their inputs as they are now. Nothing is guessed, and
 no user code runs.
 """
@@ -9,8 +9,9 @@ no user code runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -33,99 +34,135 @@ from geneva.storage.columns.provenance import (
 )
 from geneva.storage.columns.receipts import (
     RECEIPT_TYPE,
-    Written,
+    StoredReceipts,
+    concat_receipts,
     input_part,
-    joined_receipts,
     read_receipts,
 )
-from geneva.storage.lance.dataset import FragmentFacts, TableSnapshot, file_version
+from geneva.storage.lance.dataset import (
+    FileFacts,
+    FragmentFacts,
+    TableSnapshot,
+    file_version,
+)
 from geneva.storage.lance.fragments import fitting_window, read_windows, size_of_inputs, window_rows
-from geneva.storage.lance.transactions import CompactionHistory
+from geneva.storage.lance.transactions import Compaction, CompactionHistory
 
 _MAX_GENERATIONS = 64
 """How many compactions of compactions to follow."""
+
+
+class ValueState(StrEnum):
+    """What is known of the value of a row. Rows in none of these states have no value yet."""
+
+    RIGHT = "right"
+    """Made by this version of the function from the present inputs."""
+    WITHOUT_RECEIPT = "without receipt"
+    """Right as well, but there is no receipt that says so."""
+    UNDECIDED = "undecided"
+    """Files and history say nothing about it."""
+    FAILED = "failed"
+    """This version of the function failed on the row, given the present inputs."""
+    SUPPLIED = "supplied"
+    """A person wrote it, and no receipt is for it."""
+    UNPROVEN = "unproven"
+    """It is from before the column had receipts."""
+    STALE = "stale"
+    """Its receipt is of other inputs, or of another version of the function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validity:
     """What is known of a computation's values in one fragment."""
 
-    right: RowSet
-    """Rows whose value was made by this version of the function from the present inputs."""
+    size: int
+    """Physical rows of the fragment."""
     reason: Reason
-    """Why the others are not right."""
-    undecided: RowSet
-    """Rows that files and history say nothing about."""
-    failed: RowSet
-    """Rows on which this version of the function failed, given the present inputs."""
-    supplied: RowSet
-    """Rows whose value a person wrote, and which no receipt is for."""
-    unproven: RowSet
-    """Rows with a value from before the column had receipts."""
-    unsealed: RowSet
-    """Right rows that have no receipt yet."""
-    stale: RowSet
-    """Rows whose receipt is of other inputs, or of another version of the function."""
+    """Why those that are not right are not."""
+    rows: Mapping[ValueState, RowSet] = field(default_factory=dict)
+    """The rows in each state; a row is in one state at most."""
     made_from: frozenset[str] = frozenset()
     """The input signatures, as file names have them, that right values were computed from."""
     checked_rows: int = 0
     """Rows whose receipts were read."""
 
     @classmethod
-    def nothing(cls, size: int, reason: Reason) -> Validity:
-        """No row is right, and that is certain."""
-        none = RowSet.empty(size)
-        return cls(none, reason, none, none, none, none, none, none)
-
-    @classmethod
     def unknown(cls, size: int) -> Validity:
-        """Nothing can be said without looking at the rows."""
-        return replace(cls.nothing(size, Reason.PARTIAL), undecided=RowSet.full(size))
+        """Nothing can be said without reading the rows."""
+        return cls(size, Reason.PARTIAL, {ValueState.UNDECIDED: RowSet.full(size)})
+
+    def rows_in(self, state: ValueState) -> RowSet:
+        """The rows in a state."""
+        return self.rows.get(state) or RowSet.empty(self.size)
+
+    @property
+    def right(self) -> RowSet:
+        """Rows with a right value, whether they have a receipt or not."""
+        return self.rows_in(ValueState.RIGHT).union(self.without_receipt)
+
+    @property
+    def without_receipt(self) -> RowSet:
+        """Rows with a right value that have no receipt yet."""
+        return self.rows_in(ValueState.WITHOUT_RECEIPT)
+
+    @property
+    def undecided(self) -> RowSet:
+        """Rows that files and history say nothing about."""
+        return self.rows_in(ValueState.UNDECIDED)
+
+    @property
+    def failed(self) -> RowSet:
+        """Rows on which this version of the function failed, given the present inputs."""
+        return self.rows_in(ValueState.FAILED)
+
+    @property
+    def supplied(self) -> RowSet:
+        """Rows whose value a person wrote, and which no receipt is for."""
+        return self.rows_in(ValueState.SUPPLIED)
+
+    @property
+    def unproven(self) -> RowSet:
+        """Rows with a value from before the column had receipts."""
+        return self.rows_in(ValueState.UNPROVEN)
+
+    @property
+    def stale(self) -> RowSet:
+        """Rows whose receipt is of other inputs, or of another version of the function."""
+        return self.rows_in(ValueState.STALE)
 
     def to_text(self) -> str:
         """What a worker sends back."""
-        sets = {name: getattr(self, name).encode() for name in _ROW_SETS}
-        return json.dumps({**sets, "reason": self.reason.value, "checked_rows": self.checked_rows})
+        rows = {state.value: rows.encode() for state, rows in self.rows.items()}
+        about = {"size": self.size, "reason": self.reason.value, "checked": self.checked_rows}
+        return json.dumps({**about, "rows": rows})
 
     @classmethod
     def from_text(cls, text: str) -> Validity:
         """What `to_text` wrote."""
-        found: dict[str, Any] = json.loads(text)
-        found |= {name: RowSet.decode(found[name]) for name in _ROW_SETS}
-        return cls(**{**found, "reason": Reason(found["reason"])})
+        record: dict[str, Any] = json.loads(text)
+        rows = {ValueState(state): RowSet.decode(rows) for state, rows in record["rows"].items()}
+        reason = Reason(record["reason"])
+        return cls(record["size"], reason, rows, checked_rows=record["checked"])
 
-    def without(self, stale: RowSet) -> Validity:
+    def without(self, changed: RowSet) -> Validity:
         """The same after inputs of some rows changed."""
-        if not stale:
+        if not changed:
             return self
+        affected = (ValueState.RIGHT, ValueState.WITHOUT_RECEIPT, ValueState.FAILED)
+        rows = {s: rows.minus(changed) if s in affected else rows for s, rows in self.rows.items()}
+        return replace(self, reason=Reason.INPUT_CHANGED, rows=rows)
+
+    def joined(self, checked: Validity) -> Validity:
+        """Add what a check of the undecided rows has shown."""
+        reason = self.reason if checked.reason is Reason.UP_TO_DATE else checked.reason
+        rows = {s: self.rows_in(s).union(checked.rows_in(s)) for s in ValueState}
+        rows[ValueState.UNDECIDED] = checked.undecided
         return replace(
             self,
-            right=self.right.minus(stale),
-            reason=Reason.INPUT_CHANGED,
-            failed=self.failed.minus(stale),
-            unsealed=self.unsealed.minus(stale),
-        )
-
-    def joined(self, looked: Validity) -> Validity:
-        """Add what a look at the undecided rows has shown."""
-        reason = self.reason if looked.reason is Reason.UP_TO_DATE else looked.reason
-        return Validity(
-            right=self.right.union(looked.right),
             reason=reason,
-            undecided=looked.undecided,
-            failed=self.failed.union(looked.failed),
-            supplied=self.supplied.union(looked.supplied),
-            unproven=self.unproven.union(looked.unproven),
-            unsealed=self.unsealed.union(looked.unsealed),
-            stale=self.stale.union(looked.stale),
-            made_from=self.made_from,
-            checked_rows=self.checked_rows + looked.checked_rows,
+            rows=rows,
+            checked_rows=self.checked_rows + checked.checked_rows,
         )
-
-
-_ROW_SETS = tuple(
-    name for name, found in Validity.__dataclass_fields__.items() if found.type == "RowSet"
-)
 
 
 def signature_of(computation: Computation, fragment: FragmentFacts) -> tuple[str, ...]:
@@ -147,7 +184,7 @@ def output_file(computation: Computation, fragment: FragmentFacts) -> str | None
 
 
 class ValidityReader:
-    """Judges the values of one computation at one version of a table."""
+    """Finds out which values of one computation are right, at one version of a table."""
 
     def __init__(
         self,
@@ -157,7 +194,7 @@ class ValidityReader:
         *,
         reads_values: bool = False,
     ) -> None:
-        """Open nothing yet: most fragments are judged by the names of their files.
+        """Open nothing yet: for most fragments the names of their files are enough.
 
         `reads_values`: compare receipts with values also where nobody can have written others.
         """
@@ -188,33 +225,29 @@ class ValidityReader:
         computation, rows = self._computation, fragment.physical_rows
         values = fragment.files_of(computation.output_ids)
         if not values:
-            return Validity.nothing(rows, Reason.NEW)
-        receipt = computation.receipt
-        receipts = fragment.files_of(receipt.field_ids) if receipt is not None else ()
+            return Validity(rows, Reason.NEW)
+        receipts = self._receipt_files(fragment)
         files = receipts or values
-        if len(files) != 1:
-            return None
-        found = parse_file_name(files[0].path)
+        found = parse_file_name(files[0].path) if len(files) == 1 else None
         wanted = self._wanted_name(fragment, together=files == values)
         if found is None or found.column != wanted.column:
             return None
-        sealed = bool(receipts) or (receipt is None and computation.mark is not None)
         if found.udf != wanted.udf:
             # Some rows of a part may be of this version: those that were kept.
             alone = found.complete and files == values
-            return Validity.nothing(rows, Reason.UDF_CHANGED) if alone else None
+            return Validity(rows, Reason.UDF_CHANGED) if alone else None
         if found.inputs != wanted.inputs and computation.source is None:
             return None
+        needs_none = computation.receipt is None and computation.filled_flag is not None
+        right = ValueState.RIGHT if receipts or needs_none else ValueState.WITHOUT_RECEIPT
         made_from = frozenset((found.inputs,))
         if found.complete:
-            right = RowSet.full(rows)
-            return replace(
-                Validity.nothing(rows, Reason.UP_TO_DATE),
-                right=right,
-                unsealed=RowSet.empty(rows) if sealed else right,
-                made_from=made_from,
-            )
-        return self._by_provenance(files[0].path, rows, made_from, sealed=sealed)
+            return Validity(rows, Reason.UP_TO_DATE, {right: RowSet.full(rows)}, made_from)
+        return self._by_provenance(files[0].path, rows, right, made_from)
+
+    def _receipt_files(self, fragment: FragmentFacts) -> tuple[FileFacts, ...]:
+        receipt = self._computation.receipt
+        return fragment.files_of(receipt.field_ids) if receipt is not None else ()
 
     def _wanted_name(self, fragment: FragmentFacts, *, together: bool) -> NamedProvenance:
         computation = self._computation
@@ -222,99 +255,104 @@ class ValidityReader:
         return named(computation.id, computation.version, signature(computation, fragment))
 
     def _by_provenance(
-        self, path: str, rows: int, made_from: frozenset[str], *, sealed: bool
+        self, path: str, size: int, right: ValueState, made_from: frozenset[str]
     ) -> Validity | None:
         provenance = read_provenance(self._ref, path)
-        if provenance is None or provenance.valid.size != rows:
+        if provenance is None or provenance.valid.size != size:
             return None
-        none = RowSet.empty(rows)
-        failed = provenance.failed or none
-        return Validity(
-            right=provenance.valid,
-            reason=Reason.PARTIAL,
-            undecided=RowSet.full(rows).minus(provenance.valid).minus(failed),
-            failed=failed,
-            supplied=none,
-            unproven=none,
-            unsealed=none if sealed else provenance.valid,
-            stale=none,
-            made_from=made_from,
-        )
+        failed = provenance.failed or RowSet.empty(size)
+        rows = {
+            right: provenance.valid,
+            ValueState.FAILED: failed,
+            ValueState.UNDECIDED: RowSet.full(size).minus(provenance.valid).minus(failed),
+        }
+        return Validity(size, Reason.PARTIAL, rows, made_from)
 
     def _by_history(self, fragment: FragmentFacts, generation: int) -> Validity:
         """Rows that a compaction copied, out of fragments that are wholly right or wholly not."""
-        unknown = Validity.unknown(fragment.physical_rows)
+        size = fragment.physical_rows
+        found = self._pure_copy(fragment) if generation < _MAX_GENERATIONS else None
+        if found is None:
+            return Validity.unknown(size)
+        compaction, start = found
+        parents = [(p, self.by_files(p, generation + 1)) for p in compaction.parents]
+        if not all(_is_uniform(parent, validity) for parent, validity in parents):
+            return Validity.unknown(size)
+        copied = {
+            state: _copied([(p, v.rows_in(state)) for p, v in parents])[start : start + size]
+            for state in (ValueState.RIGHT, ValueState.WITHOUT_RECEIPT)
+        }
+        if any(len(mask) != size for mask in copied.values()):
+            return Validity.unknown(size)
+        reasons = [v.reason for _, v in parents if not v.right.is_full] or [Reason.UP_TO_DATE]
+        return Validity(
+            size=size,
+            reason=reasons[0],
+            rows={state: RowSet.from_mask(mask) for state, mask in copied.items()},
+            made_from=frozenset().union(*(v.made_from for _, v in parents)),
+        )
+
+    def _pure_copy(self, fragment: FragmentFacts) -> tuple[Compaction, int] | None:
+        """The compaction that wrote a fragment's values and inputs, and its first row in that.
+
+        None when there is none, or when something was written into the fragment since.
+        """
         fields = {*self._computation.written_ids}
         fields.update(i for found in self._computation.inputs for i in found.field_ids)
         files = fragment.files_of(fields)
         compaction = self._history.of_file(files[0].path) if files else None
-        if compaction is None or generation >= _MAX_GENERATIONS:
-            return unknown
+        if compaction is None:
+            return None
         start = 0
         for child in compaction.children:
             if any(file.path == files[0].path for file in child.files):
                 break
             start += child.physical_rows
         if child.files_of(fields) != files or child.physical_rows != fragment.physical_rows:
-            # Something was written into it since.
-            return unknown
-        if _held(child, fields) != frozenset().union(
-            *(_held(p, fields) for p in compaction.parents)
-        ):
-            # A column was dropped before it, and its field's id may have been given away since.
-            return unknown
-        judged = [self.by_files(parent, generation + 1) for parent in compaction.parents]
-        parents = list(zip(compaction.parents, judged, strict=True))
-        if any(v.undecided or v.failed or not _is_uniform(p, v) for p, v in parents):
-            return unknown
-        own = slice(start, start + fragment.physical_rows)
-        right = _copied([(p, v.right) for p, v in parents])[own]
-        unsealed = _copied([(p, v.unsealed) for p, v in parents])[own]
-        if len(right) != fragment.physical_rows:
-            return unknown
-        reasons = [v.reason for v in judged if not v.right.is_full] or [Reason.UP_TO_DATE]
-        return replace(
-            Validity.nothing(fragment.physical_rows, reasons[0]),
-            right=RowSet.from_mask(right),
-            unsealed=RowSet.from_mask(unsealed),
-            made_from=frozenset().union(*(v.made_from for v in judged)),
-        )
+            return None
+        before = frozenset().union(*(_held(parent, fields) for parent in compaction.parents))
+        # Otherwise a column was dropped before it, whose field id may have been given away since.
+        return (compaction, start) if _held(child, fields) == before else None
 
     # --------------------------------------------------------------------------------- by receipt
 
     def by_receipt(self, fragment: FragmentFacts, rows: RowSet) -> Validity:
-        """Look at the receipts and inputs of some live rows. Each of them gets decided."""
+        """Compare the receipts of some live rows with their inputs. Each of them gets decided."""
         if self._computation.receipt is None:
             return self._by_value(fragment, rows)
-        written = self._read_written(fragment)
+        stored = self._read_stored(fragment)
         wanted = rows.mask()
-        fits = np.zeros(fragment.physical_rows, dtype=np.bool_)
-        former = 0
-        to_check = np.flatnonzero(wanted & written.present)
-        for offsets, batch in self._read_inputs(fragment, to_check):
-            same = self._fits(written, offsets, batch, self._computation.version)
-            fits[offsets] = same
-            former += self._former_rows(written, offsets[~same], batch, ~same)
-        intact = written.intact & ~written.failed
-        supplied = wanted & written.supplied
-        unproven = np.zeros(len(wanted), dtype=np.bool_)
-        if self._computation.older_than_receipts:
-            unproven = supplied & ~written.present
-            supplied = supplied & ~unproven
-        right = fits & intact
-        stale = wanted & written.present & (written.intact & ~fits)
-        none = RowSet.empty(fragment.physical_rows)
+        to_check = np.flatnonzero(wanted & stored.present)
+        fits, former = self._compare_inputs(fragment, stored, to_check)
+        right = fits & stored.intact & ~stored.failed
+        supplied = wanted & stored.supplied
+        stale = wanted & stored.present & stored.intact & ~fits
+        is_unproven = self._computation.older_than_receipts & ~stored.present
+        masks = {
+            ValueState.RIGHT: right,
+            ValueState.FAILED: fits & stored.failed,
+            ValueState.SUPPLIED: supplied & ~is_unproven,
+            ValueState.UNPROVEN: supplied & is_unproven,
+            ValueState.STALE: stale,
+        }
         return Validity(
-            right=RowSet.from_mask(right),
-            reason=self._reason(fragment, stale, former, wanted & ~right & ~supplied & ~unproven),
-            undecided=none,
-            failed=RowSet.from_mask(fits & written.failed),
-            supplied=RowSet.from_mask(supplied),
-            unproven=RowSet.from_mask(unproven),
-            unsealed=none,
-            stale=RowSet.from_mask(stale),
+            size=fragment.physical_rows,
+            reason=self._reason(fragment, stale, former, wanted & ~right & ~supplied),
+            rows={state: RowSet.from_mask(mask) for state, mask in masks.items()},
             checked_rows=rows.count,
         )
+
+    def _compare_inputs(
+        self, fragment: FragmentFacts, stored: StoredReceipts, rows: Offsets
+    ) -> tuple[Mask, int]:
+        """Rows whose receipt fits their inputs; how many others an earlier version has left."""
+        fits = np.zeros(fragment.physical_rows, dtype=np.bool_)
+        former = 0
+        for offsets, batch in self._read_inputs(fragment, rows):
+            same = self._fits(stored, offsets, batch, self._computation.version)
+            fits[offsets] = same
+            former += self._former_rows(stored, offsets[~same], batch, ~same)
+        return fits, former
 
     def _reason(self, fragment: FragmentFacts, stale: Mask, former: int, not_right: Mask) -> Reason:
         if former:
@@ -338,21 +376,21 @@ class ValidityReader:
         return digests
 
     def _fits(
-        self, written: Written, offsets: Offsets, batch: pa.RecordBatch, version: str
+        self, stored: StoredReceipts, offsets: Offsets, batch: pa.RecordBatch, version: str
     ) -> Mask:
         seed = self._computation.receipt_seed(version)
         digests = digest_rows(batch.columns, seed, len(offsets))
-        return input_part(written.bits[offsets]) == input_part(digests)
+        return input_part(stored.bits[offsets]) == input_part(digests)
 
     def _former_rows(
-        self, written: Written, offsets: Offsets, batch: pa.RecordBatch, stale: Mask
+        self, stored: StoredReceipts, offsets: Offsets, batch: pa.RecordBatch, stale: Mask
     ) -> int:
         """How many stale rows are as an earlier version of the function left them."""
         versions = self._computation.former_versions
         if not versions or not len(offsets):
             return 0
         rows = batch.take(pa.array(np.flatnonzero(stale)))
-        return sum(int(np.count_nonzero(self._fits(written, offsets, rows, v))) for v in versions)
+        return sum(int(np.count_nonzero(self._fits(stored, offsets, rows, v))) for v in versions)
 
     def _read_inputs(
         self, fragment: FragmentFacts, offsets: Offsets
@@ -372,24 +410,24 @@ class ValidityReader:
         sizes = size_of_inputs(fragment, field_ids)
         return window_rows(self._snapshot.schema, paths, sizes, fragment.physical_rows)
 
-    def _read_written(self, fragment: FragmentFacts) -> Written:
+    def _read_stored(self, fragment: FragmentFacts) -> StoredReceipts:
         """The receipts of a fragment; with its values, where somebody may have written some."""
         receipt = self._computation.receipt
         assert receipt is not None
         names = [output.name for output in self._computation.outputs]
-        receipts = fragment.files_of(receipt.field_ids)
+        receipts = self._receipt_files(fragment)
         together = receipts == fragment.files_of(self._computation.output_ids)
         name = parse_file_name(receipts[0].path) if len(receipts) == 1 else None
         if together and name is not None and name.complete and not self._reads_values:
             # All of it was computed or adopted then, and nobody wrote a value since.
             scanned = self._scan(fragment, [receipt.name])
-            return joined_receipts([read_receipts(b.column(0), None) for b in scanned])
-        parts: list[Written] = []
+            return concat_receipts([read_receipts(b.column(0), None) for b in scanned])
+        parts: list[StoredReceipts] = []
         for batch in self._scan(fragment, [*names, receipt.name] if receipts else names):
             own = batch.columns[: len(names)]
             found = batch.columns[-1] if receipts else pa.nulls(batch.num_rows, RECEIPT_TYPE)
             parts.append(read_receipts(found, own, null_structs=self._null_structs))
-        return joined_receipts(parts)
+        return concat_receipts(parts)
 
     def _scan(self, fragment: FragmentFacts, paths: list[str]) -> Iterator[pa.RecordBatch]:
         where = (self._dataset, fragment.id, paths, RowRange(0, fragment.physical_rows))
@@ -398,26 +436,26 @@ class ValidityReader:
             yield batch
 
     def _by_value(self, fragment: FragmentFacts, rows: RowSet) -> Validity:
-        """Without receipts: what has a value is unproven, or filled where a mark says so."""
+        """Without receipts: what has a value is unproven, or filled where a flag says so."""
         computation = self._computation
-        mark = computation.mark
-        names = [mark.name] if mark is not None else [o.name for o in computation.outputs]
+        flag = computation.filled_flag
+        names = [flag.name] if flag is not None else [o.name for o in computation.outputs]
         present = np.zeros(fragment.physical_rows, dtype=np.bool_)
-        at = 0
+        start = 0
         for batch in self._scan(fragment, names):
             there = np.zeros(batch.num_rows, dtype=np.bool_)
             for column in batch.columns:
-                flags = column.fill_null(False) if mark is not None else column.is_valid()
+                flags = column.fill_null(False) if flag is not None else column.is_valid()
                 there |= np.asarray(flags)
-            present[at : at + batch.num_rows] = there
-            at += batch.num_rows
+            present[start : start + batch.num_rows] = there
+            start += batch.num_rows
         found = RowSet.from_mask(present & rows.mask())
-        judged = Validity.nothing(fragment.physical_rows, Reason.PARTIAL)
-        if mark is not None:
-            return replace(judged, right=found)
-        if computation.older_than_receipts:
-            return replace(judged, unproven=found, checked_rows=rows.count)
-        return replace(judged, supplied=found, checked_rows=rows.count)
+        size = fragment.physical_rows
+        if flag is not None:
+            return Validity(size, Reason.PARTIAL, {ValueState.RIGHT: found})
+        older = computation.older_than_receipts
+        state = ValueState.UNPROVEN if older else ValueState.SUPPLIED
+        return Validity(size, Reason.PARTIAL, {state: found}, checked_rows=rows.count)
 
 
 def _held(fragment: FragmentFacts, fields: Iterable[int]) -> frozenset[int]:
@@ -428,8 +466,11 @@ def _held(fragment: FragmentFacts, fields: Iterable[int]) -> frozenset[int]:
 
 def _is_uniform(fragment: FragmentFacts, validity: Validity) -> bool:
     """Whether it is known which of the live rows are right: all or none, or no row is deleted."""
-    sets = (validity.right, validity.unsealed)
-    return not fragment.deleted_rows or all(found.is_full or not found for found in sets)
+    if validity.undecided or validity.failed:
+        return False
+    return not fragment.deleted_rows or all(
+        rows.is_full or not rows for rows in validity.rows.values()
+    )
 
 
 def _copied(parts: list[tuple[FragmentFacts, RowSet]]) -> Mask:

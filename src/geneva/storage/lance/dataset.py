@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -12,15 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.errors import InvalidFilterError, TableNotFoundError, UserInputError
+from geneva.model.addresses import split_by_fragment
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import TableRef
 
 Dataset: TypeAlias = lance.LanceDataset
 """An open version of a table, for those rooms that only hand it on."""
-
-_FRAGMENT_SHIFT = 32
-"""A row address is (fragment id << 32) | physical offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class FragmentFacts:
-    """One fragment as the manifest tells it."""
+    """One fragment, as the manifest lists it."""
 
     id: int
     physical_rows: int
@@ -281,24 +279,7 @@ def _group_addresses(
 ) -> dict[int, RowSet]:
     masks = {f.id: np.zeros(f.physical_rows, dtype=np.bool_) for f in fragments}
     for batch in batches:
-        for fragment_id, offsets in split_addresses(batch.column("_rowaddr")):
+        for fragment_id, offsets in split_by_fragment(batch.column("_rowaddr").to_numpy()):
             if fragment_id in masks:
                 masks[fragment_id][offsets] = True
     return {fragment_id: RowSet.from_mask(mask) for fragment_id, mask in masks.items()}
-
-
-def split_addresses(addresses: pa.Array) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """Row addresses as (fragment id, offsets) runs."""
-    values = addresses.to_numpy(zero_copy_only=False).astype(np.uint64)
-    owners = (values >> np.uint64(_FRAGMENT_SHIFT)).astype(np.int64)
-    offsets = (values & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    cuts = np.flatnonzero(np.diff(owners)) + 1
-    for run in np.split(np.arange(len(values)), cuts):
-        if len(run):
-            yield int(owners[run[0]]), offsets[run]
-
-
-def row_addresses(fragment_id: int, offsets: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The addresses of rows of one fragment."""
-    base = np.uint64(fragment_id << _FRAGMENT_SHIFT)
-    return offsets.astype(np.uint64) + base

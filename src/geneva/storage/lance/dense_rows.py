@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_LEAST_ROWS = 512
-_LEAST_SHARE = 0.2
+_MIN_ROWS = 512
+_MIN_SHARE = 0.2
 """Below this share of wanted rows in a range, taking them by id reads less."""
 
 
@@ -30,10 +30,10 @@ class DenseRows:
 
     def read(self, ids: npt.NDArray[np.uint64]) -> pa.Table | None:
         """The rows of `ids`, in their order; None when they have to be taken one by one."""
-        if self._misses > 1 or len(ids) < _LEAST_ROWS or not bool((ids[1:] > ids[:-1]).all()):
+        if self._misses > 1 or len(ids) < _MIN_ROWS or not bool((ids[1:] > ids[:-1]).all()):
             return None
         span = int(ids[-1]) - int(ids[0]) + 1
-        if len(ids) < _LEAST_SHARE * span or int(ids[-1]) >= int(self._ends[-1]):
+        if len(ids) < _MIN_SHARE * span or int(ids[-1]) >= int(self._ends[-1]):
             return None
         parts = [self._part(place, own) for place, own in self._by_fragment(ids)]
         found = [part for part in parts if part is not None]

@@ -62,7 +62,7 @@ def read_expression(dataset: lance.LanceDataset, sql: str) -> Expression:
         return Expression(sql, _storable(kind), inputs, by_lance=False)
     except (ValueError, OSError, pa.ArrowException) as error:
         lance_gave_up = "not supported SQL in lance" in str(refusal)
-        raise _told(sql, error if lance_gave_up else refusal, dataset.schema) from error
+        raise _refusal(sql, error if lance_gave_up else refusal, dataset.schema) from error
 
 
 def _storable(kind: pa.DataType) -> pa.DataType:
@@ -133,8 +133,8 @@ def _inputs_in(plan: str, sql: str, schema: pa.Schema) -> tuple[str, ...]:
     return tuple(name for name in schema.names if name.lower() in sql.lower())
 
 
-def _told(sql: str, error: Exception, schema: pa.Schema) -> UserInputError:
-    """What is wrong with an expression, without the Rust source position."""
+def _refusal(sql: str, error: Exception, schema: pa.Schema) -> UserInputError:
+    """The error that says what is wrong with an expression, without the Rust source position."""
     reason = re.split(r", /(?:home|root)/", str(error))[0].removeprefix("Invalid user input: ")
     unknown = re.search(r"No field named ([^.]*(?:\.[^. ]+)*)\. ", reason)
     if unknown is not None:

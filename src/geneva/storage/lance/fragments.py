@@ -1,4 +1,4 @@
-"""Reading rows of one fragment, and staging a column file for it. Nothing here publishes."""
+"""Reading rows of one fragment: dense ranges in windows, or scattered rows by offset."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from geneva.model.addresses import offsets_of, row_addresses
 from geneva.model.rows import Offsets, RowRange
-from geneva.storage.lance.dataset import (
-    FragmentFacts,
-    quote_path,
-    row_addresses,
-)
+from geneva.storage.lance.dataset import FragmentFacts, quote_path
 
-_MAX_WINDOW_ROWS = 65_536
+MAX_WINDOW_ROWS = 65_536
 _WINDOW_BYTES = 32 * 1024 * 1024
 _VARIABLE_WIDTH_GUESS = 64
 _BLOB_WINDOW_ROWS = 64
 _PROBE_ROWS = 32
-_LEAST_PROBED_ROWS = 1024
+_MIN_PROBED_ROWS = 1024
 
 
 def window_rows(
@@ -36,12 +33,12 @@ def window_rows(
     if any(width is None for width in widths):
         on_disk = sum(size or 0 for size in files)
         row_bytes += max(_VARIABLE_WIDTH_GUESS, on_disk // max(physical_rows, 1))
-    return max(1, min(_MAX_WINDOW_ROWS, _WINDOW_BYTES // max(row_bytes, 1)))
+    return max(1, min(MAX_WINDOW_ROWS, _WINDOW_BYTES // max(row_bytes, 1)))
 
 
-def rows_for(nbytes: int, rows: int, most: int) -> int:
+def rows_for(nbytes: int, rows: int, max_rows: int) -> int:
     """How many rows to read at once, after `rows` of them took `nbytes`."""
-    return max(1, min(most, _WINDOW_BYTES * rows // max(nbytes, 1)))
+    return max(1, min(max_rows, _WINDOW_BYTES * rows // max(nbytes, 1)))
 
 
 def fitting_window(
@@ -51,13 +48,13 @@ def fitting_window(
     rows: RowRange,
     window: int,
 ) -> int:
-    """Return `window`, or fewer rows where a look at some shows that they are wider in memory.
+    """Return `window`, or fewer rows where reading some shows that they are wider in memory.
 
     Files are compressed, so that their size says little about the width of strings and lists.
     """
     schema = dataset.schema
     varies = any(_fixed_width(field_at(schema, path).type) is None for path in paths)
-    if not varies or rows.end < _LEAST_PROBED_ROWS:
+    if not varies or rows.end < _MIN_PROBED_ROWS:
         return window
     probe = dataset.scanner(
         columns=_projection(schema, paths),
@@ -167,8 +164,7 @@ class RowTaker:
             columns=[], with_row_id=True, with_row_address=True, fragments=[fragment]
         ).to_table()
         ids = np.zeros(fragment.physical_rows, dtype=np.uint64)
-        offsets = table.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
-        ids[offsets.astype(np.int64)] = table.column("_rowid").to_numpy()
+        ids[offsets_of(table.column("_rowaddr").to_numpy())] = table.column("_rowid").to_numpy()
         return ids
 
 

@@ -1,4 +1,4 @@
-"""The first rows of a table for people to look at, and single pictures out of it."""
+"""Some rows of a table to show to people, and single pictures out of it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read_preview(
 
 
 def read_picture(
-    ref: TableRef, version: int, column: str, row: int, most_bytes: int
+    ref: TableRef, version: int, column: str, row: int, max_bytes: int
 ) -> tuple[str, bytes] | Binary | None:
     """One cell as media type and bytes; a `Binary` when it is too big or no picture; else None."""
     dataset = open_dataset(ref, version)
@@ -81,7 +81,7 @@ def read_picture(
     if is_blob(field):
         blob = dataset.take_blobs(column, indices=[row])[0]
         size = int(blob.size())
-        data = blob.read(_SNIFFED_BYTES) if size > most_bytes else blob.readall()
+        data = blob.read(_SNIFFED_BYTES) if size > max_bytes else blob.readall()
     elif _is_binary(field.type):
         data = dataset.take([row], columns=[column]).column(0)[0].as_py()
         if data is None:
@@ -90,7 +90,7 @@ def read_picture(
     else:
         return None
     picture = picture_type(data)
-    if picture is None or size > most_bytes:
+    if picture is None or size > max_bytes:
         return Binary(size, picture)
     return picture, data
 

@@ -10,15 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from geneva.errors import (
-    InvalidFilterError,
-)
+from geneva.errors import InvalidFilterError
+from geneva.model.addresses import fragments_of, offsets_of
 from geneva.model.rows import Mask, RowIds
-from geneva.storage.lance.dataset import (
-    filter_message,
-)
+from geneva.storage.lance.dataset import filter_message
 
-_MOST_IN_LIST = 4_096
+_MAX_IN_LIST = 4_096
 """Row ids in one SQL list: the parser takes longer than the search."""
 _SPARSE = 64
 """A fragment is scanned when one in this many of its rows is asked for, else searched by id."""
@@ -42,8 +39,8 @@ def read_row_ids(dataset: lance.LanceDataset, where: str | None) -> RowIds:
 def read_matching_ids(dataset: lance.LanceDataset, ids: RowIds, where: str | None) -> RowIds:
     """Those of `ids` that are live and satisfy `where`; reads few other rows."""
     if where is None:
-        most = len(ids) * _DENSE >= dataset.count_rows()
-        return common_ids(ids, scan_ids(dataset)) if most else _locate(dataset, ids)[0]
+        is_dense = len(ids) * _DENSE >= dataset.count_rows()
+        return common_ids(ids, scan_ids(dataset)) if is_dense else _locate(dataset, ids)[0]
     return _filtered(
         where,
         lambda condition: _search(dataset, ids, condition),
@@ -99,14 +96,14 @@ def _locate(dataset: lance.LanceDataset, ids: RowIds) -> tuple[RowIds, npt.NDArr
     if not len(ids):
         return NO_IDS, np.empty(0, dtype=np.int64)
     table = dataset._take_rows(pa.array(ids), ["_rowid", "_rowaddr"])
-    owners = table.column("_rowaddr").to_numpy() >> np.uint64(32)
-    return table.column("_rowid").to_numpy(), owners.astype(np.int64)
+    owners = fragments_of(table.column("_rowaddr").to_numpy())
+    return table.column("_rowid").to_numpy(), owners
 
 
 def _search(dataset: lance.LanceDataset, ids: RowIds, condition: str) -> RowIds:
     if len(ids) * _DENSE >= dataset.count_rows():
         return common_ids(ids, scan_ids(dataset, condition))
-    # A wrong condition is wrong whatever the rows, and refused in words that name no ids.
+    # A wrong condition is wrong whatever the rows, and its message should name no ids.
     dataset.scanner(columns=[], filter=condition, with_row_id=True).explain_plan()
     live, owners = _locate(dataset, ids)
     fragments, counts = np.unique(owners, return_counts=True)
@@ -128,8 +125,8 @@ def _query_some(dataset: lance.LanceDataset, ids: RowIds, condition: str) -> Row
 
 def sql_lists(ids: RowIds) -> Iterator[str]:
     """Conditions that name the ids, a bounded number each."""
-    for at in range(0, len(ids), _MOST_IN_LIST):
-        yield f"_rowid IN ({', '.join(map(str, ids[at : at + _MOST_IN_LIST].tolist()))})"
+    for at in range(0, len(ids), _MAX_IN_LIST):
+        yield f"_rowid IN ({', '.join(map(str, ids[at : at + _MAX_IN_LIST].tolist()))})"
 
 
 def sorted_ids(parts: Sequence[RowIds]) -> RowIds:
@@ -179,5 +176,5 @@ def row_ids_at(dataset: lance.LanceDataset, fragment_id: int) -> dict[int, int]:
         columns=[], fragments=[fragment], with_row_id=True, with_row_address=True
     )
     table = scanner.to_table()
-    offsets = (table["_rowaddr"].to_numpy() & np.uint64(0xFFFFFFFF)).tolist()
+    offsets = offsets_of(table["_rowaddr"].to_numpy()).tolist()
     return dict(zip(offsets, table["_rowid"].to_pylist(), strict=True))

@@ -28,18 +28,18 @@ class SourceRows:
     version: int
     expressions: tuple[tuple[str, str], ...]
     """Names and Lance SQL, in order."""
-    opening: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Whose reading this is: handles are shared within it, and not beyond."""
+    scope: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Handles are cached and shared within a scope, such as a job, and not beyond."""
 
     @classmethod
-    def of(cls, source: Source, opening: str | None = None) -> SourceRows:
+    def of(cls, source: Source, scope: str | None = None) -> SourceRows:
         """Read what a computation reads of its source."""
-        shared = uuid.uuid4().hex if opening is None else opening
-        return cls(source.ref, source.version, source.expressions, shared)
+        scope = uuid.uuid4().hex if scope is None else scope
+        return cls(source.ref, source.version, source.expressions, scope)
 
     def present(self, ids: npt.NDArray[Any]) -> Mask:
         """Which of these rows are there."""
-        dataset = open_pinned(self.ref, self.version, self.opening)
+        dataset = open_pinned(self.ref, self.version, self.scope)
         wanted = ids.astype(np.uint64)
         found = read_matching_ids(dataset, sorted_ids([wanted]), None)
         return np.isin(wanted, found)
@@ -50,7 +50,7 @@ class SourceRows:
             # Nothing to read, but as many rows: a batch without columns has none.
             return pa.record_batch([pa.nulls(len(ids))], names=["nothing"])
         texts = tuple(text for _, text in self.expressions)
-        reader = _reader(self.ref, self.version, texts, self.opening)
+        reader = _reader(self.ref, self.version, texts, self.scope)
         try:
             arrays = reader.take(ids.astype(np.uint64))
         except OSError as error:
@@ -64,5 +64,5 @@ class SourceRows:
 
 
 @lru_cache(maxsize=8)
-def _reader(ref: TableRef, version: int, expressions: tuple[str, ...], opening: str) -> RowReader:
-    return RowReader(open_pinned(ref, version, opening), [], expressions)
+def _reader(ref: TableRef, version: int, expressions: tuple[str, ...], scope: str) -> RowReader:
+    return RowReader(open_pinned(ref, version, scope), [], expressions)

@@ -14,7 +14,8 @@ from geneva.storage.lance.dataset import FragmentFacts, file_path, fragment_fact
 
 JOB_PROPERTY = "geneva.job"
 PLANNED_PROPERTY = "geneva.planned_version"
-"""The version that a job's inputs were read at; a retried commit has a later read version."""
+"""The version that a job's inputs were read at; a retried commit has a later read version. Nothing
+here reads it: it is part of the format, for whoever looks into a table's history."""
 MAX_COMMITS_BACK = 256
 """How far back to look for a compaction: beyond that, reading receipts is cheaper."""
 

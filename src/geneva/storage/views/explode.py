@@ -12,14 +12,15 @@ import pyarrow as pa
 from lance import LanceOperation, Transaction
 from lance.fragment import write_fragments
 
+from geneva.model.addresses import offsets_of
 from geneva.model.tables import TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
-from geneva.storage.columns.publish import is_conflict
+from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import open_dataset
 
 CHUNKS = "__chunks"
 """The hidden view's column of lists."""
-_ATTEMPTS = 20
+_MAX_RETRIES = 19
 
 
 def inner_ref(outer: TableRef) -> TableRef:
@@ -54,7 +55,8 @@ def commit_chunks(
         for text in fragments
         for item in json.loads(text)
     ]
-    for attempt in range(_ATTEMPTS):
+
+    def attempt() -> None:
         view = open_dataset(outer)
         updated, removed = _without(view, gone)
         if not (new or updated or removed):
@@ -67,14 +69,10 @@ def commit_chunks(
             fields_for_preserving_frag_bitmap=[],
             update_mode="rewrite_rows",
         )
-        try:
-            lance.LanceDataset.commit(view, Transaction(view.version, operation))
-        except OSError as error:
-            # A compaction, say: then the rows are elsewhere.
-            if not is_conflict(error) or attempt + 1 == _ATTEMPTS:
-                raise
-        else:
-            return
+        lance.LanceDataset.commit(view, Transaction(view.version, operation))
+
+    # After a compaction, say, the rows are elsewhere.
+    retry_conflicts(attempt, _MAX_RETRIES)
 
 
 def _without(
@@ -94,8 +92,8 @@ def _without(
         hit = np.isin(table.column(SOURCE_ROW_ID).to_numpy().astype(np.uint64), gone)
         if not hit.any():
             continue
-        offsets = table.column("_rowaddr").to_numpy()[hit] & np.uint64(0xFFFFFFFF)
-        left = fragment.delete_rows(offsets.astype(np.int64).tolist())
+        offsets = offsets_of(table.column("_rowaddr").to_numpy()[hit])
+        left = fragment.delete_rows(offsets.tolist())
         if left is None:
             removed.append(fragment.fragment_id)
         else:

@@ -25,6 +25,7 @@ from geneva.errors import (
     TableNotFoundError,
     UserInputError,
 )
+from geneva.model.addresses import offsets_of
 from geneva.model.rows import Mask, RowIds, RowRange
 from geneva.model.tables import TableRef
 from geneva.storage.lance.dataset import (
@@ -346,9 +347,9 @@ def _read_places(
         fragments=[dataset.get_fragment(fragment_id)],
     ).to_table()
     ids = table.column("_rowid").to_numpy()
-    offsets = table.column("_rowaddr").to_numpy() & np.uint64(0xFFFFFFFF)
+    offsets = offsets_of(table.column("_rowaddr").to_numpy())
     order = np.argsort(ids, kind="stable")
-    return ids[order], offsets[order].astype(np.int64)
+    return ids[order], offsets[order]
 
 
 def _take(dataset: lance.LanceDataset, ids: RowIds, paths: Sequence[str]) -> list[pa.Array]:

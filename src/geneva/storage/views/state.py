@@ -17,14 +17,14 @@ from lance import LanceOperation, Transaction
 
 from geneva.errors import TableChangedError
 from geneva.model.tables import TableRef
-from geneva.storage.columns.publish import is_conflict
+from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import is_missing, open_dataset
 from geneva.storage.lance.transactions import read_transaction
 from geneva.storage.views.definition import BASE_VERSION_KEY
 
 _REFRESHED_KEY = "geneva::view::refreshed"
 _REFRESHING_KEY = "geneva::view::refreshing"
-_ATTEMPTS = 20
+_MAX_RETRIES = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +120,16 @@ def commit_refreshed(
 
 def _update(ref: TableRef, change: Callable[[ViewState], dict[str, str]]) -> lance.LanceDataset:
     """Change the metadata of the latest version; on a conflict, read it again."""
-    for attempt in range(_ATTEMPTS):
+
+    def attempt() -> lance.LanceDataset:
         dataset = open_dataset(ref)
         updates = change(read_view_state(dataset.schema))
         operation = LanceOperation.UpdateConfig(
             schema_metadata_updates=LanceOperation.UpdateMap(updates=updates, replace=False)
         )
-        try:
-            return lance.LanceDataset.commit(dataset, Transaction(dataset.version, operation))
-        except OSError as error:
-            if not is_conflict(error) or attempt + 1 == _ATTEMPTS:
-                raise
-    raise AssertionError("unreachable")
+        return lance.LanceDataset.commit(dataset, Transaction(dataset.version, operation))
+
+    return retry_conflicts(attempt, _MAX_RETRIES)
 
 
 def version_identity(ref: TableRef, version: int) -> str | None:

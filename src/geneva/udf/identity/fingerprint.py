@@ -37,6 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.render.values import constant_text
+from geneva.udf.identity.call_state import state_behind
 from geneva.udf.identity.class_meaning import (
     attributes_that_count,
     is_typed_dict,
@@ -51,7 +52,6 @@ from geneva.udf.identity.references import (
     defaults_of,
     globals_of,
     own_assigned_attributes,
-    state_behind,
     what_is_in,
 )
 from geneva.udf.identity.user_code import (

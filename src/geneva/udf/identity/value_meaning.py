@@ -108,5 +108,5 @@ def own_attributes(value: Any) -> dict[str, Any]:
 
 def of_the_process() -> dict[str, Any]:
     """Return what describes where a process runs, not what a function means."""
-    described = {"sys.argv": sys.argv, "sys.path": sys.path, "sys.modules": sys.modules}
-    return {"os.environ": os.environ, **described}
+    known = {"sys.argv": sys.argv, "sys.path": sys.path, "sys.modules": sys.modules}
+    return {"os.environ": os.environ, **known}
