@@ -40,6 +40,13 @@ settings.register_profile(
 settings.load_profile(os.environ.get("GENEVA_HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests on Spark to one worker of pytest-xdist: starting Spark twice takes longer."""
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.fixture(params=["in_process", pytest.param("spark", marks=pytest.mark.spark)])
 def runner(request: pytest.FixtureRequest) -> RunnerFactory | None:
     """What carries out the tasks: threads of this process, or (None) geneva's embedded Spark."""
