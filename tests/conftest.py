@@ -41,10 +41,12 @@ settings.load_profile(os.environ.get("GENEVA_HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests on Spark to one worker of pytest-xdist: starting Spark twice takes longer."""
+    """Keep the tests that share a Spark session or an S3 server on one worker of pytest-xdist."""
     for item in items:
-        if item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        for shared in ("spark", "s3"):
+            if item.get_closest_marker(shared):
+                item.add_marker(pytest.mark.xdist_group(shared))
+                break
 
 
 @pytest.fixture(params=["in_process", pytest.param("spark", marks=pytest.mark.spark)])
