@@ -1,7 +1,9 @@
 # Every target does its own set-up: on a fresh machine only make and a Python 3.11-3.13 are needed.
-# PYTHON=python3.12 picks the interpreter of a new .venv.
+# PYTHON=python3.12 picks the interpreter of a new .venv; WORKERS=4 runs the quick tests in four
+# processes instead of two (0: in one, for a debugger).
 
 BIN := .venv/bin
+WORKERS ?= 2
 SETUP_INPUTS := scripts/setup pyproject.toml requirements-dev.txt
 export PYTHON
 
@@ -20,7 +22,7 @@ check: .venv/.ready-dev
 	$(BIN)/lint-imports --no-logo
 
 test-quick: .venv/.ready-dev
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 test-slow: .venv/.ready-dev       ## crashes, clusters, browsers, every format
 	$(BIN)/pytest -m "slow and not long" $(PYTEST_ARGS)

@@ -138,6 +138,7 @@ def test_the_shell_completes_commands_and_names(
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_backfill_on_spark_with_a_function_of_the_current_folder(folder: Path) -> None:
     arguments = ("backfill", "db", "t", "more", "--udf", "slow_functions:quick", "--save")
     run = shell(*arguments, "--json", cwd=folder)
@@ -149,6 +150,7 @@ def test_a_backfill_on_spark_with_a_function_of_the_current_folder(folder: Path)
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_the_doctor_runs_spark(folder: Path) -> None:
     run = shell("doctor", "db", cwd=folder)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -147,7 +147,11 @@ class TestRefusals:
         assert table.version == version
         assert calls.count == 0
 
-    @pytest.mark.parametrize("source", [triple, 3, None, (triple, ["id"]), [1, 2]], ids=str)
+    @pytest.mark.parametrize(
+        "source",
+        [triple, 3, None, (triple, ["id"]), [1, 2]],
+        ids=["function", "number", "none", "pair", "list"],
+    )
     def test_things_that_are_no_udf(self, table: Table, source: Any) -> None:
         with pytest.raises(InvalidUDFError, match="Column 'x' must be given a UDF"):
             table.add_columns({"x": source})

@@ -24,6 +24,7 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_tiny_run_reports_every_case(tmp_path: Path) -> None:
     only = [word for name in CASES for word in ("--only", name)]
     file = tmp_path / "numbers.json"

@@ -140,6 +140,7 @@ def at_once(*actions: Callable[[], object]) -> list[object]:
         return [f.result(LIMIT_SECONDS) for f in [pool.submit(run, a) for a in actions]]
 
 
+@pytest.mark.slow
 def test_nine_processes_backfill_nine_columns_of_one_table(tmp_path: Path) -> None:
     stage = make_stage(tmp_path, columns=9, fragments=64, rows=2)
     columns = list(stage.calls)

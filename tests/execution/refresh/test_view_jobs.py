@@ -449,6 +449,7 @@ assert ("pyspark" in sys.modules) == (sys.argv[2] == "spark")
         _run_script(self.NOTHING_TO_DO, local_db.uri)
 
     @pytest.mark.spark
+    @pytest.mark.slow
     def test_a_refresh_on_spark(self, tmp_path: Path, calls: Calls) -> None:
         db = connect(tmp_path / "db", None)
         make_view(db, make_source(db), calls)

@@ -82,6 +82,7 @@ class TestProcess:
         assert names_in(tmp_path) == ["tmp"]
         assert names_in(tmp_path / "tmp") == []
 
+    @pytest.mark.slow
     def test_ctrl_c_cancels_and_the_session_lives_on(self, tmp_path: Path) -> None:
         script = run_script(
             """
