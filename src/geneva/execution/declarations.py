@@ -307,7 +307,6 @@ def cleanup(
     return remove_leftovers(
         ref,
         dataset,
-        list(definitions.values()),
         lambda key: busy or without_where(key.prefix) in useful,
         older_than,
         may_delete_files=not busy,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import lance
 from lance.file import LanceFileSession
 
-from geneva.model.tables import ColumnDefinition, TableRef
+from geneva.model.tables import TableRef
 from geneva.storage.checkpoints.pins import job_tags
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import (
@@ -64,7 +64,6 @@ def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
 def remove_leftovers(
     ref: TableRef,
     dataset: lance.LanceDataset,
-    definitions: Sequence[ColumnDefinition],
     useful: Callable[[CheckpointKey], bool],
     older_than: timedelta,
     *,
