@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Reason, Sizes
 from geneva.planning.backfill import Action, FragmentPlan
+from geneva.planning.batching import CallCost
 from geneva.planning.ranges import disjoint, gaps
 from geneva.planning.sizing import MAX_FRAGMENTS_PER_TASK, BatchRule, Part, WorkQueue, rows_to_run
 
@@ -130,13 +130,14 @@ def test_batches_stay_within_their_bounds(
     drawn: tuple[Sizes, int, BatchRule], seconds: list[float]
 ) -> None:
     sizes, window, rule = drawn
-    size = rule.first
+    size, cost = rule.first, CallCost()
     for took in [0.0, *seconds]:
         assert 1 <= size <= window
         for bound in (sizes.batch_size, sizes.max_checkpoint_size, sizes.checkpoint_size):
             if bound is not None and bound != sizes.checkpoint_size:
                 assert size <= bound
-        size = rule.next_size(size, took)
+        cost = cost.after(size, took)
+        size = rule.batch_rows(cost.next_rows())
 
 
 @given(rules())
@@ -145,7 +146,7 @@ def test_a_batch_size_alone_is_honoured_as_given(drawn: tuple[Sizes, int, BatchR
     if sizes.batch_size is not None:
         rule = BatchRule.of(Sizes(batch_size=sizes.batch_size), window, None)
         assert rule.first == rule.max_rows == min(sizes.batch_size, window)
-        assert rule.next_size(rule.first, 9.9) == rule.first
+        assert rule.batch_rows(1) == rule.batch_rows(99_999) == rule.first
 
 
 @given(st.integers(1, 1_000), st.integers(1, 2_000), st.floats(0, 100))
@@ -176,13 +177,3 @@ def test_a_dear_checkpoint_is_made_less_often() -> None:
     assert not rule.is_due(10, 2.0, last_cost_seconds=1.0)
     asked = BatchRule.of(Sizes(), 1_000, 2.0)
     assert asked.is_due(10, 2.0, last_cost_seconds=1.0), "unless somebody asked for it"
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.1, 1.0, 100.0])
-def test_batches_grow_towards_a_quarter_of_a_second(seconds: float) -> None:
-    rule = BatchRule.of(Sizes(), 100_000, None)
-    size = rule.first
-    for _ in range(40):
-        size = rule.next_size(size, size * seconds)
-    wanted = 100_000 if seconds == 0 else max(1, 0.25 / seconds)
-    assert wanted / 9 <= size <= max(wanted, 1) * 9

@@ -23,8 +23,6 @@ _SPLIT_TOLERANCE = 1.5
 """A fragment up to this much over its share stays whole: splitting costs a second pass."""
 _FEW_ROWS = 128
 """So few rows per slot are handed out evenly at first."""
-_SLICE_SECONDS = 0.25
-_SLICE_GROWTH = 8
 _FLUSH_SECONDS = 1.0
 _FLUSH_COST_RATIO = 50
 """A checkpoint may cost one fiftieth of the work it protects."""
@@ -163,12 +161,9 @@ class BatchRule:
             flush_is_asked_for=flush_seconds is not None,
         )
 
-    def next_size(self, size: int, seconds: float) -> int:
-        """The size of the next batch, after one of `size` rows took `seconds`."""
-        wish = size * _SLICE_GROWTH
-        if seconds > 0:
-            wish = int(min(wish, size * _SLICE_SECONDS / seconds))
-        return max(self.first, min(self.max_rows, wish))
+    def batch_rows(self, wanted: int | None) -> int:
+        """The size of the next batch, within the bounds; `wanted` by speed, None: not known yet."""
+        return self.first if wanted is None else max(self.first, min(self.max_rows, wanted))
 
     def is_due(self, rows: int, seconds: float, last_cost_seconds: float) -> bool:
         """Whether results of `rows` rows and `seconds` of work should be made durable now."""

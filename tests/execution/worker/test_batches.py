@@ -17,6 +17,7 @@ from geneva.execution.worker.batches import BatchRunner
 from geneva.execution.worker.poison_rows import PoisonSearch
 from geneva.execution.worker.records import BatchFailed, Durable, Result, Saved, Window
 from geneva.model.rows import RowRange
+from geneva.planning.batching import CallCost
 from worker_support import as_offsets, make_part, make_piece, make_result, open_task
 
 
@@ -27,6 +28,7 @@ class Tripling:
     skipped: frozenset[int] = frozenset()
     bad: frozenset[int] = frozenset()
     batches: list[list[int]] = field(default_factory=list)
+    cost: CallCost = field(default_factory=CallCost)
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Need nothing."""

@@ -21,6 +21,7 @@ from geneva.execution.apply.by_row import RowByRow
 from geneva.execution.apply.call import USER_FAILURES, BatchCall, Strategy
 from geneva.execution.apply.failures import CellFailure, describe_failure, raise_failed
 from geneva.execution.apply.timeouts import Guard, guarded
+from geneva.planning.batching import CallCost
 from geneva.udf.declare import UDF, StatefulCallable, UDFArgType
 from geneva.udf.policy import Action
 
@@ -43,6 +44,8 @@ class Applier:
     def __init__(self, udf: UDF, output: pa.Field, threads: int = 1) -> None:
         """Prepare to compute `output` with `threads` calls at a time; nothing is called yet."""
         self.udf, self.output, self.threads = udf, output, threads
+        once_per_row = udf.arg_type is UDFArgType.SCALAR
+        self.cost = CallCost(once_per_row=once_per_row, timeout=udf.timeout)
         self._pool = ThreadPoolExecutor(threads, "geneva-udf") if threads > 1 else None
 
     def apply(self, batch: pa.RecordBatch) -> pa.Array:

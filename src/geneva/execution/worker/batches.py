@@ -107,8 +107,9 @@ class BatchRunner:
 
     def _run_window(self, window: Window) -> Iterator[Result]:
         at, done, seconds = window.rows.start, 0, window.seconds
+        program = self._loaded(window)
         while done < len(window.offsets):
-            size = self._pacing.batch_rows(len(window.offsets) - done)
+            size = self._pacing.batch_rows(len(window.offsets) - done, program.cost)
             size = self._search.max_rows(window.offsets[done:], size)
             batch = _Batch(window.offsets[done : done + size], window.inputs.slice(done, size))
             computed = self._run_batch(batch)
@@ -124,6 +125,14 @@ class BatchRunner:
             )
             yield self._paced(result, suspect=self._search.is_suspect(batch.offsets))
             at, done, seconds = rows.end, done + size, 0.0
+
+    def _loaded(self, window: Window) -> Program:
+        """The program; a function that can't be loaded fails on the first row."""
+        try:
+            return self._load(self._work)
+        except _ENDS_THE_JOB as error:
+            first = _Batch(window.offsets[:1], window.inputs.slice(0, 1))
+            raise _batch_failed(error, first, ()) from error
 
     def _paced(self, result: Result, *, suspect: bool) -> Result:
         if self._pacing.is_due(result) or suspect:
@@ -168,7 +177,7 @@ class BatchRunner:
         started = time.perf_counter()
         piece = self._with_receipts(batch, applied)
         self.clock.write += time.perf_counter() - started
-        self._pacing.ran(len(batch.offsets), seconds, piece.values.nbytes)
+        self._pacing.ran(len(batch.offsets), piece.values.nbytes)
         return _Computed(piece, failures, len(batch.offsets), seconds)
 
     def _call(self, batch: _Batch) -> Applied:
@@ -179,7 +188,10 @@ class BatchRunner:
         # A set-up that kills its worker is no row's fault: nothing is noted before it.
         program.warm(batch.inputs)
         search.starting(batch.offsets)
-        return program.run(batch.inputs, BatchGuard(search, batch.offsets))
+        started = time.perf_counter()
+        applied = program.run(batch.inputs, BatchGuard(search, batch.offsets))
+        program.cost = program.cost.after(len(batch.offsets), time.perf_counter() - started)
+        return applied
 
     def _check_failures(self, failures: tuple[RowFailure, ...]) -> None:
         """Give up when more rows of the task failed than may."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from geneva.execution.worker.records import Result
 from geneva.execution.worker.task import ColumnWork
+from geneva.planning.batching import CallCost
 from geneva.planning.sizing import BatchRule
 
 MAX_UNSAVED_BYTES = 64 * 1024 * 1024
@@ -20,7 +21,7 @@ class Pacing:
     def __init__(self, work: ColumnWork) -> None:
         """Know nothing of the function's speed yet."""
         self._work = work
-        self._size: int | None = None
+        self._max_rows: int | None = None
         self._checkpoint_seconds = 0.0
         self.begin(1)
 
@@ -34,21 +35,19 @@ class Pacing:
         self._rows = self._bytes = 0
         self._seconds = 0.0
 
-    def batch_rows(self, available: int) -> int:
-        """How many of the next rows go into one batch."""
-        size = self._size or self._rule.first
+    def batch_rows(self, available: int, cost: CallCost) -> int:
+        """How many of the next rows go into one batch, given what calls cost."""
+        size = self._rule.batch_rows(cost.next_rows())
+        if self._max_rows is not None:
+            size = max(self._rule.first, min(size, self._max_rows))
         full = self._rule.checkpoint_rows or self._rule.max_checkpoint_rows
         if full is not None:
             size = min(size, full - self._rows)
         return max(1, min(size, available))
 
-    def ran(self, rows: int, seconds: float, nbytes: int) -> None:
-        """Learn from a batch that took `seconds` and gave `nbytes`."""
-        full = self._size or self._rule.first
-        if rows >= full:
-            by_time = self._rule.next_size(full, seconds)
-            by_memory = MAX_UNSAVED_BYTES * rows // max(nbytes, 1)
-            self._size = max(self._rule.first, min(by_time, by_memory))
+    def ran(self, rows: int, nbytes: int) -> None:
+        """Learn from a batch that gave `nbytes`."""
+        self._max_rows = max(1, MAX_UNSAVED_BYTES * rows // max(nbytes, 1))
 
     def is_due(self, result: Result) -> bool:
         """Count a result; say whether it and those before it should be made durable."""

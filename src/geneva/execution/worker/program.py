@@ -16,11 +16,15 @@ from geneva.execution.apply.timeouts import Guard
 from geneva.execution.worker.task import ColumnWork
 from geneva.model.computation import Carry, Udf
 from geneva.model.view_query import IS_SET
+from geneva.planning.batching import CallCost
 from geneva.storage.columns.functions import load_udf
 
 
 class Program(Protocol):
     """Turns a batch of inputs into as many values."""
+
+    cost: CallCost
+    """What its calls cost in this process, learned as they are made."""
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Set up what is needed for batches like this one, if that was not done yet."""
@@ -41,6 +45,7 @@ class Carrier:
     def __init__(self, fields: Sequence[pa.Field]) -> None:
         """Carry these columns; the one that says that a row is filled is added."""
         self._fields = fields
+        self.cost = CallCost()
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Need nothing."""
