@@ -26,3 +26,13 @@ class Watch:
 
 
 watch = Watch()
+
+
+on_call: Callable[[], None] | None = None
+"""Called in every call of a function that asks for it."""
+
+
+def call() -> None:
+    """What a function calls, to have something happen while it runs."""
+    if on_call is not None:
+        on_call()

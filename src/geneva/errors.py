@@ -24,7 +24,9 @@
     │   ├── JobNotFoundError             no job of that id in this database
     │   ├── JobCancelledError            somebody asked the job to stop
     │   ├── JobTimeoutError              the time given to the job or to the wait ran out
-    │   └── WorkerLostError              workers died again and again (out of memory, segfault)
+    │   ├── WorkerLostError              workers died again and again (out of memory, segfault)
+    │   ├── UnreadableFragmentsError     data files can't be read; all other fragments are done
+    │   └── StorageFullError             no space is left to save results
     ├── UDFIntegrityError                the stored function is not what was written: don't run it
     └── MissingDependencyError           this machine or cluster lacks something
         ├── JavaNotFoundError
@@ -128,6 +130,19 @@ class JobTimeoutError(JobError, TimeoutError):
 
 class WorkerLostError(JobError):
     """Worker processes died repeatedly (out of memory, segfault, kill)."""
+
+
+class UnreadableFragmentsError(JobError):
+    """Fragments of the table can't be read. All others were computed and committed."""
+
+    def __init__(self, message: str, fragments: tuple[int, ...] = ()) -> None:
+        """Keep which fragments they are."""
+        super().__init__(message)
+        self.fragments = fragments
+
+
+class StorageFullError(JobError):
+    """No space is left to save results. What was saved before is kept."""
 
 
 class UDFIntegrityError(GenevaError):

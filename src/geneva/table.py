@@ -22,6 +22,7 @@ from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
 from geneva.render import html
 from geneva.storage.checkpoints.cleanup import CleanupReport
+from geneva.storage.checkpoints.pins import cleanup_around_jobs
 from geneva.storage.columns.definitions import read_definitions
 from geneva.storage.jobs.failures import ErrorRecord
 from geneva.storage.lance.dataset import compact, open_dataset
@@ -156,6 +157,45 @@ class Table:
         metrics = compact(self.ref, options)
         self._table.checkout_latest()
         return metrics
+
+    def optimize(
+        self,
+        *,
+        cleanup_older_than: timedelta | None = None,
+        delete_unverified: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Compact, index new rows and clean old versions up, as LanceDB does.
+
+        Versions that running jobs read are left for a later clean-up.
+        """
+        if not self._cleanup_around_jobs(cleanup_older_than, unverified=delete_unverified):
+            options.update(
+                cleanup_older_than=cleanup_older_than, delete_unverified=delete_unverified
+            )
+        return self._table.optimize(**options)
+
+    def cleanup_old_versions(
+        self,
+        older_than: timedelta | None = None,
+        *,
+        delete_unverified: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Delete old versions, as LanceDB does, but for those that running jobs read."""
+        if self._cleanup_around_jobs(older_than, unverified=delete_unverified):
+            return None
+        return self._table.cleanup_old_versions(
+            older_than, delete_unverified=delete_unverified, **options
+        )
+
+    def _cleanup_around_jobs(self, older_than: timedelta | None, *, unverified: bool) -> bool:
+        return cleanup_around_jobs(
+            self.ref,
+            self._connection._history.close_lost,
+            older_than=older_than,
+            delete_unverified=unverified,
+        )
 
     def cleanup_checkpoints(self, older_than: timedelta = timedelta(hours=1)) -> CleanupReport:
         """Remove checkpoints that no backfill can use again, and staged files of dead jobs.

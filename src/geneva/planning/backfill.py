@@ -119,12 +119,15 @@ class BackfillPlan:
     """Rows that were checked by their receipts, as neither files nor history proved them."""
     upstream: tuple[BackfillPlan, ...] = ()
     """The plans of computed inputs that are brought up to date first, in order."""
+    unreadable: tuple[tuple[int, str], ...] = ()
+    """Fragments that can't be read, and why: the job does all others, and then fails."""
     notes: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
-        return not self.fragments and all(plan.is_empty for plan in self.upstream)
+        """Whether there is nothing to do, and nothing to complain of."""
+        idle = not self.fragments and not self.unreadable
+        return idle and all(plan.is_empty for plan in self.upstream)
 
     @property
     def rows_to_compute(self) -> int:

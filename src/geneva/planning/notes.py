@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from geneva.model.tables import Reason
 from geneva.planning.backfill import FragmentPlan, FragmentState
@@ -66,6 +66,15 @@ def upper_bounds(needed: Iterable[FragmentPlan]) -> str | None:
     if not any(plan.reason is Reason.UPSTREAM for plan in needed):
         return None
     return "inputs that come out the same make no call: the numbers are upper bounds"
+
+
+def unreadable_fragments(fragments: Mapping[int, str]) -> str | None:
+    """That fragments can't be read."""
+    if not fragments:
+        return None
+    named = "; ".join(f"{fragment} ({why})" for fragment, why in [*fragments.items()][:3])
+    more = ", ..." if len(fragments) > 3 else ""
+    return f"{len(fragments)} fragments can't be read, and are left out: {named}{more}"
 
 
 def overtaken_fragments(count: int, version: int) -> str | None:

@@ -44,11 +44,16 @@ class WorkQueue:
     large share first and ever smaller ones (guided self-scheduling) end all slots together.
     """
 
-    def __init__(self, plans: Iterable[FragmentPlan], task_size: int | None) -> None:
-        """Queue the plans in their order."""
+    def __init__(
+        self,
+        plans: Iterable[FragmentPlan],
+        task_size: int | None,
+        max_fragments: int = MAX_FRAGMENTS_PER_TASK,
+    ) -> None:
+        """Queue the plans in their order. A task gets at most `max_fragments` of them."""
         ours = (Action.COMPUTE, Action.ADOPT)
         self._waiting = deque(plan for plan in plans if plan.action in ours)
-        self._task_size = task_size
+        self._task_size, self._max_fragments = task_size, max_fragments
         self._started = 0
         self.remaining_rows = self._all_rows = sum(plan.weight for plan in self._waiting)
 
@@ -73,7 +78,7 @@ class WorkQueue:
         """Cut the next task, of about `rows` rows to run."""
         parts: list[Part] = []
         room = rows
-        while self._waiting and len(parts) < MAX_FRAGMENTS_PER_TASK:
+        while self._waiting and len(parts) < self._max_fragments:
             plan = self._waiting[0]
             if self._started or plan.rows_to_run > max(room, 1) * self._tolerance:
                 if not parts:

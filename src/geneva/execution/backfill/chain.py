@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from geneva.errors import StaleInputError
+from geneva.errors import StaleInputError, UnreadableFragmentsError
 from geneva.execution.backfill.driver import JobControl, run_backfill
 from geneva.execution.backfill.parallel import Sums
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
@@ -232,11 +232,20 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
         return run_backfill(chain.own, control, renew)
     total = sum(step.plan.rows_to_compute for step in chain.steps)
     sums = Sums(len(chain.steps), total, control)
+    unreadable: list[UnreadableFragmentsError] = []
     for place, planned in enumerate(chain.steps):
         step = planned if not place else planned.again(frozenset())
+        # Nothing is computed from inputs that could not be computed.
+        step = step.without({fragment for error in unreadable for fragment in error.fragments})
         listeners = (partial(sums.take, place),)
-        if not step.plan.is_empty:
+        if step.plan.is_empty:
+            continue
+        try:
             run_backfill(step, replace(control, listeners=listeners), renew)
+        except UnreadableFragmentsError as error:
+            unreadable.append(error)
+    if unreadable:
+        raise unreadable[0]
     return sums.now()
 
 

@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from geneva.errors import JobCancelledError, JobTimeoutError, TableChangedError
 from geneva.execution.backfill.committer import Commit, Committer, MakeCommitter, TableCommitter
 from geneva.execution.backfill.dispatch import Dispatcher, JobRunner
-from geneva.execution.backfill.failures import error_of, error_records, too_many_failed
+from geneva.execution.backfill.failures import (
+    error_of,
+    error_records,
+    too_many_failed,
+    unreadable_fragments,
+)
 from geneva.execution.backfill.ledger import Ledger
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.tasks import TaskQueue
@@ -60,43 +65,40 @@ def run_backfill(
     """Carry a plan out, round after round, until what was asked for is in the table.
 
     A round that meets changes made by others may leave fragments over, or make some of its own
-    results stale; the next one plans again on the latest version. `before_round` is called before
-    that, for what has to be brought up to date first.
+    results stale; the next one plans again on the latest version, and does just these rows.
+    `before_round` is called before that, for what has to be brought up to date first.
+
+    The job owes the rows that were to be computed when it began. It has paid when it has committed
+    as many, or after a round all of whose files are in the table: what is left then came or changed
+    since. The job follows it for some more rounds, and leaves it to the next one when others are
+    faster. Each round before that brings it nearer to what it owes, or counts as a retry.
     """
     state = JobState.begin(prepared, control)
-    planned = prepared
-    for _ in range(control.max_conflict_retries + 1):
+    planned, is_paid, retries = prepared, False, control.max_conflict_retries
+    lossy = False
+    while True:
         with pinned(planned.dataset, control.job_id, control.is_running):
-            table_changed = Round(planned, control, state).run()
-        if not table_changed or not prepared.request.follows_table:
-            return state.ledger.progress
+            outcome = Round(planned, control, state, in_haste=lossy).run()
+        if not outcome.table_changed or not prepared.request.follows_table:
+            break
+        lossy = outcome.lost > 0
+        owed = prepared.plan.rows_to_compute
+        is_paid = is_paid or not lossy or state.ledger.progress.committed >= owed
+        if is_paid or not outcome.landed:
+            retries -= 1
         before_round()
-        planned = planned.again(frozenset(state.files))
+        planned = planned.again(frozenset(state.files)).without(state.unreadable)
         state.ledger.replanned(planned.plan.rows_to_compute)
-        if planned.plan.is_empty:
-            return state.ledger.progress
-    if _is_only_new(prepared, planned, state.ledger.progress):
-        # Somebody appends faster than rounds go; the rows that were there at the start are done.
-        state.ledger.left_over(planned.plan.rows_to_compute)
-        return state.ledger.progress
-    raise _kept_changing(planned, control)
-
-
-def _is_only_new(began: PreparedBackfill, now: PreparedBackfill, progress: JobProgress) -> bool:
-    """Whether what is left came after the job began, by the numbers of rows.
-
-    A compaction may have put new rows into one fragment with old ones, so that the fragment is not
-    new. What was owed is committed, nothing is stale, and no more is left than the table grew by.
-    """
-    plan = now.plan
-    if all(fragment.reason is Reason.NEW for fragment in plan.fragments):
-        return True
-    never_computed = (Reason.NEW, Reason.PARTIAL, Reason.NULL)
-    return (
-        progress.committed >= began.plan.rows_to_compute
-        and all(fragment.reason in never_computed for fragment in plan.fragments)
-        and plan.rows_to_compute <= plan.total_rows - began.plan.total_rows
-    )
+        if not planned.plan.fragments:
+            break
+        if retries < 0:
+            if not is_paid:
+                raise _kept_changing(planned, control)
+            state.ledger.left_over(planned.plan.rows_to_compute)
+            break
+    if state.unreadable:
+        raise unreadable_fragments(prepared.plan, state.unreadable)
+    return state.ledger.progress
 
 
 def _kept_changing(prepared: PreparedBackfill, control: JobControl) -> TableChangedError:
@@ -104,7 +106,8 @@ def _kept_changing(prepared: PreparedBackfill, control: JobControl) -> TableChan
     named = ", ".join(f"{f.fragment_id} ({f.reason.value})" for f in left[:5])
     return TableChangedError(
         f"Table {prepared.ref.name!r} kept changing under the backfill of {prepared.plan.column!r} "
-        f"through {control.max_conflict_retries + 1} rounds. Fragments left over: {named}. What "
+        f"through {control.max_conflict_retries + 1} rounds in which nothing could be committed. "
+        f"Fragments left over: {named}. What "
         "was computed is kept; run the backfill again when the table is calmer. "
         "(GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number of rounds.)"
     )
@@ -119,6 +122,8 @@ class JobState:
     job_runner: JobRunner
     files: set[str] = field(default_factory=set)
     """Data files that the job has made so far, committed or not."""
+    unreadable: dict[int, str] = field(default_factory=dict)
+    """Fragments that can't be read, and why."""
 
     @classmethod
     def begin(cls, prepared: PreparedBackfill, control: JobControl) -> JobState:
@@ -129,25 +134,49 @@ class JobState:
             ledger=Ledger(progress, control.listeners),
             committer=control.make_committer(control.job_id, control.max_conflict_retries),
             job_runner=JobRunner(control.make_runner),
+            unreadable=dict(plan.unreadable),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What became of the files of a round."""
+
+    landed: int
+    lost: int
+    """Files that no longer fit the table. Their results are kept for the next plan."""
+    table_changed: bool
+    """Whether others changed the table meanwhile."""
 
 
 class Round:
     """One pass over a plan."""
 
-    def __init__(self, prepared: PreparedBackfill, control: JobControl, state: JobState) -> None:
-        """Nothing is run yet."""
+    def __init__(
+        self,
+        prepared: PreparedBackfill,
+        control: JobControl,
+        state: JobState,
+        *,
+        in_haste: bool = False,
+    ) -> None:
+        """Nothing is run yet. `in_haste`: each fragment is computed and committed by itself.
+
+        Others rewrite fragments faster than whole groups of them are computed.
+        """
+        self._in_haste = in_haste
         self._prepared, self._control, self._state = prepared, control, state
         self._ledger, self._committer = state.ledger, state.committer
         self._plans = {plan.fragment_id: plan for plan in prepared.plan.fragments}
         self._work = prepared.column_work(control.job_id)
-        self._tasks = TaskQueue(prepared, self._work)
+        self._tasks = TaskQueue(prepared, self._work, one_by_one=in_haste)
         self._dispatcher = Dispatcher(prepared, self._tasks, state.ledger, state.job_runner)
         self._polled = time.monotonic()
+        self._landed = self._lost = 0
         self._table_changed = False
 
-    def run(self) -> bool:
-        """Run the plan once; return whether others changed the table meanwhile."""
+    def run(self) -> RoundOutcome:
+        """Run the plan once."""
         self._ledger.round_began()
         for plan in self._plans.values():
             if plan.action is Action.REUSE:
@@ -162,7 +191,7 @@ class Round:
                 self._commit(flush=True)
             raise
         self._commit(flush=True)
-        return self._table_changed
+        return RoundOutcome(self._landed, self._lost, self._table_changed)
 
     def _run_tasks(self) -> None:
         self._commit()
@@ -176,7 +205,7 @@ class Round:
             if not reported and self._should_poll():
                 rows = running_rows(self._prepared, without=self._tasks.partly_done())
                 self._ledger.show_running(rows)
-            self._commit()
+            self._commit(flush=self._in_haste)
 
     def _check_stop(self) -> None:
         if self._control.cancelled.is_set():
@@ -212,6 +241,9 @@ class Round:
         self._ledger.failed(sum(r.rows_failed for r in failed))
         for result in report.results:
             self._book_part(result)
+        for part in report.unreadable:
+            if not self._tasks.try_again(part):
+                self._state.unreadable[part.fragment_id] = part.reason
         if report.failure is not None:
             fragment_id = report.failure.fragment_id
             self._record_errors((fragment_id, row) for row in report.failure.failures)
@@ -261,6 +293,8 @@ class Round:
         outcome = commit.outcome
         self._table_changed = self._table_changed or outcome.moved_on
         lost = [file for file, _ in outcome.lost]
+        self._landed += len(outcome.landed)
+        self._lost += len(lost)
         self._state.files.update(file.path for file in (*outcome.landed, *lost))
         self._ledger.committed(
             files=len(outcome.landed),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from geneva.errors import (
     GenevaError,
     InvalidUDFError,
+    StorageFullError,
     TooManyFailedRowsError,
     UDFExecutionError,
     UDFIntegrityError,
     UDFOutputError,
     UDFTimeoutError,
+    UnreadableFragmentsError,
     WorkerDied,
     WorkerLostError,
 )
@@ -25,6 +27,7 @@ _ERRORS: dict[str, type[GenevaError]] = {
     UDFOutputError.__name__: UDFOutputError,
     UDFIntegrityError.__name__: UDFIntegrityError,
     InvalidUDFError.__name__: InvalidUDFError,
+    StorageFullError.__name__: StorageFullError,
     UDFTimeoutError.__name__: UDFTimeoutError,
     TooManyFailedRowsError.__name__: TooManyFailedRowsError,
     WorkerDied.__name__: WorkerLostError,
@@ -47,6 +50,18 @@ def too_many_failed(plan: BackfillPlan, *, failed: int, total: int, limit: int) 
         f"and the UDF's limits (max_failed_rows, max_failed_fraction) allow {limit:,}. See "
         "table.get_errors(); raise the limits, or fix the function, and run again: what is "
         "computed is kept."
+    )
+
+
+def unreadable_fragments(plan: BackfillPlan, fragments: Mapping[int, str]) -> GenevaError:
+    """The error that a job ends with when all is done but fragments that can't be read."""
+    named = "; ".join(f"fragment {fragment}: {why}" for fragment, why in [*fragments.items()][:5])
+    more = f"; and {len(fragments) - 5} more" if len(fragments) > 5 else ""
+    return UnreadableFragmentsError(
+        f"{len(fragments)} fragments of table {plan.table!r} can't be read, so that column "
+        f"{plan.column!r} could not be computed there ({named}{more}). All other fragments are "
+        "done and committed. Restore the files, or delete the rows, and run again.",
+        tuple(fragments),
     )
 
 

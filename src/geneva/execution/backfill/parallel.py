@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 
-from geneva.errors import JobCancelledError
+from geneva.errors import JobCancelledError, UnreadableFragmentsError
 from geneva.execution.backfill.driver import JobControl, run_backfill
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.progress import JobProgress
@@ -33,8 +33,14 @@ def run_side_by_side(
         for i, work in enumerate(works)
     ]
     if len(works) < 2 or any(work.request.options.concurrency is not None for work in works):
+        unreadable: list[UnreadableFragmentsError] = []
         for run in runs:
-            run()
+            try:
+                run()
+            except UnreadableFragmentsError as failed:
+                unreadable.append(failed)
+        if unreadable:
+            raise unreadable[0]
         return sums.now()
     with ThreadPoolExecutor(len(works), thread_name_prefix="geneva-column") as threads:
         futures = [threads.submit(run) for run in runs]
@@ -64,8 +70,9 @@ class _Stop(threading.Event):
         return super().is_set() or self._cancelled.is_set()
 
     def on_failure(self, done: Future[JobProgress]) -> None:
-        """Stop the others when one has failed."""
-        if done.exception() is not None:
+        """Stop the others when one has failed, but for fragments that can't be read."""
+        failure = done.exception()
+        if failure is not None and not isinstance(failure, UnreadableFragmentsError):
             self.set()
 
     def explains(self, error: BaseException) -> bool:

@@ -6,8 +6,8 @@ differs between them is a `Subject`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.scope import Scope, bind_scope, work_identity
@@ -34,6 +34,7 @@ from geneva.planning.notes import (
     shared_calls,
     stale_outside_clause,
     unproven_rows,
+    unreadable_fragments,
     upper_bounds,
 )
 from geneva.planning.ranges import disjoint
@@ -106,6 +107,11 @@ class PreparedBackfill:
             threads=request.options.intra_applier_concurrency,
             max_failed=limits.max_failed(self.plan.rows_to_compute),
         )
+
+    def without(self, fragment_ids: Collection[int]) -> PreparedBackfill:
+        """The same, but for some fragments."""
+        kept = tuple(f for f in self.plan.fragments if f.fragment_id not in fragment_ids)
+        return replace(self, plan=replace(self.plan, fragments=kept))
 
     def part_work(self, part: Part) -> PartWork:
         """A planned part as it is shipped."""
@@ -243,6 +249,7 @@ def _plan(
         shared_calls(needed) if computation.memoizes else None,
         upper_bounds(needed) if after_upstream else None,
         overtaken_fragments(len(survey.overtaken), snapshot.version),
+        unreadable_fragments(survey.unreadable),
     )
     return BackfillPlan(
         table=snapshot.ref.name,
@@ -255,6 +262,7 @@ def _plan(
         skipped_fragments=len(snapshot.fragments) - len(needed),
         total_rows=sum(f.live_rows for f in snapshot.fragments),
         checked_rows=sum(v.checked_rows for v in found),
+        unreadable=tuple(survey.unreadable.items()),
         notes=tuple(note for note in notes if note is not None),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from geneva.execution.backfill.scope import Scope
-from geneva.execution.backfill.validity_checks import read_validity
+from geneva.execution.backfill.validity_checks import Unreadable, read_validity
 from geneva.execution.runner import Runner
 from geneva.model.rows import RowSet
 from geneva.model.tables import Reason, Unproven
@@ -15,6 +15,8 @@ from geneva.planning.backfill import FragmentState, after_inputs_changed
 from geneva.storage.columns.validity import Validity, output_file
 from geneva.storage.lance.dataset import (
     FragmentFacts,
+    damage_reason,
+    is_damage,
     open_dataset,
     read_live_rows,
     read_matching_rows,
@@ -37,6 +39,8 @@ class Survey:
     """Fragments of an older version that can't be filled: rewritten, or computed since."""
     compute_unproven: bool
     """Whether values from before receipts are computed again."""
+    unreadable: dict[int, str]
+    """Fragments that can't be read, and why."""
 
 
 def take_survey(
@@ -47,7 +51,10 @@ def take_survey(
     """Look at all fragments; `make_runner` makes what checks receipts, where it is much."""
     done, overtaken = _done_by_job(scope), _overtaken(scope)
     fragments = _asked_for(scope, without=done | overtaken)
-    validity = read_validity(scope, fragments, make_runner)
+    checked = read_validity(scope, fragments, make_runner)
+    validity = {i: found for i, found in checked.items() if isinstance(found, Validity)}
+    unreadable = {i: found.reason for i, found in checked.items() if isinstance(found, Unreadable)}
+    fragments = [f for f in fragments if f.id not in unreadable]
     compute_unproven = _computes_unproven(scope, validity)
     candidates = [
         f for f in fragments if changed_inputs is not None or _needs_work(scope, validity[f.id])
@@ -55,7 +62,9 @@ def take_survey(
     selected = None
     if scope.request.options.where is not None and (candidates or not done):
         # Also where there is no row to select: a wrong clause is refused on any table.
-        selected = read_matching_rows(scope.dataset, candidates, scope.request.options.where)
+        selected, damaged = _selected(scope, candidates, scope.request.options.where)
+        unreadable |= damaged
+        candidates = [f for f in candidates if f.id not in damaged]
     states = _states(scope, candidates, validity, selected, compute_unproven=compute_unproven)
     if changed_inputs is not None:
         states = [_after_changes(s, scope, validity, changed_inputs) for s in states]
@@ -64,7 +73,31 @@ def take_survey(
         validity=validity,
         overtaken=overtaken,
         compute_unproven=compute_unproven,
+        unreadable=unreadable,
     )
+
+
+def _selected(
+    scope: Scope, candidates: Sequence[FragmentFacts], where: str
+) -> tuple[dict[int, RowSet], dict[int, str]]:
+    """The rows that a clause selects, and the fragments in which that can't be read."""
+    try:
+        return read_matching_rows(scope.dataset, candidates, where), {}
+    except BaseException as error:
+        # A wrong clause is wrong for every fragment, and for none of them too.
+        if not is_damage(error):
+            raise
+        read_matching_rows(scope.dataset, [], where)
+    found: dict[int, RowSet] = {}
+    damaged: dict[int, str] = {}
+    for fragment in candidates:
+        try:
+            found |= read_matching_rows(scope.dataset, [fragment], where)
+        except BaseException as error:
+            if not is_damage(error):
+                raise
+            damaged[fragment.id] = damage_reason(error)
+    return found, damaged
 
 
 def _done_by_job(scope: Scope) -> frozenset[int]:

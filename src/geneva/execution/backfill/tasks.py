@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from geneva.execution.backfill.prepare import PreparedBackfill
-from geneva.execution.worker.task import ColumnWork, PartResult, PartWork, Task
+from geneva.execution.worker.task import ColumnWork, PartResult, PartWork, Task, UnreadablePart
 from geneva.model.rows import RowRange
-from geneva.planning.sizing import WorkQueue
+from geneva.planning.sizing import MAX_FRAGMENTS_PER_TASK, WorkQueue
+
+_MAX_READ_TRIES = 2
+"""A store that fails for a moment is no damage: what can't be read is read once more."""
 
 
 @dataclass(slots=True)
@@ -22,31 +25,54 @@ class _Split:
 class TaskQueue:
     """What is still to be handed out. A fragment whose ranges are all done is assembled next."""
 
-    def __init__(self, prepared: PreparedBackfill, work: ColumnWork) -> None:
-        """Queue the fragments of a plan, in its order."""
+    def __init__(
+        self, prepared: PreparedBackfill, work: ColumnWork, *, one_by_one: bool = False
+    ) -> None:
+        """Queue the fragments of a plan, in its order; `one_by_one`: a task for each of them."""
         self._prepared, self._work = prepared, work
         self._plans = {plan.fragment_id: plan for plan in prepared.plan.fragments}
-        self._queue = WorkQueue(prepared.plan.fragments, work.sizes.task_size)
+        self._queue = WorkQueue(
+            prepared.plan.fragments,
+            work.sizes.task_size,
+            max_fragments=1 if one_by_one else MAX_FRAGMENTS_PER_TASK,
+        )
         self._splits: dict[int, _Split] = {}
         self._assemblies: deque[PartWork] = deque()
+        self._parts: dict[tuple[int, int], PartWork] = {}
+        self._tries: Counter[tuple[int, int]] = Counter()
+        self._again: deque[PartWork] = deque()
 
     def __bool__(self) -> bool:
         """Whether something can be handed out now; a fragment may be to assemble later."""
-        return bool(self._queue or self._assemblies)
+        return bool(self._queue or self._assemblies or self._again)
 
     def take(self, slots: int, rows_per_second: float | None) -> Task | None:
         """Cut the next task, for one of so many slots; None: there is none now."""
-        if self._assemblies:
-            parts = tuple(self._assemblies)
-            self._assemblies.clear()
-            return Task(self._work, parts)
+        for waiting in (self._assemblies, self._again):
+            if waiting:
+                parts = tuple(waiting)
+                waiting.clear()
+                return self._task(parts)
         if not self._queue:
             return None
         taken = self._queue.take(self._queue.share(slots, rows_per_second))
         for part in taken:
             if not part.whole:
                 self._splits.setdefault(part.plan.fragment_id, _Split())
-        return Task(self._work, tuple(map(self._prepared.part_work, taken)))
+        return self._task(tuple(map(self._prepared.part_work, taken)))
+
+    def _task(self, parts: tuple[PartWork, ...]) -> Task:
+        self._parts.update({(part.fragment_id, part.rows.start): part for part in parts})
+        return Task(self._work, parts)
+
+    def try_again(self, unreadable: UnreadablePart) -> bool:
+        """Queue a part once more that could not be read; False: it was tried often enough."""
+        place = (unreadable.fragment_id, unreadable.rows.start)
+        self._tries[place] += 1
+        if self._tries[place] >= _MAX_READ_TRIES:
+            return False
+        self._again.append(self._parts[place])
+        return True
 
     def is_assembled(self, result: PartResult) -> bool:
         """Whether a fragment was put together of ranges that were reported before."""

@@ -19,6 +19,8 @@ from geneva.model.tables import TableRef
 from geneva.storage.columns.validity import Validity, ValidityReader
 from geneva.storage.lance.dataset import (
     FragmentFacts,
+    damage_reason,
+    is_damage,
     open_pinned,
     read_live_rows,
     read_snapshot,
@@ -35,13 +37,21 @@ Undecided: TypeAlias = Sequence[tuple[FragmentFacts, RowSet]]
 """Fragments, and the rows of each that only receipts can prove right."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A fragment whose rows can't be read."""
+
+    reason: str
+
+
 def read_validity(
     scope: Scope, fragments: Sequence[FragmentFacts], make_runner: Callable[[], Runner] | None
-) -> dict[int, Validity]:
+) -> dict[int, Validity | Unreadable]:
     """What is right in each fragment. `make_runner` makes what reads much; None: nothing does."""
     computation = scope.computation
     check_source = scope.subject.source_check(scope.dataset, computation)
     found: dict[int, Validity] = {}
+    unreadable: dict[int, Unreadable] = {}
     for fragment in fragments:
         validity = scope.reader.by_files(fragment)
         if check_source is not None:
@@ -53,20 +63,32 @@ def read_validity(
     undecided = [(f, found[f.id].undecided.intersect(live[f.id])) for f in unclear]
     checks = _by_receipt(scope, undecided, make_runner)
     for (fragment, _), checked in zip(undecided, checks, strict=True):
+        if isinstance(checked, Unreadable):
+            unreadable[fragment.id] = checked
+            continue
         if check_source is not None and computation.receipt is None:
             checked = check_source(fragment, checked) or checked.without(checked.right)
         found[fragment.id] = found[fragment.id].joined(checked)
-    return found
+    return {**found, **unreadable}
 
 
 def _by_receipt(
     scope: Scope, undecided: Undecided, make_runner: Callable[[], Runner] | None
-) -> Iterable[Validity]:
+) -> Iterable[Validity | Unreadable]:
     """What receipts say of these rows: read here, or by workers where it is much."""
     much = bytes_to_read(scope.computation, undecided) >= MUCH_BYTES
     if make_runner is None or not much or scope.computation.receipt is None:
-        return (scope.reader.by_receipt(fragment, rows) for fragment, rows in undecided)
+        return (_check_here(scope, fragment, rows) for fragment, rows in undecided)
     return check_on_workers(make_runner, scope, undecided)
+
+
+def _check_here(scope: Scope, fragment: FragmentFacts, rows: RowSet) -> Validity | Unreadable:
+    try:
+        return scope.reader.by_receipt(fragment, rows)
+    except BaseException as error:
+        if not is_damage(error):
+            raise
+        return Unreadable(damage_reason(error))
 
 
 def bytes_to_read(computation: Computation, undecided: Undecided) -> int:

@@ -37,7 +37,7 @@ class JobProgress:
     tasks: int = 0
     rounds: int = 0
     rows_left: int = 0
-    """Rows that others added faster than the job could follow: they are the next one's."""
+    """Rows that others added or changed faster than the job could follow: left to the next."""
     seconds: float = 0.0
     commit_seconds: float = 0.0
     timings: Timings = field(default_factory=Timings)

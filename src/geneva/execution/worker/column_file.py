@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.execution.worker.layout import Layout
-from geneva.execution.worker.records import Clock, OpenTask
+from geneva.execution.worker.records import Clock, OpenTask, reading
 from geneva.execution.worker.task import FileWork, PartWork
 from geneva.model.rows import RowRange, RowSet
 from geneva.storage.checkpoints.staging import drop_staged, read_staged_batches
@@ -37,7 +37,7 @@ class ColumnFile:
         receipt = task.work.computation.receipt
         if file.receipts_only and receipt is not None:
             self._schema = written_schema(task.schema, [receipt.name])
-        old = _old_values(task, part, file, clock) if file.keeps_old else None
+        old = reading(_old_values(task, part, file, clock)) if file.keeps_old else None
         self._layout = Layout(task.schema, part.rows, part.window, old)
         self._provenance = Provenance(
             task.work.computation.id,

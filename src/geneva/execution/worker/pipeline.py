@@ -15,14 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from geneva.errors import StorageFullError
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.worker.batches import BatchRunner
 from geneva.execution.worker.failed_rows import FailedRows, with_row_ids
 from geneva.execution.worker.poison_rows import PoisonSearch, note_key
 from geneva.execution.worker.reader import Reader
-from geneva.execution.worker.records import BatchFailed, OpenTask
-from geneva.execution.worker.task import PartFailure, PartResult, PartWork, TaskReport
+from geneva.execution.worker.records import BatchFailed, OpenTask, PartUnreadable, reading
+from geneva.execution.worker.task import (
+    PartFailure,
+    PartResult,
+    PartWork,
+    TaskReport,
+    UnreadablePart,
+)
 from geneva.execution.worker.writer import PartWriter, Writer
+from geneva.storage.lance.dataset import damage_reason, is_storage_full
 
 
 class Pipeline:
@@ -37,45 +45,72 @@ class Pipeline:
 
     def run(self, parts: Iterable[PartWork], done: Iterable[PartResult] = ()) -> TaskReport:
         """Do the parts in order, up to a failure; report on them after those `done` before."""
-        results, failure = [*done], None
+        results, failure, unreadable = [*done], None, list[UnreadablePart]()
         for part in parts:
             outcome = self._run_part(part)
             if isinstance(outcome, PartFailure):
                 failure = outcome
                 break
-            results.append(outcome)
-        self._writer.finish()
+            if isinstance(outcome, UnreadablePart):
+                unreadable.append(outcome)
+            else:
+                results.append(outcome)
+        if failure is None or failure.kind != StorageFullError.__name__:
+            self._writer.finish()
         stages = (self._reader, self._runner, self._writer)
         timings = [stage.clock.timings() for stage in stages]
         return TaskReport(
             results=tuple(results),
             failure=failure,
+            unreadable=tuple(unreadable),
             timings=timings[0].plus(timings[1]).plus(timings[2]),
             recorded=tuple(self._writer.recorded),
             retries=self._runner.retries,
         )
 
-    def _run_part(self, part: PartWork) -> PartResult | PartFailure:
+    def _run_part(self, part: PartWork) -> PartResult | PartFailure | UnreadablePart:
         task = self._task
         key = note_key(task.work.job_id, part)
         search = PoisonSearch(task.store, key, is_retry=self._is_retry)
         self._runner.begin(part, search)
         writer = self._writer.begin(part)
-        outcome: PartResult | PartFailure
+        outcome: PartResult | PartFailure | UnreadablePart
         try:
             self._flow(part, writer)
             outcome = writer.finish()
         except BatchFailed as failed:
             outcome = _part_failure(task, part, failed, writer.abandon())
+        except PartUnreadable as damage:
+            writer.abandon()
+            outcome = UnreadablePart(part.fragment_id, part.rows, str(damage))
+        except Exception as error:
+            if not is_storage_full(error):
+                raise
+            # Not a task to try again: it would compute the same rows, and save none of them.
+            return _storage_failure(task, part, error)
         search.clear()
         return outcome
 
     def _flow(self, part: PartWork, writer: PartWriter) -> None:
-        for item in self._reader.read(part):
+        for item in reading(self._reader.read(part)):
             for result in self._runner.run(item):
                 saved = writer.add(result)
                 if saved is not None:
                     self._runner.saved(saved)
+
+
+def _storage_failure(task: OpenTask, part: PartWork, error: Exception) -> PartFailure:
+    """Say that nothing more can be saved."""
+    return PartFailure(
+        fragment_id=part.fragment_id,
+        kind=StorageFullError.__name__,
+        message=(
+            f"No space is left to save values of column {task.work.computation.name!r} of table "
+            f"{task.work.ref.name!r}: {damage_reason(error)}. Make room and run again: what was "
+            "saved before is kept."
+        ),
+        traceback="",
+    )
 
 
 def _part_failure(

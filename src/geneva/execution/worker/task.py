@@ -168,11 +168,21 @@ class PartFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadablePart:
+    """A part whose inputs or present values can't be read."""
+
+    fragment_id: int
+    rows: RowRange
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskReport:
     """What a task did."""
 
     results: tuple[PartResult, ...]
     failure: PartFailure | None = None
+    unreadable: tuple[UnreadablePart, ...] = ()
     timings: Timings = field(default_factory=Timings)
     recorded: tuple[int, ...] = ()
     """Fragments whose staged file is recorded in the checkpoint store."""
@@ -191,6 +201,7 @@ class TaskReport:
         return cls(
             results=tuple(_result(item) for item in record["results"]),
             failure=_failure(failure) if failure is not None else None,
+            unreadable=tuple(_unreadable(item) for item in record["unreadable"]),
             timings=Timings(**record["timings"]),
             recorded=tuple(record["recorded"]),
             retries=record["retries"],
@@ -202,6 +213,10 @@ def _result(item: dict[str, Any]) -> PartResult:
     checkpoints = tuple(RowRange(**saved) for saved in item.pop("checkpoints"))
     failures = tuple(RowFailure(**row) for row in item.pop("failures"))
     return PartResult(rows=rows, checkpoints=checkpoints, failures=failures, **item)
+
+
+def _unreadable(item: dict[str, Any]) -> UnreadablePart:
+    return UnreadablePart(rows=RowRange(**item.pop("rows")), **item)
 
 
 def _failure(item: dict[str, Any]) -> PartFailure:

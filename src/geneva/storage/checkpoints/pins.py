@@ -6,8 +6,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 
 import lance
+
+from geneva.errors import UserInputError
+from geneva.model.tables import TableRef
+from geneva.storage.lance.dataset import open_dataset
 
 _JOB_TAG = "geneva-job-"
 _LIST_ATTEMPTS = 50
@@ -54,10 +59,39 @@ def _list_tags(dataset: lance.LanceDataset) -> list[str]:
     return [name for name in dataset.tags.list() if name.startswith(_JOB_TAG)]
 
 
+def cleanup_around_jobs(
+    ref: TableRef,
+    is_running: Callable[[str], bool],
+    *,
+    older_than: timedelta | None,
+    delete_unverified: bool,
+) -> bool:
+    """Clean old versions up, but for those that running jobs read.
+
+    Returns False, and cleans up nothing, where no job runs: then nothing is in the way. What jobs
+    have staged is unverified: it is not deleted while one runs.
+    """
+    dataset = open_dataset(ref)
+    release_dead_tags(dataset, is_running)
+    running = job_tags(dataset)
+    if not running:
+        return False
+    if delete_unverified:
+        raise UserInputError(
+            f"Job {_job_of(running[0])} is running on table {ref.name!r}, and delete_unverified "
+            "would delete what it has staged. Clean up without it, or when the job has ended."
+        )
+    dataset.cleanup_old_versions(older_than, error_if_tagged_old_versions=False)
+    return True
+
+
+def _job_of(tag: str) -> str:
+    return tag.removeprefix(_JOB_TAG).rpartition(".")[0]
+
+
 def release_dead_tags(dataset: lance.LanceDataset, is_running: Callable[[str], bool]) -> None:
     """Unpin the versions of jobs that no longer run, so that they can be cleaned up."""
     for name in job_tags(dataset):
-        job_id = name.removeprefix(_JOB_TAG).rpartition(".")[0]
-        if not is_running(job_id):
+        if not is_running(_job_of(name)):
             with suppress(OSError, ValueError):
                 dataset.tags.delete(name)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from lance import LanceOperation, Transaction
 from lance.commit import CommitConflictError
 
-from geneva.errors import ColumnChangedError, TableChangedError
+from geneva.errors import ColumnChangedError
 from geneva.model.computation import Carry, Computation
 from geneva.model.tables import TableRef
 from geneva.storage.columns.definitions import read_definition
@@ -51,16 +51,19 @@ def commit_columns(
 
     The planned version is the read version, so that Lance itself checks everything that happened
     since. Where it refuses, each file is checked against the latest version; those that still fit
-    are committed on top of it, the others are handed back.
+    are committed on top of it, the others are handed back. So are all of them when other writers
+    keep getting in between: what was computed is kept, and found by the next plan.
     """
     commit = _ColumnCommit(ref, dataset, computation, staged, job_id)
-    exhausted = TableChangedError(
-        f"Could not commit column {computation.name!r} of table {ref.name!r} after {max_retries} "
-        f"retries, because other writers kept getting in between. What was computed is kept: "
-        f"run the backfill again. (GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number.)"
-    )
-    # One more than retries: giving NULLs to missing fields is no conflict with others.
-    return retry_conflicts(commit.attempt, max_retries + 1, exhausted)
+    try:
+        # One more than retries: giving NULLs to missing fields is no conflict with others.
+        return retry_conflicts(commit.attempt, max_retries + 1, _Outrun())
+    except _Outrun:
+        return commit.given_up()
+
+
+class _Outrun(Exception):
+    """Other writers kept getting in between."""
 
 
 class _ColumnCommit:
@@ -100,6 +103,11 @@ class _ColumnCommit:
         else:
             self._moved_on = self._moved_on or version > self._base.version + 1
         return self._outcome()
+
+    def given_up(self) -> CommitOutcome:
+        """Nothing is committed: others were faster every time."""
+        left = [(file, "other writers kept getting in between") for file in self._fitting]
+        return CommitOutcome((), (*self._lost, *left), moved_on=True)
 
     def _outcome(self) -> CommitOutcome:
         return CommitOutcome(tuple(self._fitting), tuple(self._lost), self._moved_on)

@@ -1,0 +1,135 @@
+"""Writers that never rest: a job ends, and has done what it owed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeAlias
+
+import lance
+import pyarrow as pa
+import pytest
+
+import conflict_watch
+import geneva
+from geneva import Connection
+from geneva.errors import UserInputError
+from geneva.model.jobs import JobStatus
+from support import Calls, counted
+
+ROWS = 8
+
+
+def make_table(db: Connection, *, stable: bool = True) -> geneva.Table:
+    options = {"new_table_enable_stable_row_ids": "true"} if stable else None
+    rows = pa.table({"k": range(ROWS), "x": [i * 100 for i in range(ROWS)]})
+    return db.create_table("t", rows, storage_options=options)
+
+
+def some_row(step: int) -> int:
+    return random.Random(step).randrange(ROWS)
+
+
+def update_one(table: geneva.Table, step: int) -> None:
+    table.update(where=f"k = {some_row(step)}", values_sql={"x": "x + 1"})
+
+
+def upsert_one(table: geneva.Table, step: int) -> None:
+    new = pa.table({"k": [some_row(step)], "x": [1_000 + step]})
+    table.merge_insert("k").when_matched_update_all().execute(new)
+
+
+def update_and_compact(table: geneva.Table, step: int) -> None:
+    update_one(table, step)
+    if step % 4 == 3:
+        lance.dataset(table.ref.uri).optimize.compact_files()
+
+
+def compact_and_clean_up(table: geneva.Table, step: int) -> None:
+    table.add(pa.table({"k": [1_000 + step], "x": [0]}))
+    table.optimize(cleanup_older_than=timedelta(microseconds=1000))
+
+
+def is_right(table: geneva.Table) -> bool:
+    found = table.to_arrow()
+    return found["y"].to_pylist() == [x + 1 for x in found["x"].to_pylist()]
+
+
+def add_one(x: int) -> int:
+    import conflict_watch
+
+    conflict_watch.call()
+    return x + 1
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], None]:
+    """Has something done in every call, given the number of the call."""
+
+    def begin(action: Callable[[int], None]) -> None:
+        steps = itertools.count()
+        monkeypatch.setattr(conflict_watch, "on_call", lambda: action(next(steps)))
+
+    return begin
+
+
+Busy: TypeAlias = Callable[[Callable[[int], None]], None]
+
+
+@pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
+@pytest.mark.parametrize("write", [update_one, upsert_one, update_and_compact])
+def test_a_writer_as_fast_as_the_function_does_not_stop_the_job(
+    local_db: Connection,
+    calls: Calls,
+    busy: Busy,
+    write: Callable[[geneva.Table, int], None],
+    stable: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = make_table(local_db, stable=stable)
+    table = local_db.open_table("t")
+    table.add_columns({"y": counted(calls, add_one, data_type=pa.int64(), version="1")})
+    busy(lambda step: write(other, step))
+    result = table.backfill("y", concurrency=1)
+    assert result.status is JobStatus.DONE
+
+    # The next job, on a table at rest, does what was left, and no more.
+    monkeypatch.setattr(conflict_watch, "on_call", None)
+    left, before = table.plan_backfill("y").rows_to_run, calls.count
+    assert left <= local_db.get_job(result.job_id).metrics["rows_left"]
+    table.backfill("y")
+    assert calls.count - before == left
+    assert is_right(table)
+
+
+def test_clean_ups_in_a_loop_cost_no_call(local_db: Connection, calls: Calls, busy: Busy) -> None:
+    other = make_table(local_db)
+    table = local_db.open_table("t")
+    table.add_columns({"y": counted(calls, add_one, data_type=pa.int64(), version="1")})
+    busy(lambda step: compact_and_clean_up(other, step) if step < 20 else None)
+    table.backfill("y", concurrency=1)
+    assert table.plan_backfill("y").is_empty
+    assert is_right(table)
+    assert calls.count <= table.count_rows(), "nothing is computed twice"
+
+
+def test_unverified_files_are_not_deleted_while_a_job_runs(
+    local_db: Connection, calls: Calls, busy: Busy
+) -> None:
+    other = make_table(local_db)
+    refused = []
+
+    def clean_up(step: int) -> None:
+        with pytest.raises(UserInputError, match="is running on table 't'"):
+            other.optimize(cleanup_older_than=timedelta(microseconds=1000), delete_unverified=True)
+        refused.append(step)
+
+    table = local_db.open_table("t")
+    table.add_columns({"y": counted(calls, add_one, data_type=pa.int64(), version="1")})
+    busy(clean_up)
+    table.backfill("y")
+    assert len(refused) == ROWS
+    other.optimize(cleanup_older_than=timedelta(microseconds=1000), delete_unverified=True)
+    assert is_right(local_db.open_table("t"))

@@ -1,0 +1,127 @@
+"""One bad fragment: all others are computed and committed, and the error names it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+import geneva
+from geneva import Connection
+from geneva.errors import StorageFullError, UnreadableFragmentsError
+from geneva.execution.worker.writer import PartWriter
+from geneva.model.jobs import JobStatus
+from support import Calls, counted
+
+BAD = 2
+
+
+def add_one(x: int) -> int:
+    return x + 1
+
+
+def make_table(db: Connection, calls: Calls) -> geneva.Table:
+    options = {"new_table_enable_stable_row_ids": "true"}
+    table = db.create_table("t", pa.table({"x": range(10)}), storage_options=options)
+    for start in range(10, 60, 10):
+        table.add(pa.table({"x": range(start, start + 10)}))
+    table.add_columns({"y": counted(calls, add_one, data_type=pa.int64(), version="1")})
+    return table
+
+
+def damage(table: geneva.Table, how: str, fragment: int = BAD) -> tuple[Path, bytes]:
+    """Make the input file of a fragment unreadable; return what it was."""
+    found = lance.dataset(table.ref.uri).get_fragment(fragment)
+    path = Path(table.ref.uri) / "data" / found.data_files()[0].path
+    was = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        os.truncate(path, 100)
+    else:
+        path.write_bytes(os.urandom(len(was)))
+    return path, was
+
+
+def committed(table: geneva.Table) -> set[int]:
+    fragments = lance.dataset(table.ref.uri).get_fragments()
+    return {f.fragment_id for f in fragments if len(f.data_files()) > 1}
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "noise"])
+@pytest.mark.parametrize("task_size", [None, 5], ids=["whole", "split"])
+def test_the_others_are_done(db: Connection, calls: Calls, how: str, task_size: int | None) -> None:
+    table = make_table(db, calls)
+    path, was = damage(table, how)
+    with pytest.raises(UnreadableFragmentsError, match=r"table 't'.*column 'y'.*fragment 2") as e:
+        table.backfill("y", task_size=task_size)
+    assert e.value.fragments == (BAD,)
+    assert committed(table) == {0, 1, 3, 4, 5}
+    assert calls.count == 50
+    assert db.list_jobs()[0].status is JobStatus.FAILED
+    # Nothing else is tried again, and the fragment is done when its file is back.
+    with pytest.raises(UnreadableFragmentsError):
+        table.backfill("y")
+    assert calls.count == 50
+    path.write_bytes(was)
+    lance.dataset(table.ref.uri).validate()
+    table.backfill("y")
+    assert calls.count == 60
+    assert table.to_arrow()["y"].to_pylist() == [x + 1 for x in range(60)]
+
+
+def test_a_chain_goes_on_without_it(local_db: Connection, calls: Calls) -> None:
+    table = make_table(local_db, calls)
+    twice = Calls(f"{calls.path}-twice")
+
+    def double(y: int) -> int:
+        return 2 * y
+
+    table.add_columns({"z": counted(twice, double, data_type=pa.int64(), version="1")})
+    path, was = damage(table, "gone")
+    with pytest.raises(UnreadableFragmentsError):
+        table.backfill("z")
+    assert calls.count == 50
+    assert twice.count == 50
+    path.write_bytes(was)
+    table.backfill("z")
+    assert (calls.count, twice.count) == (60, 60)
+    assert table.to_arrow()["z"].to_pylist() == [2 * (x + 1) for x in range(60)]
+
+
+def test_a_refresh_does_the_other_rows(local_db: Connection, calls: Calls) -> None:
+    source = make_table(local_db, Calls(f"{calls.path}-source"))
+    query = (
+        source.query()
+        .select(["x"])
+        .add_column({"w": counted(calls, add_one, data_type=pa.int64(), version="1")})
+    )
+    view = local_db.create_materialized_view("v", query)
+    path, was = damage(source, "gone")
+    with pytest.raises(UnreadableFragmentsError):
+        view.refresh(max_rows_per_fragment=10)
+    path.write_bytes(was)
+    view.refresh()
+    assert calls.count == 60
+    assert sorted(view.to_arrow()["w"].to_pylist()) == [x + 1 for x in range(60)]
+
+
+def test_a_full_disk_ends_the_job_at_once(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(local_db, calls)
+
+    def full(self: PartWriter) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartWriter, "finish", full)
+        with pytest.raises(StorageFullError, match=r"column 'y' of table 't'.*No space left"):
+            table.backfill("y", concurrency=1)
+    assert calls.count <= 20, "no task is tried again"
+    table.backfill("y")
+    assert table.to_arrow()["y"].to_pylist() == [x + 1 for x in range(60)]
