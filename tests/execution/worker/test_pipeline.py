@@ -18,6 +18,7 @@ from geneva.execution.worker.task import (
     RowFailure,
     TaskReport,
     Timings,
+    UnreadablePart,
 )
 from geneva.model.computation import Udf
 from geneva.model.rows import RowRange
@@ -109,7 +110,14 @@ def test_a_report_reads_back_as_it_was() -> None:
         failures=(FAILURE,),
     )
     failure = PartFailure(2, "UDFExecutionError", "bad", "Traceback", (FAILURE,))
-    report = TaskReport((result,), failure, Timings(1.0, 2.0, 3.0, 4.0), (1,), retries=2)
+    report = TaskReport(
+        results=(result,),
+        failure=failure,
+        unreadable=(UnreadablePart(3, RowRange(0, 5), "gone"),),
+        timings=Timings(1.0, 2.0, 3.0, 4.0),
+        recorded=(1,),
+        retries=2,
+    )
     assert TaskReport.from_json(report.to_json()) == report
 
 
