@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from geneva.execution.runner import Runner
 from geneva.jobs import Job, JobHandle, JobServices
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets, TableRef
-from geneva.model.uris import resolve, table_uri
+from geneva.model.uris import TableName, branch_uri, resolve, table_uri, without_file_scheme
 from geneva.model.view_query import ViewQuery
 from geneva.query import Query
 from geneva.storage.jobs.events import JobHistory, JobRecord
@@ -26,9 +27,9 @@ from geneva.storage.jobs.failures import FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals
 from geneva.storage.lance.database import (
     check_table_name,
-    is_missing_table,
     list_table_names,
     open_database,
+    open_lancedb_table,
 )
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.views.definition import is_view
@@ -99,14 +100,37 @@ class Connection:
         """Show where the database is."""
         return f"Connection({self._uri!r})"
 
+    def __len__(self) -> int:
+        """How many tables there are."""
+        return len(self.table_names())
+
+    def __bool__(self) -> bool:
+        """A connection is one, however many tables there are."""
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the tables."""
+        return iter(self.table_names())
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a table of that name."""
+        return name in self.table_names()
+
+    def __getitem__(self, name: str) -> Table:
+        """Open a table: `db["t"]` is `db.open_table("t")`."""
+        return self.open_table(name)
+
     @property
     def uri(self) -> str:
         """Where the database is."""
         return self._uri
 
-    def table_names(self) -> list[str]:
-        """The names of all tables, sorted. Geneva's own tables are not among them."""
-        return list_table_names(self._database)
+    def table_names(self, *, namespace_path: Sequence[str] | None = None) -> list[str]:
+        """The names of all tables, sorted, or of those in a namespace.
+
+        Geneva's own tables are not among them.
+        """
+        return list_table_names(self._database, namespace_path or ())
 
     def create_table(self, name: str, *args: Any, **kwargs: Any) -> Table:
         """Create a table, as LanceDB does.
@@ -121,19 +145,52 @@ class Connection:
             kwargs["storage_options"] = {"new_table_enable_stable_row_ids": value, **others}
         return Table(self, self._database.create_table(name, *args, **kwargs))
 
-    def open_table(self, name: str, *, version: int | None = None, **kwargs: Any) -> Table:
-        """Open a table, at its latest version or a given one."""
-        try:
-            table = self._database.open_table(name, **kwargs)
-        except (ValueError, OSError) as error:
-            if not is_missing_table(error):
-                raise
-            raise TableNotFoundError(
-                f"There is no table {name!r} in {self._uri}. Tables: {self.table_names()}."
-            ) from error
+    def open_table(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        branch: str | None = None,
+        namespace_path: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> Table:
+        """Open a table, a branch of it or one in a namespace.
+
+        Args:
+            name: The table's name; `table@branch` and `namespace$table` say all of it in one word.
+            version: The version to read, which can't be written to; None: the latest.
+            branch: The branch to work on: what is done with the table stays there.
+            namespace_path: The namespace that the table is in.
+            **kwargs: LanceDB's own.
+        """
+        named = TableName.parse(name)
+        asked = TableName(
+            named.table,
+            named.namespace if namespace_path is None else tuple(namespace_path),
+            named.branch if branch is None else branch,
+        )
+        table = open_lancedb_table(self._database, asked, kwargs)
+        if table is None:
+            raise TableNotFoundError(self._not_found(asked))
+        opened = self._opened(table)
         if version is not None:
-            table.checkout(version)
-        return MaterializedView(self, table) if is_view(table.schema) else Table(self, table)
+            opened.checkout(version)
+        return opened
+
+    def _opened(self, lancedb_table: Any) -> Table:
+        kind = MaterializedView if is_view(lancedb_table.schema) else Table
+        return kind(self, lancedb_table)
+
+    def _not_found(self, name: TableName) -> str:
+        without = replace(name, branch=None)
+        table = open_lancedb_table(self._database, without, {}) if name.branch else None
+        if table is not None:
+            branches = sorted(table.branches.list())
+            return f"There is no branch {name.branch!r} of table {without!s}. Branches: {branches}."
+        with suppress(Exception):  # there may be no such namespace
+            known = self.table_names(namespace_path=name.namespace)
+            return f"There is no table {str(without)!r} in {self._uri}. Tables: {known}."
+        return f"There is no table {str(without)!r} in {self._uri}."
 
     def create_materialized_view(
         self, name: str, query: Query | Table, *, strict: bool = False
@@ -199,7 +256,8 @@ class Connection:
 
     def _source_ref(self, query: ViewQuery) -> TableRef:
         uri = table_uri(query.base_db_uri, query.base_table)
-        return TableRef(query.base_table, uri, self._storage_options)
+        branch = TableName.parse(query.base_table).branch
+        return TableRef(query.base_table, uri, self._storage_options, branch)
 
     def list_jobs(
         self, table_name: str | None = None, status: JobStatus | str | None = None
@@ -217,7 +275,10 @@ class Connection:
 
     def _table_ref(self, lancedb_table: Any) -> TableRef:
         options = {**self._storage_options, **(lancedb_table.initial_storage_options() or {})}
-        return TableRef(lancedb_table.name, str(lancedb_table.uri).rstrip("/"), Secrets(options))
+        branch = lancedb_table.current_branch()
+        name = TableName(lancedb_table.name, tuple(lancedb_table.namespace), branch)
+        uri = without_file_scheme(str(lancedb_table.uri).rstrip("/"))
+        return TableRef(str(name), branch_uri(uri, branch), Secrets(options), branch)
 
     def _job(self, work: Work, on_commit: Callable[[], None]) -> Job:
         services = JobServices(

@@ -255,7 +255,7 @@ class Query:
         state, dataset = self._state, self._dataset()
         where = _all_of(state.where)
         return ViewQuery(
-            base_table=self._source.table.name,
+            base_table=self.source.name,
             base_db_uri=self._source.table._connection.uri,
             where=where,
             where_inputs=read_condition(dataset, where).inputs if where is not None else (),

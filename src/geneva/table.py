@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
@@ -39,17 +40,45 @@ _SCORES = {"LanceVectorQueryBuilder": "_distance", "LanceFtsQueryBuilder": "_sco
 ColumnSource: TypeAlias = UDF | tuple[UDF, Sequence[str]] | str
 
 
+class Branches:
+    """The branches of a table. What is not defined here is LanceDB's: `list`, `delete`, `diff`."""
+
+    def __init__(self, connection: Connection, branches: Any) -> None:
+        """Use `Table.branches`."""
+        self._connection, self._branches = connection, branches
+
+    def __getattr__(self, name: str) -> Any:
+        """Hand everything else to LanceDB."""
+        if name.startswith("__") or name == "_branches":
+            raise AttributeError(name)
+        return getattr(self._branches, name)
+
+    def create(
+        self, name: str, from_ref: str | None = None, from_version: int | None = None
+    ) -> Table:
+        """Make a branch of the table, or of another branch (`from_ref`), and open it."""
+        return self._connection._opened(self._branches.create(name, from_ref, from_version))
+
+    def checkout(self, name: str, version: int | None = None) -> Table:
+        """Open a branch, at its latest version or at one that can't be written to."""
+        branch = self._connection._opened(self._branches.checkout(name))
+        if version is not None:
+            branch.checkout(version)
+        return branch
+
+
 class Table:
     """A LanceDB table with computed columns.
 
     What is not defined here is LanceDB's own: `add`, `delete`, `update`, `merge_insert`, `search`,
-    `to_arrow`, `to_pandas`, `create_index`, `optimize`, `checkout` and all the rest.
+    `to_arrow`, `to_pandas`, `create_index`, `optimize` and all the rest.
     """
 
     def __init__(self, connection: Connection, lancedb_table: Any) -> None:
         """Wrap an open LanceDB table."""
         self._connection = connection
         self._table = lancedb_table
+        self._checked_out: int | str | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Hand everything else to LanceDB."""
@@ -64,7 +93,7 @@ class Table:
     def __repr__(self) -> str:
         """Show the table, its version and which columns are computed."""
         computed = ", ".join(f"{c.name} <- {c.udf_name}" for c in self.computed_columns().values())
-        return f"Table({self.name!r}, version={self.version}, computed=[{computed}])"
+        return f"Table({self.ref.name!r}, version={self.version}, computed=[{computed}])"
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook: its columns, and which function computes which."""
@@ -74,7 +103,7 @@ class Table:
         }
         columns = [(f.name, f.type, made.get(f.name)) for f in self.schema]
         return html.section(
-            f"{type(self).__name__} {self.name!r}",
+            f"{type(self).__name__} {self.ref.name!r}",
             html.facts(pairs),
             html.grid(("column", "type", "computed by"), columns),
         )
@@ -117,8 +146,42 @@ class Table:
 
     @property
     def ref(self) -> TableRef:
-        """Where the table is."""
+        """Where the table is, or the branch that this handle is of."""
         return self._connection._table_ref(self._table)
+
+    @property
+    def branches(self) -> Branches:
+        """The table's branches: to make one, open one, list and delete them."""
+        return Branches(self._connection, self._table.branches)
+
+    def checkout(self, version: int | str) -> None:
+        """Read an older version, given by its number or tag. It can't be written to."""
+        self._table.checkout(version)
+        self._checked_out = version
+
+    def checkout_latest(self) -> None:
+        """Read the latest version again, and write."""
+        self._table.checkout_latest()
+        self._checked_out = None
+
+    def restore(self, version: int | str | None = None) -> None:
+        """Make an older version the latest, as LanceDB does: by default the checked-out one."""
+        self._table.restore(version)
+        self._checked_out = None
+
+    def _follow(self) -> None:
+        """Read what a job has committed, unless an older version was checked out meanwhile."""
+        if self._checked_out is None:
+            self._table.checkout_latest()
+
+    def _refuse_checked_out(self, operation: str) -> None:
+        """Refuse to write through a handle that reads an older version, as LanceDB does."""
+        if self._checked_out is not None:
+            raise UserInputError(
+                f"{operation} is not possible on table {self.ref.name!r} while version "
+                f"{self._checked_out!r} is checked out: what was written is never changed. Call "
+                "checkout_latest() first, or restore() to go on from that version."
+            )
 
     def query(self) -> Query:
         """Build a query over the table, to evaluate or to make a materialized view of."""
@@ -154,6 +217,7 @@ class Table:
 
     def compact_files(self, **options: Any) -> Any:
         """Merge small fragments. Computed values move along; nothing is computed again."""
+        self._refuse_checked_out("compact_files")
         metrics = compact(self.ref, options)
         self._table.checkout_latest()
         return metrics
@@ -215,6 +279,7 @@ class Table:
         A UDF column costs a metadata commit; its values are NULL until `backfill`. All UDF columns
         of one call are one commit.
         """
+        self._refuse_checked_out("add_columns")
         udfs, others = declarations.split_transforms(transforms)
         if udfs:
             declarations.add_udf_columns(self.ref, udfs)
@@ -228,6 +293,7 @@ class Table:
         The next backfill computes it anew. Other alterations (rename, nullable, data_type) are
         LanceDB's.
         """
+        self._refuse_checked_out("alter_columns")
         udfs, others = declarations.split_alterations(alterations)
         declarations.refuse_casts(self.ref, others)
         if udfs:
@@ -238,6 +304,7 @@ class Table:
 
     def drop_columns(self, columns: str | Sequence[str]) -> Any:
         """Drop columns. Only metadata changes."""
+        self._refuse_checked_out("drop_columns")
         names = [columns] if isinstance(columns, str) else list(columns)
         declarations.check_droppable(self.ref, names)
         return self._table.drop_columns([*names, *declarations.receipts_of(self.ref, names)])
@@ -252,6 +319,8 @@ class Table:
     ) -> BackfillPlan:
         """Say what `backfill` with the same arguments would do. Changes nothing, runs nothing."""
         asked = read_backfill_options(options)
+        if asked.read_version is None:
+            asked = replace(asked, read_version=self._version_read())
         return self._prepare(col_name, udf, asked, planning_only=True).plan
 
     @with_options(BackfillArguments)
@@ -306,10 +375,15 @@ class Table:
         """
         if sample is not None and not sample > 0:
             raise UserInputError(f"sample must be a number of rows or a share, not {sample!r}.")
-        return verify(self._subject(col_name), sample=sample, run=run, seed=seed)
+        subject, version = self._subject(col_name), self._version_read()
+        return verify(subject, version, sample=sample, run=run, seed=seed)
+
+    def _version_read(self) -> int | None:
+        """The version that was checked out; None: the latest, whatever this handle has seen."""
+        return None if self._checked_out is None else self.version
 
     def _subject(self, column: str) -> Subject:
-        dataset = open_dataset(self.ref)
+        dataset = open_dataset(self.ref, self._version_read())
         definition = declarations.definition_for(self.ref, dataset, column, None, store=False)
         return ColumnSubject(self.ref, definition)
 
@@ -320,7 +394,7 @@ class Table:
 
         A row that failed is here for every job that tried it, also when it was computed since.
         """
-        return self._connection._failures.list(self.name, job_id, column_name)
+        return self._connection._failures.list(self.ref.name, job_id, column_name)
 
     def get_failed_row_addresses(
         self, job_id: str | None = None, column_name: str | None = None
@@ -331,8 +405,9 @@ class Table:
     def _job(
         self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: JobOptions
     ) -> Job:
+        self._refuse_checked_out("backfill")
         chain = self._prepare(column, udf, options, planning_only=False)
-        return self._connection._job(BackfillWork(chain), on_commit=self._table.checkout_latest)
+        return self._connection._job(BackfillWork(chain), on_commit=self._follow)
 
     def _prepare(
         self,
@@ -344,6 +419,8 @@ class Table:
     ) -> PreparedChain:
         ref = self.ref
         dataset = open_dataset(ref, options.read_version)
+        if options.read_version is not None:
+            declarations.check_column_was_there(ref, dataset, column)
         definition = declarations.definition_for(ref, dataset, column, udf, store=not planning_only)
         if options.read_version is None and not planning_only:
             dataset = open_dataset(ref)

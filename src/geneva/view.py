@@ -43,7 +43,7 @@ class MaterializedView(Table):
         """Show the view and what it equals."""
         query = self.definition
         return (
-            f"MaterializedView({self.name!r}, source={query.base_table!r}, "
+            f"MaterializedView({self.ref.name!r}, source={query.base_table!r}, "
             f"source_version={self.source_version})"
         )
 
@@ -72,6 +72,7 @@ class MaterializedView(Table):
         **options: Unpack[RefreshArguments],
     ) -> RefreshPlan:
         """Plan what `refresh` with the same arguments would do. Changes nothing, runs nothing."""
+        self._refuse_checked_out("plan_refresh")
         return self._prepare_refresh(
             src_version, max_rows_per_fragment, read_refresh_options(options)
         ).plan
@@ -94,13 +95,14 @@ class MaterializedView(Table):
         Returns:
             The job's outcome, which is also its id.
         """
+        self._refuse_checked_out("refresh")
         asked = read_refresh_options(options)
         prepared = self._prepare_refresh(src_version, max_rows_per_fragment, asked)
         try:
-            return self._connection._job(prepared, on_commit=self._table.checkout_latest).run()
+            return self._connection._job(prepared, on_commit=self._follow).run()
         finally:
             # Also what a refresh that failed has finished.
-            self._table.checkout_latest()
+            self._follow()
 
     @with_options(RefreshArguments)
     def refresh_async(
@@ -111,14 +113,16 @@ class MaterializedView(Table):
         **options: Unpack[RefreshArguments],
     ) -> JobFuture:
         """Start a `refresh` and return at once."""
+        self._refuse_checked_out("refresh")
         prepared = self._prepare_refresh(
             src_version, max_rows_per_fragment, read_refresh_options(options)
         )
-        job = self._connection._job(prepared, on_commit=self._table.checkout_latest)
+        job = self._connection._job(prepared, on_commit=self._follow)
         return JobFuture(job)
 
     def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
         """Alter columns; a view's UDF column is computed anew by the next refresh."""
+        self._refuse_checked_out("alter_columns")
         own = self._query_columns()
         udfs, others = declarations.split_alterations(alterations)
         if any(str(a.get("path", "")) in own for a in others):
@@ -175,7 +179,7 @@ class MaterializedView(Table):
         return columns | {field.name for field in lists.value_type}
 
     def _info(self) -> ViewInfo:
-        info = read_view(open_dataset(self.ref).schema)
+        info = read_view(open_dataset(self.ref, self._version_read()).schema)
         assert info is not None
         return info
 
@@ -191,7 +195,7 @@ class MaterializedView(Table):
                 f"View {self.name!r} is laid out by chunker {chunker.udf_name!r}: its columns have "
                 "no receipts of their own."
             )
-        view = open_dataset(self.ref)
+        view = open_dataset(self.ref, self._version_read())
         group = next((g for g in view_groups(view, info) if g.name == column), None)
         if group is None:
             raise UserInputError(f"Column {column!r} of view {self.name!r} is not computed.")

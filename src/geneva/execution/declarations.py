@@ -243,6 +243,19 @@ def _reads(definition: ColumnDefinition, name: str) -> bool:
     return any(path == name or path.startswith(f"{name}.") for path in definition.inputs)
 
 
+def check_column_was_there(ref: TableRef, dataset: Dataset, column: str) -> None:
+    """Refuse an older version of a table from before a column was added."""
+    if column in dataset.schema.names:
+        return
+    latest = open_dataset(ref)
+    if column in latest.schema.names:
+        raise ColumnNotFoundError(
+            f"Column {column!r} did not exist yet in version {dataset.version} of table "
+            f"{ref.name!r}: it was added later, and can't be computed as of then. Leave "
+            f"read_version out, or give a version that has it (the latest is {latest.version})."
+        )
+
+
 def definition_for(
     ref: TableRef,
     dataset: Dataset,

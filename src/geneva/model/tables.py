@@ -75,8 +75,16 @@ class TableRef:
     """Where a table is, and what it takes to open it. Pickles; opens nothing by itself."""
 
     name: str
+    """As `geneva.model.uris.TableName` says it: a branch has its own."""
     uri: str
+    """Its folder; of a branch the one inside the table's, with all that is the branch's own."""
     storage_options: Secrets = field(default_factory=Secrets)
+    branch: str | None = None
+
+    @property
+    def root(self) -> str:
+        """The folder of the table, which has those of its branches inside."""
+        return self.uri if self.branch is None else self.uri.removesuffix(f"/tree/{self.branch}")
 
 
 @dataclass(frozen=True, slots=True)

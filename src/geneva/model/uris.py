@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+
+_BRANCH, _NAMESPACE = "@", "$"
+"""What stands before a branch, and behind a namespace. No table's own name can have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """What a table is called: `table`, `table@branch`, `namespace$table`.
+
+    A branch is a table of its own wherever tables are named: in jobs, errors, messages, commands.
+    """
+
+    table: str
+    namespace: tuple[str, ...] = ()
+    branch: str | None = None
+
+    def __str__(self) -> str:
+        """The name in one word."""
+        name = _NAMESPACE.join((*self.namespace, self.table))
+        return name if self.branch is None else f"{name}{_BRANCH}{self.branch}"
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Read a name in one word."""
+        path, _, branch = text.partition(_BRANCH)
+        *namespace, table = path.split(_NAMESPACE)
+        return cls(table, tuple(namespace), branch or None)
 
 
 def local_path(place: str | Path) -> Path | None:
@@ -20,8 +48,19 @@ def resolve(place: str | Path) -> str:
 
 
 def table_uri(database: str, name: str) -> str:
-    """Where a database keeps a table."""
-    return f"{database.rstrip('/')}/{name}.lance"
+    """Where a database keeps a table, or a branch of one. (Not one in a namespace.)"""
+    table, _, branch = name.partition(_BRANCH)
+    return branch_uri(f"{database.rstrip('/')}/{table}.lance", branch or None)
+
+
+def branch_uri(table: str, branch: str | None) -> str:
+    """Where a branch of a table is: a dataset of its own, inside the table's folder."""
+    return table if branch is None else f"{table}/tree/{branch}"
+
+
+def without_file_scheme(uri: str) -> str:
+    """An address as a path, where LanceDB gives a local one as a quoted `file://` URI."""
+    return unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
 
 
 def same_place(one: str, other: str) -> bool:

@@ -117,13 +117,19 @@ _WORST_FIRST = (
 
 
 def verify(
-    subject: Subject, *, sample: int | float | None = None, run: bool = False, seed: int = 0
+    subject: Subject,
+    version: int | None = None,
+    *,
+    sample: int | float | None = None,
+    run: bool = False,
+    seed: int = 0,
 ) -> VerifyReport:
     """Look at all rows of a column, or at a sample: a number of rows, or a share below 1.
 
+    At a version of the table, or the latest.
     With `run` the user's function is called here, for the rows that are right by their receipts.
     """
-    dataset = open_dataset(subject.ref)
+    dataset = open_dataset(subject.ref, version)
     snapshot = read_snapshot(dataset, subject.ref)
     computation = subject.bind(dataset, snapshot)
     reader = ValidityReader(dataset, snapshot, computation, reads_values=True)

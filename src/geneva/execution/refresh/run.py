@@ -110,7 +110,7 @@ def _source_pinned(prepared: PreparedRefresh, control: JobControl) -> AbstractCo
     Not in another database: who unpins versions there knows nothing of the jobs of this one.
     """
     source = prepared.target.source
-    if not prepared.ref.uri.startswith(f"{source.uri.rpartition('/')[0]}/"):
+    if not prepared.ref.uri.startswith(f"{source.root.rpartition('/')[0]}/"):
         return nullcontext()
     dataset = open_dataset(source, prepared.target.version)
     # A source that may only be read is no reason to fail.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import lance
 from lance.file import LanceFileSession
 
+from geneva.errors import TableNotFoundError
 from geneva.model.tables import TableRef
+from geneva.model.uris import branch_uri
 from geneva.storage.checkpoints.pins import job_tags
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import (
@@ -111,13 +113,23 @@ def _delete_unreferenced(
     ours = {path for path in present if parse_file_name(path) is not None} - kept
     if not ours:
         return 0, 0
-    tracked = {
-        path.removeprefix("data/")
-        for path in dataset.tracked_files().read_all().column("path").to_pylist()
-    }
+    tracked = _files_in_use(ref, dataset)
     session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
     removed = [path for path in ours - tracked if _delete(session, path)]
     return len(removed), sum(present[path]["size_bytes"] for path in removed)
+
+
+def _files_in_use(ref: TableRef, dataset: lance.LanceDataset) -> set[str]:
+    """The data files, by name, that any version of the table or of one of its branches has.
+
+    A branch has files of what it was made from, and may outlive the versions that had them.
+    """
+    found: set[str] = set()
+    for branch in (None, *dataset.branches.list()):
+        with suppress(TableNotFoundError):  # a branch that was deleted just now
+            opened = open_dataset(replace(ref, uri=branch_uri(ref.root, branch), branch=branch))
+            found.update(opened.tracked_files().read_all().column("path").to_pylist())
+    return {path.removeprefix("data/") for path in found}
 
 
 def _delete(session: LanceFileSession, path: str) -> bool:

@@ -1,5 +1,7 @@
 """The functions of computed columns, in the table's `_udfs` folder, by the digest of their bytes.
 
+A branch or a clone has those that were declared on it; the others are where it comes from.
+
 Only `load_udf` turns stored bytes into code, and only workers call it.
 """
 
@@ -12,7 +14,7 @@ from lance.file import LanceFileSession
 
 from geneva.errors import UDFIntegrityError
 from geneva.model.tables import TableRef
-from geneva.storage.lance.dataset import is_damage
+from geneva.storage.lance.dataset import base_refs, is_damage
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
 
 
@@ -38,8 +40,12 @@ def stage_udf(ref: TableRef, udf: UDF) -> str:
 def load_udf(ref: TableRef, digest: str) -> UDF:
     """Read a function and make it code again, after checking that it is what was stored."""
     try:
-        reader = _udf_session(ref).open_reader(f"{digest}.lance")
-        data = reader.read_all().to_table().column(0)[0].as_py()
+        name = f"{digest}.lance"
+        session = _udf_session(ref)
+        if not session.contains(name):
+            others = (_udf_session(base) for base in base_refs(ref))
+            session = next((other for other in others if other.contains(name)), session)
+        data = session.open_reader(name).read_all().to_table().column(0)[0].as_py()
     except BaseException as error:
         if not is_damage(error):
             raise

@@ -17,7 +17,7 @@ from typing import Any
 from lance.file import LanceFileReader
 
 from geneva.model.rows import RowSet
-from geneva.model.tables import TableRef
+from geneva.model.tables import Secrets, TableRef
 from geneva.storage.lance.dataset import FragmentFacts, is_damage
 
 PROVENANCE_METADATA = "geneva.provenance"
@@ -117,11 +117,14 @@ def named(column_uuid: str, udf_version: str, inputs: tuple[str, ...]) -> NamedP
 
 
 def read_provenance(ref: TableRef, path: str) -> Provenance | None:
+    """The provenance of a data file in the table's own folder; None when there is none."""
+    return provenance_at(f"{ref.uri}/data/{path}", ref.storage_options)
+
+
+def provenance_at(uri: str, storage_options: Secrets) -> Provenance | None:
     """The provenance in a data file's metadata; None when there is none or the file is gone."""
     try:
-        reader = LanceFileReader(
-            f"{ref.uri}/data/{path}", storage_options=ref.storage_options.plain()
-        )
+        reader = LanceFileReader(uri, storage_options=storage_options.plain())
         text = (reader.metadata().schema.metadata or {}).get(PROVENANCE_METADATA.encode())
         return Provenance.from_text(text.decode()) if text is not None else None
     except BaseException as error:

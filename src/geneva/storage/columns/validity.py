@@ -30,7 +30,7 @@ from geneva.storage.columns.provenance import (
     input_signature,
     named,
     parse_file_name,
-    read_provenance,
+    provenance_at,
 )
 from geneva.storage.columns.receipts import (
     RECEIPT_TYPE,
@@ -43,6 +43,7 @@ from geneva.storage.lance.dataset import (
     FileFacts,
     FragmentFacts,
     TableSnapshot,
+    file_uri,
     file_version,
 )
 from geneva.storage.lance.fragments import fitting_window, read_windows, size_of_inputs, window_rows
@@ -243,7 +244,7 @@ class ValidityReader:
         made_from = frozenset((found.inputs,))
         if found.complete:
             return Validity(rows, Reason.UP_TO_DATE, {right: RowSet.full(rows)}, made_from)
-        return self._by_provenance(files[0].path, rows, right, made_from)
+        return self._by_provenance(files[0], rows, right, made_from)
 
     def _receipt_files(self, fragment: FragmentFacts) -> tuple[FileFacts, ...]:
         receipt = self._computation.receipt
@@ -255,9 +256,10 @@ class ValidityReader:
         return named(computation.id, computation.version, signature(computation, fragment))
 
     def _by_provenance(
-        self, path: str, size: int, right: ValueState, made_from: frozenset[str]
+        self, file: FileFacts, size: int, right: ValueState, made_from: frozenset[str]
     ) -> Validity | None:
-        provenance = read_provenance(self._ref, path)
+        uri = file_uri(self._ref, self._dataset, file)
+        provenance = provenance_at(uri, self._ref.storage_options)
         if provenance is None or provenance.valid.size != size:
             return None
         failed = provenance.failed or RowSet.empty(size)

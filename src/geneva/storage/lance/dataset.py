@@ -33,6 +33,9 @@ class FileFacts:
     path: str
     fields: tuple[int, ...]
     size_bytes: int | None
+    base_id: int | None = None
+    """In which other table's folder it is; None: in the table's own. A branch or a shallow clone
+    begins with the files of what it was made from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ def fragment_facts(metadata: Any) -> FragmentFacts:
         physical_rows=metadata.physical_rows,
         deleted_rows=deletions.num_deleted_rows if deletions is not None else 0,
         files=tuple(
-            FileFacts(file_path(file), tuple(file.fields), file.file_size_bytes)
+            FileFacts(file_path(file), tuple(file.fields), file.file_size_bytes, file.base_id)
             for file in metadata.files
         ),
         deletions=f"{deletions.read_version}-{deletions.id}" if deletions is not None else "",
@@ -128,6 +131,25 @@ def file_path(data_file: Any) -> str:
     """The path of a data file. Asked for as an attribute, pylance 14 makes a class each time."""
     known = getattr(data_file, "_path", None)
     return str(data_file.path) if known is None else str(known)
+
+
+def file_uri(ref: TableRef, dataset: lance.LanceDataset, file: FileFacts) -> str:
+    """Where a data file of a table is: in its own folder, or in that of one of its bases."""
+    base = None if file.base_id is None else dataset.base_paths().get(file.base_id)
+    if base is None:
+        return f"{ref.uri}/data/{file.path}"
+    folder = base.path.rstrip("/")
+    return f"{folder}/data/{file.path}" if base.is_dataset_root else f"{folder}/{file.path}"
+
+
+def base_refs(ref: TableRef) -> list[TableRef]:
+    """The tables that a branch or a clone was made from, which own some of its files."""
+    bases = open_dataset(ref).base_paths().values()
+    return [
+        TableRef(ref.name, base.path.rstrip("/"), ref.storage_options)
+        for base in bases
+        if base.is_dataset_root
+    ]
 
 
 def file_version(dataset: lance.LanceDataset) -> tuple[int, int]:
