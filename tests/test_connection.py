@@ -12,8 +12,8 @@ import pytest
 from lancedb.index import BTree
 
 import geneva
-from geneva import Connection
-from geneva.errors import TableNotFoundError, UserInputError
+from geneva import Connection, Table
+from geneva.errors import ColumnNotFoundError, TableNotFoundError, UserInputError
 from support import Calls, column, make_table, tripled
 
 
@@ -54,6 +54,106 @@ class TestConnecting:
         table = db.create_table("t", rows(1))
         for text in (repr(db), repr(table), repr(table.ref), repr(vars(db))):
             assert "hush" not in text
+
+
+class TestMapping:
+    def test_tables_by_name(self, local_db: Connection) -> None:
+        assert len(local_db) == 0
+        assert local_db
+        make_table(local_db, [2])
+        assert len(local_db) == 1
+        assert isinstance(local_db["t"], geneva.Table)
+        assert len(local_db["t"]) == 2
+        assert ("t" in local_db, "u" in local_db, list(local_db)) == (True, False, ["t"])
+        with pytest.raises(TableNotFoundError, match=r"no table 'u'.*\['t'\]"):
+            local_db["u"]
+
+
+class TestCheckedOut:
+    """A handle of an older version reads it, and writes nothing, as LanceDB's own."""
+
+    @pytest.fixture
+    def table(self, local_db: Connection, calls: Calls) -> Table:
+        table = make_table(local_db, [2])
+        table.add_columns({"x": tripled(calls)})
+        table.add(rows(7))
+        return table
+
+    def test_nothing_is_written(self, local_db: Connection, table: Table, calls: Calls) -> None:
+        old = table.version - 1
+        table.tags.create("old", old)
+        for pinned in (local_db.open_table("t", version=old), local_db["t"], local_db["t"]):
+            if pinned.version != old:
+                pinned.checkout(old if pinned.version % 2 else "old")
+            for write in (
+                lambda t: t.backfill("x"),
+                lambda t: t.backfill_async("x"),
+                lambda t: t.add_columns({"y": tripled(calls)}),
+                lambda t: t.add_columns({"y": "id + 1"}),
+                lambda t: t.alter_columns({"path": "x", "udf": tripled(calls)}),
+                lambda t: t.alter_columns({"path": "x", "rename": "z"}),
+                lambda t: t.drop_columns("x"),
+                lambda t: t.compact_files(),
+            ):
+                with pytest.raises(UserInputError, match="is checked out"):
+                    write(pinned)
+            assert (pinned.version, len(pinned)) == (old, 2)
+        assert calls.count == 0
+        assert local_db["t"].version == table.version
+
+    def test_what_is_read_is_of_then(self, table: Table, calls: Calls) -> None:
+        table.backfill("x")
+        table.checkout(2)
+        assert table.plan_backfill("x").version == 2
+        assert table.verify("x").total_rows == 2
+        assert table.query().count_rows() == 2
+        table.checkout_latest()
+        assert table.plan_backfill("x").rows_to_compute == 0
+        assert table.verify("x").total_rows == 3
+
+    def test_the_latest_is_written_again(self, table: Table, calls: Calls) -> None:
+        table.checkout(2)
+        table.checkout_latest()
+        table.backfill("x")
+        assert calls.taken() == [0, 1, 7]
+        table.checkout(2)
+        table.restore()
+        table.backfill("x")
+        assert calls.count <= 2
+        assert column(table, "x") == [0, 3]
+
+    def test_a_job_that_ends_leaves_it_where_it_is(self, table: Table) -> None:
+        future = table.backfill_async("x")
+        table.checkout(2)
+        future.result()
+        assert table.version == 2
+
+    def test_a_view(self, local_db: Connection, calls: Calls) -> None:
+        source = make_table(local_db, [2], name="s", stable_row_ids=True)
+        view = local_db.create_materialized_view("v", source)
+        made = view.version
+        view.refresh()
+        refreshed = view.version
+        view.checkout(made)
+        for write in (view.refresh, view.refresh_async, view.plan_refresh):
+            with pytest.raises(UserInputError, match="is checked out"):
+                write()
+        assert view.version == made
+        assert local_db["v"].version == refreshed
+
+
+def test_a_version_from_before_the_column(local_db: Connection, calls: Calls) -> None:
+    table = make_table(local_db, [2])
+    before = table.version
+    table.add_columns({"x": tripled(calls)})
+    for ask in (table.backfill, table.plan_backfill):
+        with pytest.raises(ColumnNotFoundError, match="'x' did not exist yet in version 1 of"):
+            ask("x", read_version=before)
+    with pytest.raises(ColumnNotFoundError, match="'nope' is not defined"):
+        table.backfill("nope", read_version=before)
+    table.checkout(before)
+    with pytest.raises(ColumnNotFoundError, match="did not exist yet"):
+        table.plan_backfill("x")
 
 
 class TestTables:

@@ -27,6 +27,7 @@ from geneva.storage.jobs.failures import FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals
 from geneva.storage.lance.database import (
     check_table_name,
+    list_every_table,
     list_table_names,
     open_database,
     open_lancedb_table,
@@ -131,6 +132,13 @@ class Connection:
         Geneva's own tables are not among them.
         """
         return list_table_names(self._database, namespace_path or ())
+
+    def all_table_names(self) -> list[str]:
+        """The names of all tables, of their branches and of those in namespaces.
+
+        Each is as `open_table` takes it: `table`, `table@branch`, `namespace$table`.
+        """
+        return [str(name) for name in list_every_table(self._database)]
 
     def create_table(self, name: str, *args: Any, **kwargs: Any) -> Table:
         """Create a table, as LanceDB does.

@@ -41,11 +41,12 @@ ColumnSource: TypeAlias = UDF | tuple[UDF, Sequence[str]] | str
 
 
 class Branches:
-    """The branches of a table. What is not defined here is LanceDB's: `list`, `delete`, `diff`."""
+    """The branches of a table. What is not defined here is LanceDB's: `list`, `diff` and more."""
 
-    def __init__(self, connection: Connection, branches: Any) -> None:
+    def __init__(self, connection: Connection, lancedb_table: Any) -> None:
         """Use `Table.branches`."""
-        self._connection, self._branches = connection, branches
+        self._connection, self._table = connection, lancedb_table
+        self._branches = lancedb_table.branches
 
     def __getattr__(self, name: str) -> Any:
         """Hand everything else to LanceDB."""
@@ -65,6 +66,13 @@ class Branches:
         if version is not None:
             branch.checkout(version)
         return branch
+
+    def delete(self, name: str) -> None:
+        """Delete a branch, unless a job works on it. What a dead job pinned is no reason not to."""
+        declarations.release_dead(
+            self._connection._table_ref(self._table), self._connection._history.close_lost
+        )
+        self._branches.delete(name)
 
 
 class Table:
@@ -152,7 +160,7 @@ class Table:
     @property
     def branches(self) -> Branches:
         """The table's branches: to make one, open one, list and delete them."""
-        return Branches(self._connection, self._table.branches)
+        return Branches(self._connection, self._table)
 
     def checkout(self, version: int | str) -> None:
         """Read an older version, given by its number or tag. It can't be written to."""

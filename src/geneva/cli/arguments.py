@@ -29,7 +29,7 @@ def epilog(*examples: str) -> str:
 
 def complete_table(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of tables, for the shell; in trouble none, and no message."""
-    return _complete(lambda db: db.table_names(), ctx, incomplete)
+    return _complete(lambda db: db.all_table_names(), ctx, incomplete)
 
 
 def complete_view(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -70,7 +70,8 @@ TableName = Annotated[
     str,
     typer.Argument(
         metavar="TABLE",
-        help="The table's name, or a view's.",
+        help="The table's name, or a view's; TABLE@BRANCH for a branch, NAMESPACE$TABLE in a "
+        "namespace.",
         autocompletion=complete_table,
         show_default=False,
     ),

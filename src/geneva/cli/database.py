@@ -45,7 +45,7 @@ def check_columns(table: Table, columns: Iterable[str], hint: str = "") -> None:
     for name in columns:
         if name not in known:
             message = (
-                f"Table {table.name!r} has no column {name!r}.{did_you_mean(name, known)} "
+                f"Table {table.ref.name!r} has no column {name!r}.{did_you_mean(name, known)} "
                 f"It has: {', '.join(known)}."
             )
             raise ColumnNotFoundError(f"{message} {hint}" if hint else message)

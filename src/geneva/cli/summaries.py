@@ -18,7 +18,7 @@ def table_summary(table: Table) -> dict[str, Any]:
 
     dataset = open_dataset(table.ref)
     return {
-        "name": table.name,
+        "name": table.ref.name,
         "is_view": isinstance(table, MaterializedView),
         "rows": int(dataset.count_rows()),
         "version": int(dataset.version),

@@ -22,11 +22,11 @@ def tables(
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """List the tables and views of a database."""
+    """List the tables and views of a database, with their branches and those in namespaces."""
     from geneva.cli.summaries import table_summary
 
     connection = connect(db, storage_option)
-    found = [table_summary(connection.open_table(name)) for name in connection.table_names()]
+    found = [table_summary(connection.open_table(name)) for name in connection.all_table_names()]
     if as_json:
         return emit({"tables": found})
     if not found:

@@ -231,7 +231,7 @@ def _open(db: str, name: str, storage_option: list[str] | None) -> MaterializedV
 def view_summary(view: MaterializedView) -> dict[str, Any]:
     """A view in a line, for machines."""
     return {
-        "name": view.name,
+        "name": view.ref.name,
         "source": view.definition.base_table,
         "source_version": view.source_version,
         "rows": len(view),

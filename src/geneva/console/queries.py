@@ -118,7 +118,14 @@ class DatabaseReader:
 
     def tables(self) -> list[TableInfo]:
         """Every table and view, by name."""
-        return [self.table(name) for name in self._db.table_names()]
+        return [self._listed(name) for name in self._db.all_table_names()]
+
+    def _listed(self, name: str) -> TableInfo:
+        try:
+            return self.table(name)
+        except TableNotFoundError as error:
+            # Dropped just now, or a folder of a name that LanceDB doesn't take for a table.
+            return TableInfo(name, trouble=self.redact(str(error)[:300]))
 
     def table(self, name: str) -> TableInfo:
         """What is known of a table without planning anything."""
@@ -138,7 +145,7 @@ class DatabaseReader:
 
     def _table_info(self, table: Table) -> TableInfo:
         info = TableInfo(
-            name=table.name,
+            name=table.ref.name,
             version=table.version,
             rows=len(table),
             columns=tuple(table.schema.names),

@@ -58,9 +58,10 @@ class Console:
         """Every address."""
         return [
             Route("/", self.tables),
-            Route("/tables/{name}", self.table),
-            Route("/tables/{name}/freshness", self.freshness),
-            Route("/tables/{name}/picture", self.picture),
+            # The name of a branch may have slashes.
+            Route("/tables/{name:path}/freshness", self.freshness),
+            Route("/tables/{name:path}/picture", self.picture),
+            Route("/tables/{name:path}", self.table),
             Route("/views", self.views),
             Route("/jobs", self.jobs),
             Route("/jobs/stream", self.jobs_stream),

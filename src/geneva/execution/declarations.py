@@ -26,7 +26,7 @@ from geneva.storage.checkpoints.cleanup import (
     forget_attempts,
     remove_leftovers,
 )
-from geneva.storage.checkpoints.pins import job_tags, release_dead_tags
+from geneva.storage.checkpoints.pins import is_job_at_work, release_dead_tags
 from geneva.storage.checkpoints.store import without_where
 from geneva.storage.columns.definitions import (
     FieldsNow,
@@ -303,13 +303,18 @@ def _check_inputs_present(definition: ColumnDefinition, schema: pa.Schema) -> No
             )
 
 
+def release_dead(ref: TableRef, is_running: Callable[[str], bool]) -> None:
+    """Unpin what dead jobs have pinned, on any branch of a table."""
+    release_dead_tags(open_dataset(ref), is_running)
+
+
 def cleanup(
     ref: TableRef, is_running: Callable[[str], bool], older_than: timedelta
 ) -> CleanupReport:
     """Remove what no plan can use again. While a job runs on the table, checkpoints all stay."""
     dataset = open_dataset(ref)
     release_dead_tags(dataset, is_running)
-    busy = bool(job_tags(dataset))
+    busy = is_job_at_work(dataset, ref.branch)
     definitions = read_definitions(dataset.schema)
     useful: set[str] = set()
     own = [d for d in definitions.values() if not reads_source(d.arrow_field)]

@@ -48,7 +48,7 @@ def resolve(place: str | Path) -> str:
 
 
 def table_uri(database: str, name: str) -> str:
-    """Where a database keeps a table, or a branch of one. (Not one in a namespace.)"""
+    """Where a database keeps a table that is in no namespace, or a branch of it."""
     table, _, branch = name.partition(_BRANCH)
     return branch_uri(f"{database.rstrip('/')}/{table}.lance", branch or None)
 

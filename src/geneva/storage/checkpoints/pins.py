@@ -46,8 +46,16 @@ def pinned(
             dataset.tags.delete(tag)
 
 
-def job_tags(dataset: lance.LanceDataset) -> list[str]:
-    """The tags of jobs on a table. A tag that goes while they are listed makes Lance fail."""
+def is_job_at_work(dataset: lance.LanceDataset, branch: str | None) -> bool:
+    """Whether a job has pinned a version of a branch; None: of the table's main line."""
+    return branch in job_tags(dataset).values()
+
+
+def job_tags(dataset: lance.LanceDataset) -> dict[str, str | None]:
+    """The tags of jobs on a table, each with the branch that it is on.
+
+    A tag that goes while they are listed makes Lance fail.
+    """
     for _ in range(_LIST_ATTEMPTS):
         with suppress(OSError, ValueError):
             return _list_tags(dataset)
@@ -55,8 +63,9 @@ def job_tags(dataset: lance.LanceDataset) -> list[str]:
     return _list_tags(dataset)
 
 
-def _list_tags(dataset: lance.LanceDataset) -> list[str]:
-    return [name for name in dataset.tags.list() if name.startswith(_JOB_TAG)]
+def _list_tags(dataset: lance.LanceDataset) -> dict[str, str | None]:
+    tags = dataset.tags.list().items()
+    return {name: tag["branch"] for name, tag in tags if name.startswith(_JOB_TAG)}
 
 
 def cleanup_around_jobs(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import lancedb
@@ -33,14 +34,35 @@ def open_lancedb_table(database: Any, name: TableName, options: Mapping[str, Any
 
 def list_table_names(database: Any, namespace: Sequence[str] = ()) -> list[str]:
     """The names of all tables of the database, or of those in a namespace, sorted."""
+    return sorted(_pages(database.list_tables, "tables", namespace))
+
+
+def list_every_table(database: Any, namespace: tuple[str, ...] = ()) -> Iterator[TableName]:
+    """All tables of a database, each before its branches; those in namespaces come last."""
+    for table in list_table_names(database, namespace):
+        name = TableName(table, namespace)
+        yield name
+        for branch in _branches_of(database, name):
+            yield replace(name, branch=branch)
+    for inner in sorted(_pages(database.list_namespaces, "namespaces", namespace)):
+        yield from list_every_table(database, (*namespace, inner))
+
+
+def _branches_of(database: Any, name: TableName) -> list[str]:
+    try:
+        table = open_lancedb_table(database, name, {})
+        return sorted(table.branches.list()) if table is not None else []
+    except (ValueError, OSError, RuntimeError):
+        return []  # it can't be opened: whoever tries to will say why
+
+
+def _pages(read: Callable[..., Any], what: str, namespace: Sequence[str]) -> Iterator[str]:
     place = {"namespace_path": list(namespace)} if namespace else {}
-    names: list[str] = []
-    page = database.list_tables(limit=1000, **place)
-    names.extend(page.tables)
+    page = read(limit=1000, **place)
+    yield from getattr(page, what)
     while page.page_token:
-        page = database.list_tables(limit=1000, page_token=page.page_token, **place)
-        names.extend(page.tables)
-    return sorted(names)
+        page = read(limit=1000, page_token=page.page_token, **place)
+        yield from getattr(page, what)
 
 
 def check_table_name(name: str) -> None:

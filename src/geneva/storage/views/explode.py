@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import lance
 import numpy as np
@@ -14,9 +15,11 @@ from lance.fragment import write_fragments
 
 from geneva.model.addresses import offsets_of
 from geneva.model.tables import TableRef
+from geneva.model.uris import branch_uri
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.views.state import read_view_state
 
 CHUNKS = "__chunks"
 """The hidden view's column of lists."""
@@ -25,7 +28,37 @@ _MAX_RETRIES = 19
 
 def inner_ref(outer: TableRef) -> TableRef:
     """The hidden view of a chunked one. It is inside the other's folder, and goes with it."""
-    return TableRef(f"{outer.name} (chunks)", f"{outer.uri}/_chunks", outer.storage_options)
+    hidden = TableRef(f"{outer.name} (chunks)", f"{outer.root}/_chunks", outer.storage_options)
+    if outer.branch is None:
+        return hidden
+    branch = _hidden_branch(outer, hidden)
+    return replace(hidden, uri=branch_uri(hidden.root, branch), branch=branch)
+
+
+def _hidden_branch(outer: TableRef, hidden: TableRef) -> str:
+    """The branch of a hidden view that goes with a branch of the view, made when first asked for.
+
+    It begins at the version that the branch's rows were laid out from, where that is still there.
+    It is called by the identity of the branch: names of deleted branches are used again.
+    """
+    view, lists = open_dataset(outer), open_dataset(hidden)
+    *older, own = (name for _, name in view.branches.list()[outer.branch]["branch_identifier"])
+    present = lists.branches.list()
+    if own in present:
+        return own
+    parent = next((name for name in reversed(older) if name in present), None)
+    laid_out = read_view_state(view.schema).computed_at
+    for version in (*sorted(laid_out)[-1:], None):
+        try:
+            lists.create_branch(own, (parent, version))
+        except (OSError, ValueError):
+            if own in lists.branches.list():
+                break  # somebody else was quicker
+            if version is None:
+                raise
+        else:
+            break
+    return own
 
 
 def write_chunk_rows(outer: TableRef, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> str:
