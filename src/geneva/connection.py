@@ -138,7 +138,7 @@ class Connection:
 
         Each is as `open_table` takes it: `table`, `table@branch`, `namespace$table`.
         """
-        return [str(name) for name in list_every_table(self._database)]
+        return [str(name) for name in list_every_table(self._database, self._storage_options)]
 
     def create_table(self, name: str, *args: Any, **kwargs: Any) -> Table:
         """Create a table, as LanceDB does.
@@ -177,7 +177,7 @@ class Connection:
             named.namespace if namespace_path is None else tuple(namespace_path),
             named.branch if branch is None else branch,
         )
-        table = open_lancedb_table(self._database, asked, kwargs)
+        table = open_lancedb_table(self._database, asked, self._storage_options, kwargs)
         if table is None:
             raise TableNotFoundError(self._not_found(asked))
         opened = self._opened(table)
@@ -191,7 +191,9 @@ class Connection:
 
     def _not_found(self, name: TableName) -> str:
         without = replace(name, branch=None)
-        table = open_lancedb_table(self._database, without, {}) if name.branch else None
+        table = None
+        if name.branch is not None:
+            table = open_lancedb_table(self._database, without, self._storage_options)
         if table is not None:
             branches = sorted(table.branches.list())
             return f"There is no branch {name.branch!r} of table {without!s}. Branches: {branches}."

@@ -192,7 +192,7 @@ class Query:
 
     def __repr__(self) -> str:
         """Show the table and the columns."""
-        return f"Query({self._source.table.name!r}, columns={self.schema.names})"
+        return f"Query({self.source.name!r}, columns={self.schema.names})"
 
     def __getattr__(self, name: str) -> Any:
         """Say where LanceDB's own query methods are."""

@@ -107,6 +107,26 @@ def fill(column: str = "words") -> Any:
 # ---------------------------------------------------------------------------------------- look
 
 
+def test_branches_and_namespaces_by_name(folder: Path) -> None:
+    db = geneva.connect("db")
+    db["articles"].branches.create("rel/v1")
+    db.create_namespace(["ns"])
+    db.create_table("articles", [{"id": 5, "text": "a b"}], namespace_path=["ns"])
+    for name, computed in (("articles@rel/v1", 6), ("ns$articles", 1)):
+        ran = read("backfill", "db", name, "words", "--udf", "own_functions:words", "--save")
+        assert ran["rows_computed"] == computed
+        assert read("plan", "db", name, "words")["rows_to_compute"] == 0
+        assert read("verify", "db", name, "words")["counts"] == {"right": computed}
+        assert read("describe", "db", name)["name"] == name
+        assert read("errors", "db", name)["total"] == 0
+        assert [j["table"] for j in read("jobs", "list", "db", "--table", name)["jobs"]] == [name]
+    names = [table["name"] for table in read("tables", "db")["tables"]]
+    assert names == ["articles", "articles@rel/v1", "ns$articles"]
+    assert "words" not in run("sample", "db", "articles").stdout
+    assert "words" in run("sample", "db", "articles@rel/v1").stdout
+    assert "no branch 'rel' of table articles" in refused("describe", "db", "articles@rel")
+
+
 def test_tables(folder: Path) -> None:
     fill()
     shown = run("tables", "db").stdout

@@ -18,11 +18,13 @@ from console_showcase import HOSTILE
 from geneva.console.guard import answered_hosts, host_name
 from geneva.console.queries import DatabaseReader
 from geneva.errors import UserInputError
+from geneva.execution.runner import InProcessRunner
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
 from geneva.model.uris import without_credentials
 from geneva.storage.jobs.events import JobEvent, JobHistory
 from geneva.storage.jobs.heartbeats import JobSignals
+from support import Calls, tripled
 
 TOKEN = "a-token-of-this-test-alone"
 ADDRESS = "http://127.0.0.1:8765"
@@ -132,6 +134,27 @@ def test_hostile_names_are_text(client: TestClient, way: str) -> None:
     assert "<i>echo" not in markup
     assert "<b>truncated" not in markup
     assert "🦆" in Page(markup).text
+
+
+def test_branches_and_namespaces_have_pages(tmp_path: Path) -> None:
+    db = geneva.connect(tmp_path / "db", runner=InProcessRunner)
+    main = db.create_table("t", pa.table({"id": [1, 2]}))
+    main.add_columns({"y": tripled(Calls(str(tmp_path / "calls")))})
+    main.branches.create("rel/v1").backfill("y")
+    db.create_namespace(["ns"])
+    db.create_table("t", pa.table({"id": [7]}), namespace_path=["ns"])
+    client = browser(str(tmp_path / "db"))
+    links = [str(a.get("href")) for a in Page(client.get("/").text).all("a")]
+    for name, rows in (("t", 2), ("t%40rel%2Fv1", 2), ("ns%24t", 1)):
+        assert f"/tables/{name}" in links
+        assert f"{rows} row" in client.get(f"/tables/{name}").text
+        assert client.get(f"/tables/{name}/freshness").status_code == 200
+    assert "stale" not in client.get("/tables/t%40rel%2Fv1/freshness", headers={"x-part": "1"}).text
+    assert "2 of 2 rows stale" in client.get("/tables/t/freshness").text
+    assert "/tables/t%40rel%2Fv1" in client.get("/jobs").text
+    assert client.get("/tables/t%40nope").status_code == 404
+    for way in ("/views", "/metrics", "/errors?table=t%40rel%2Fv1"):
+        assert client.get(way).status_code == 200
 
 
 def test_a_table_shows_columns_udfs_pictures_and_vectors(client: TestClient) -> None:

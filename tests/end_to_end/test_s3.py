@@ -292,6 +292,44 @@ def chain_of(error: BaseException | None) -> str:
     return out.getvalue()
 
 
+class TestBranches:
+    def test_a_branch_stays_in_its_folder(self, table: Table, calls: Calls, bucket: Bucket) -> None:
+        table.backfill("y", where="x < 45")
+        calls.clear()
+        branch = table.branches.create("rel/v1")
+
+        def own() -> set[str]:
+            keys = set(bucket.keys("t.lance/")) - set(bucket.keys("t.lance/tree/"))
+            return {key for key in keys if "/_refs/" not in key}
+
+        before = own()
+        branch.add(pa.table({"x": range(90, 95)}))
+        assert branch.plan_backfill("y").rows_to_compute == 50
+        branch.backfill("y", checkpoint_size=10)
+        assert calls.rows == list(range(45, 95))
+        assert values(branch) == doubled(95)
+        assert branch.verify("y").ok
+        branch.compact_files()
+        assert branch.backfill("y").rows_computed == 0
+        branch.cleanup_checkpoints()
+        assert own() == before
+        assert open_database(bucket).open_table("t@rel/v1").count_rows() == 95
+        query = branch.query().where("x > 88")
+        with pytest.warns(UserWarning, match="t@rel/v1"):  # it has no stable row ids
+            view = table._connection.create_materialized_view("v", query)
+        view.refresh()
+        assert values(view) == [2 * x for x in range(89, 95)]
+
+    def test_a_table_in_a_namespace(self, calls: Calls, bucket: Bucket) -> None:
+        db = open_database(bucket)
+        db.create_namespace(["ns"])
+        table = db.create_table("t", pa.table({"x": range(5)}), namespace_path=["ns"])
+        table.add_columns({"y": logged_double(calls, die_at=65)})
+        table.backfill("y")
+        assert values(db.open_table("ns$t")) == doubled(5)
+        assert db.all_table_names() == ["ns$t"]
+
+
 # ---------------------------------------------------------------------------------------- on Spark
 
 

@@ -20,12 +20,19 @@ def open_database(uri: str, storage_options: Secrets, options: Mapping[str, Any]
     return lancedb.connect(uri, storage_options=storage_options.plain(), **options)
 
 
-def open_lancedb_table(database: Any, name: TableName, options: Mapping[str, Any]) -> Any:
+def open_lancedb_table(
+    database: Any, name: TableName, secrets: Secrets, options: Mapping[str, Any] | None = None
+) -> Any:
     """Open a table or a branch of one, at its latest version; None when there is none."""
-    place = {"namespace_path": list(name.namespace)} if name.namespace else {}
-    branch = {} if name.branch is None else {"branch": name.branch}
+    asked = dict(options or {})
+    if name.branch is not None:
+        asked["branch"] = name.branch
+    if name.namespace:
+        asked["namespace_path"] = list(name.namespace)
+        # LanceDB doesn't hand its own on to a namespace.
+        asked.setdefault("storage_options", secrets.plain())
     try:
-        return database.open_table(name.table, **place, **branch, **options)
+        return database.open_table(name.table, **asked)
     except (ValueError, OSError, RuntimeError, LanceNamespaceError) as error:
         if "not found" not in str(error).lower():
             raise
@@ -37,20 +44,22 @@ def list_table_names(database: Any, namespace: Sequence[str] = ()) -> list[str]:
     return sorted(_pages(database.list_tables, "tables", namespace))
 
 
-def list_every_table(database: Any, namespace: tuple[str, ...] = ()) -> Iterator[TableName]:
+def list_every_table(
+    database: Any, secrets: Secrets, namespace: tuple[str, ...] = ()
+) -> Iterator[TableName]:
     """All tables of a database, each before its branches; those in namespaces come last."""
     for table in list_table_names(database, namespace):
         name = TableName(table, namespace)
         yield name
-        for branch in _branches_of(database, name):
+        for branch in _branches_of(database, name, secrets):
             yield replace(name, branch=branch)
     for inner in sorted(_pages(database.list_namespaces, "namespaces", namespace)):
-        yield from list_every_table(database, (*namespace, inner))
+        yield from list_every_table(database, secrets, (*namespace, inner))
 
 
-def _branches_of(database: Any, name: TableName) -> list[str]:
+def _branches_of(database: Any, name: TableName, secrets: Secrets) -> list[str]:
     try:
-        table = open_lancedb_table(database, name, {})
+        table = open_lancedb_table(database, name, secrets)
         return sorted(table.branches.list()) if table is not None else []
     except (ValueError, OSError, RuntimeError):
         return []  # it can't be opened: whoever tries to will say why
