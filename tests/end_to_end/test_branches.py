@@ -70,6 +70,14 @@ def tidy(table: Table) -> None:
     dataset.cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
 
 
+def forget_old_versions(table: Table) -> None:
+    """Remove the manifests that `tidy` keeps because a branch begins there."""
+    latest = 2**64 - 1 - table.version
+    for manifest in Path(table.ref.uri, "_versions").glob("*.manifest"):
+        if int(manifest.stem) != latest:
+            manifest.unlink()
+
+
 def ids(*values: int) -> pa.Table:
     return pa.table({"id": pa.array(values, pa.int64())})
 
@@ -137,7 +145,8 @@ class TestColumns:
         rel = main.branches.create("rel")
         sub = rel.branches.create("sub", from_ref="rel")
         for branch in (rel, sub):
-            assert branch.plan_backfill("y").rows_to_compute == 1
+            plan = branch.plan_backfill("y")
+            assert (plan.rows_to_compute, plan.checked_rows) == (1, 1)
             branch.backfill("y")
             assert calls.taken() == [0]
             assert column(branch, "y") == [0, 3, None, 9]
@@ -197,6 +206,7 @@ class TestColumns:
             table.alter_columns({"path": "y", "udf": counted_negative()})
             table.backfill("y")
             tidy(table)
+            forget_old_versions(table)
             table.cleanup_checkpoints(timedelta(0))
         assert by_id(sub, "y") == {i: 3 * i for i in range(6)}
         assert sub.verify("y").ok
