@@ -246,8 +246,14 @@ class Connection:
 
     def drop_materialized_view(self, name: str) -> None:
         """Drop a view; its source stays."""
-        if not isinstance(self.open_table(name), MaterializedView):
+        view = self.open_table(name)
+        if not isinstance(view, MaterializedView):
             raise UserInputError(f"{name!r} is a table, not a view: drop it with drop_table.")
+        if view.ref.branch is not None:
+            raise UserInputError(
+                f"{name!r} is a branch of view {view.name!r}: delete it with "
+                f"view.branches.delete({view.ref.branch!r})."
+            )
         self._database.drop_table(name)
 
     def _check_stable_ids(self, query: Query, *, strict: bool) -> None:

@@ -233,6 +233,17 @@ def counted_negative() -> geneva.UDF:
     return negative
 
 
+def test_workers_find_the_branch(db: Connection, calls: Calls) -> None:
+    main = make_table(db, [2, 2])
+    main.add_columns({"y": tripled(calls)})
+    branch = main.branches.create("rel/v1")
+    with untouched(main):
+        branch.add(ids(9))
+        assert branch.backfill("y").rows_computed == 5
+    assert calls.taken() == [0, 1, 2, 3, 9]
+    assert by_id(branch, "y") == {i: 3 * i for i in (0, 1, 2, 3, 9)}
+
+
 class TestHandles:
     def test_names(self, local_db: Connection, main: Table) -> None:
         branch = main.branches.create("rel/v1")
@@ -377,6 +388,8 @@ class TestViews:
         calls.clear()
         view.refresh()
         assert calls.taken() == [7, 8]
+        with pytest.raises(UserInputError, match=r"branches.delete\('next'\)"):
+            local_db.drop_materialized_view("v@next")
         assert [j.table_name for j in local_db.list_jobs("v@next")] == ["v@next"] * 2
 
     def test_a_branch_of_a_chunked_view(self, local_db: Connection, calls: Calls) -> None:

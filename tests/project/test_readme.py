@@ -67,6 +67,13 @@ def test_the_guide_to_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names["db"].list_materialized_views() == ["english", "passages"]
 
 
+def test_the_guide_to_branches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(ROOT / "docs" / "branches.md", tmp_path, monkeypatch)
+    assert "while version 2 is checked out" in capsys.readouterr().out
+
+
 def test_the_guide_to_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ class TestByIdentity:
     ) -> None:
         table.fill(0)
         reader = table.reader()
-        monkeypatch.delattr("geneva.storage.columns.validity.read_provenance")
+        monkeypatch.delattr("geneva.storage.columns.validity.provenance_at")
         found = reader.by_files(table.fragment(0))
         assert (found.reason, found.right.is_full) == (Reason.UP_TO_DATE, True)
         assert not found.without_receipt
