@@ -94,6 +94,7 @@ class TestCheckedOut:
                 lambda t: t.alter_columns({"path": "x", "rename": "z"}),
                 lambda t: t.drop_columns("x"),
                 lambda t: t.compact_files(),
+                lambda t: t.optimize(),
             ):
                 with pytest.raises(UserInputError, match="is checked out"):
                     write(pinned)

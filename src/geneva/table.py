@@ -241,6 +241,7 @@ class Table:
 
         Versions that running jobs read are left for a later clean-up.
         """
+        self._refuse_checked_out("optimize")
         if not self._cleanup_around_jobs(cleanup_older_than, unverified=delete_unverified):
             options.update(
                 cleanup_older_than=cleanup_older_than, delete_unverified=delete_unverified

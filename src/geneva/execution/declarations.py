@@ -26,7 +26,7 @@ from geneva.storage.checkpoints.cleanup import (
     forget_attempts,
     remove_leftovers,
 )
-from geneva.storage.checkpoints.pins import is_job_at_work, release_dead_tags
+from geneva.storage.checkpoints.pins import release_dead_tags, tags_on
 from geneva.storage.checkpoints.store import without_where
 from geneva.storage.columns.definitions import (
     FieldsNow,
@@ -314,7 +314,7 @@ def cleanup(
     """Remove what no plan can use again. While a job runs on the table, checkpoints all stay."""
     dataset = open_dataset(ref)
     release_dead_tags(dataset, is_running)
-    busy = is_job_at_work(dataset, ref.branch)
+    busy = bool(tags_on(dataset, ref.branch))
     definitions = read_definitions(dataset.schema)
     useful: set[str] = set()
     own = [d for d in definitions.values() if not reads_source(d.arrow_field)]

@@ -13,7 +13,7 @@ from lance.file import LanceFileSession
 from geneva.errors import TableNotFoundError
 from geneva.model.tables import TableRef
 from geneva.model.uris import branch_uri
-from geneva.storage.checkpoints.pins import is_job_at_work
+from geneva.storage.checkpoints.pins import tags_on
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import (
     CheckpointKey,
@@ -56,7 +56,7 @@ def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
 
     Nothing while another job works on the table: its version is tagged.
     """
-    if is_job_at_work(open_dataset(ref), ref.branch):
+    if tags_on(open_dataset(ref), ref.branch):
         return 0
     store = open_checkpoints(ref)
     keys = keys_of_column(store, column)

@@ -46,9 +46,9 @@ def pinned(
             dataset.tags.delete(tag)
 
 
-def is_job_at_work(dataset: lance.LanceDataset, branch: str | None) -> bool:
-    """Whether a job has pinned a version of a branch; None: of the table's main line."""
-    return branch in job_tags(dataset).values()
+def tags_on(dataset: lance.LanceDataset, branch: str | None) -> list[str]:
+    """The tags of jobs on a branch of a table; None: on its main line."""
+    return [name for name, tagged in job_tags(dataset).items() if tagged == branch]
 
 
 def job_tags(dataset: lance.LanceDataset) -> dict[str, str | None]:
@@ -82,7 +82,7 @@ def cleanup_around_jobs(
     """
     dataset = open_dataset(ref)
     release_dead_tags(dataset, is_running)
-    running = job_tags(dataset)
+    running = tags_on(dataset, ref.branch)
     if not running:
         return False
     if delete_unverified:
