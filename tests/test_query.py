@@ -81,6 +81,15 @@ def test_a_query_gives_all_of_the_table(query: Query) -> None:
     assert query.to_list()[3] == rows(3, 4).to_pylist()[0]
 
 
+def test_an_address_leads_to_its_row(query: Query) -> None:
+    every = query.select({"id": "id", "at": "_rowaddr"}).to_list()
+    for row in (every[0], every[-1]):
+        found = query.where(f"_rowaddr IN ({row['at']})").select({"id": "id", "at": "_rowaddr"})
+        assert found.to_list() == [row]
+    with pytest.raises(UserInputError, match="another value each time"):
+        query.where("_rowaddr = 0").check_viewable()
+
+
 def test_filters_add_up(query: Query) -> None:
     some = query.where("id > 2").where("id < 5 OR id = 8 -- or so")
     assert [r["id"] for r in some.to_list()] == [3, 4, 8]

@@ -9,12 +9,14 @@
     │   ├── InvalidUDFError              the function or its declaration can't be used
     │   ├── TypeMismatchError            the table's types and the UDF's don't agree
     │   ├── InvalidFilterError           the where clause doesn't parse or doesn't fit the table
+    │   │   └── UnknownFilterColumnError it names a column that is not there
     │   ├── UnknownOptionError           an option that a backfill or refresh doesn't have
     │   ├── StaleInputError              a computed input is not up to date, and upstream="refuse"
     │   └── TableNotFoundError           no such table in the database
     ├── UDFError                         fix the function, then run again: finished work is kept
     │   ├── UDFExecutionError            the function raised
     │   ├── UDFOutputError               the function returned something the column can't hold
+    │   ├── SQLExecutionError            an SQL column can't be computed for a row
     │   ├── UDFTimeoutError              a call took longer than the UDF's timeout
     │   ├── WorkerDied                   the row killed the process that computed it, repeatedly
     │   └── TooManyFailedRowsError       more rows were skipped than the UDF's limits allow
@@ -64,6 +66,10 @@ class InvalidFilterError(UserInputError):
     """The where clause doesn't parse, or names what the table doesn't have."""
 
 
+class UnknownFilterColumnError(InvalidFilterError, ColumnNotFoundError):
+    """The where clause names a column that the table doesn't have."""
+
+
 class UnknownOptionError(UserInputError, TypeError):
     """A backfill or refresh was given an option that it doesn't have."""
 
@@ -82,6 +88,17 @@ class UDFExecutionError(UDFError):
 
 class UDFOutputError(UDFError, TypeError):
     """The user's function returned a wrong count, type, width or NULL."""
+
+
+class SQLExecutionError(UDFError):
+    """An SQL column, or a condition, can't be computed for a row (a cast, a division by zero)."""
+
+    sql = ""
+    """The expression, as it was written."""
+    column: str | None = None
+    """The column of the view or query."""
+    row_id: int | None = None
+    """The id of the row, in the table that the expression is over."""
 
 
 class UDFTimeoutError(UDFError, TimeoutError):
@@ -133,7 +150,7 @@ class WorkerLostError(JobError):
 
 
 class UnreadableFragmentsError(JobError):
-    """Fragments of the table can't be read. All others were computed and committed."""
+    """Fragments of the table can't be read. A job has computed and committed all others."""
 
     def __init__(self, message: str, fragments: tuple[int, ...] = ()) -> None:
         """Keep which fragments they are."""

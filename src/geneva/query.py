@@ -28,7 +28,11 @@ from geneva.query_columns import (
     plain_column,
 )
 from geneva.storage.lance.dataset import Dataset, open_dataset
-from geneva.storage.lance.expressions import read_condition, unrepeatable_part
+from geneva.storage.lance.expressions import (
+    check_stored_type,
+    read_condition,
+    unrepeatable_part,
+)
 from geneva.storage.lance.row_ids import read_row_ids
 from geneva.storage.views.definition import source_udf_field
 from geneva.udf.declare import UDF, serialize_udf, udf_digest
@@ -84,8 +88,9 @@ class Query:
         """Only the rows that satisfy an SQL condition, and those of earlier calls."""
         if not isinstance(condition, str) or not condition.strip():
             raise UserInputError(f"where must be an SQL condition, not {condition!r}.")
-        read_condition(self._dataset(), condition)
-        return self._with(where=(*self._state.where, condition))
+        found = read_condition(self._dataset(), condition)
+        # Under exact names: a column that comes later can't change what it means.
+        return self._with(where=(*self._state.where, found.exact))
 
     def select(self, columns: Any) -> Query:
         """Only these columns: a list of paths, or `{name: path | SQL | UDF | (udf, [inputs])}`.
@@ -282,8 +287,10 @@ class Query:
         """Refuse what can't be a view: reserved names, SQL that has another value tomorrow."""
         for name in self.schema.names:
             check_output_name(name)
-        sql = [c.expression for c in self._columns() if c.kind is ColumnKind.SQL]
-        for text in (*self._state.where, *sql):
+        sql = [c for c in self._columns() if c.kind is ColumnKind.SQL]
+        for column in sql:
+            check_stored_type(column.expression, column.fields[0].type)
+        for text in (*self._state.where, *(column.expression for column in sql)):
             part = unrepeatable_part(text)
             if part is not None:
                 raise UserInputError(

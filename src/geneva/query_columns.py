@@ -8,9 +8,10 @@ from typing import Any, NoReturn, TypeAlias
 import pyarrow as pa
 
 from geneva.errors import ColumnExistsError, ColumnNotFoundError, InvalidUDFError, UserInputError
+from geneva.model.sql import missing_column
 from geneva.model.view_query import ColumnKind, QueryColumn
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path
-from geneva.storage.lance.expressions import missing_column, read_expression
+from geneva.storage.lance.expressions import read_expression
 from geneva.storage.views.definition import copied_field, visible_schema
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs
@@ -63,12 +64,16 @@ def _copied(schema: pa.Schema, path: str, name: str) -> QueryColumn:
 def _computed_by_sql(dataset: Dataset, name: str, sql: str) -> QueryColumn:
     if not sql.strip():
         raise UserInputError(f"Column {name!r} is given an empty expression.")
-    found = read_expression(dataset, sql)
+    try:
+        found = read_expression(dataset, sql)
+    except UserInputError as error:
+        raise type(error)(f"Column {name!r}: {error}") from None
     if pa.types.is_null(found.type):
         raise UserInputError(
             f"Column {name!r}: {sql!r} has no type; write, for example, CAST(NULL AS STRING)."
         )
-    return QueryColumn(name, ColumnKind.SQL, sql, found.inputs, (pa.field(name, found.type),))
+    made = pa.field(name, found.type)
+    return QueryColumn(name, ColumnKind.SQL, found.exact, found.inputs, (made,))
 
 
 def _computed_by_udf(dataset: Dataset, name: str, udf: UDF, inputs: Any) -> QueryColumn:

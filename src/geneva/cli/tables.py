@@ -172,11 +172,10 @@ def sample(
     chosen = names(columns)
     check_columns(opened, chosen or ())
     wanted = chosen or list(opened.schema.names)
-    search = opened.search()
     if where is not None:
-        _check_condition(opened, where)
-        search = search.where(where)
-    found = search.select(wanted).limit(rows).to_arrow().select(wanted).to_pylist()
+        found = _matching(opened, where, wanted, rows)
+    else:
+        found = opened.search().select(wanted).limit(rows).to_arrow().select(wanted).to_pylist()
     if as_json:
         return emit({"table": table, "columns": wanted, "rows": found})
     if not found:
@@ -184,8 +183,13 @@ def sample(
     return grid(wanted, [[cell_text(row[name]) for name in wanted] for row in found])
 
 
-def _check_condition(table: Table, where: str) -> None:
+def _matching(table: Table, where: str, columns: list[str], limit: int) -> list[dict[str, Any]]:
+    """Rows by the SQL of queries and backfills; LanceDB's own reads quotes in another way."""
     from geneva.storage.lance.dataset import open_dataset
-    from geneva.storage.lance.expressions import read_condition
+    from geneva.storage.lance.expressions import RowReader
+    from geneva.storage.lance.row_ids import read_row_ids
 
-    read_condition(open_dataset(table.ref), where)
+    dataset = open_dataset(table.ref)
+    values = RowReader(dataset, columns).take(read_row_ids(dataset, where)[:limit])
+    rows = zip(*(array.to_pylist() for array in values), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]

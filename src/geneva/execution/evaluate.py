@@ -8,12 +8,13 @@ from contextlib import ExitStack
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from geneva.errors import SQLExecutionError
 from geneva.execution.apply.batch import Applier
 from geneva.model.rows import RowIds
 from geneva.model.tables import TableRef
 from geneva.model.view_query import ColumnKind, QueryColumn
 from geneva.storage.lance.dataset import Dataset, read_snapshot
-from geneva.storage.lance.expressions import RowReader
+from geneva.storage.lance.expressions import RowReader, in_column
 from geneva.storage.lance.fragments import window_rows
 
 
@@ -35,7 +36,11 @@ def evaluate(
             if c.udf is not None
         }
         for start in range(0, len(ids), size):
-            taken = reader.take(ids[start : start + size])
+            try:
+                taken = reader.take(ids[start : start + size])
+            except SQLExecutionError as error:
+                column = next(c.name for c in columns if c.expression == error.sql)
+                raise in_column(error, column) from None
             plain, computed = iter(taken[: len(paths)]), iter(taken[len(paths) :])
             arrays: dict[str, pa.Array] = {}
             for c in columns:

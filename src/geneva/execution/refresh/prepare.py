@@ -21,6 +21,7 @@ from geneva.execution.refresh.groups import (
     view_groups,
 )
 from geneva.execution.refresh.rows import Membership, read_membership
+from geneva.execution.refresh.stored_sql import check_stored_sql
 from geneva.model.tables import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
@@ -104,6 +105,7 @@ def _with_work(
     target, request = prepared.target, prepared.request
     source = _open_target(target.source, target.version)
     watched = _watched(info, prepared.groups)
+    check_stored_sql(target.ref.name, info.query, source.schema)
     _check_columns(watched, source, target.source)
     changes, notes = _changes(target, state, source, watched)
     since = changes.get(info.base_version) if state.refreshed else None

@@ -7,15 +7,15 @@ this module is the one place that says which of them runs where:
 - The program takes windows in order. It goes on after a result that is to be durable now only when
   the writer has acknowledged it: the search for poison rows relies on that.
 - The writer takes results in order. A part is done when its `finish` has returned.
-- A batch on which the user's function failed ends the task: what was computed before it is saved,
-  and reported. Any other error, of any stage, fails the task, and Spark runs it again.
+- A batch on which the user's function or SQL failed ends the task: what was computed before it is
+  saved, and reported. Any other error, of any stage, fails the task, and Spark runs it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from geneva.errors import StorageFullError
+from geneva.errors import SQLExecutionError, StorageFullError
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.worker.batches import BatchRunner
 from geneva.execution.worker.failed_rows import FailedRows, with_row_ids
@@ -80,6 +80,9 @@ class Pipeline:
             outcome = writer.finish()
         except BatchFailed as failed:
             outcome = _part_failure(task, part, failed, writer.abandon())
+        except SQLExecutionError as error:
+            of_part = BatchFailed(error, part.rows, None, ())
+            outcome = _part_failure(task, part, of_part, writer.abandon())
         except PartUnreadable as damage:
             writer.abandon()
             outcome = UnreadablePart(part.fragment_id, part.rows, str(damage))
@@ -124,11 +127,12 @@ def _part_failure(
         failures.append(failed.at_fault)
         where = f"row {failed.at_fault.offset}"
     cell: CellFailure | None = getattr(failed.error, "failure", None)
+    column = getattr(failed.error, "column", None) or task.work.computation.name
     return PartFailure(
         fragment_id=part.fragment_id,
         kind=type(failed.error).__name__,
         message=(
-            f"Table {task.work.ref.name!r}, column {task.work.computation.name!r}, fragment "
+            f"Table {task.work.ref.name!r}, column {column!r}, fragment "
             f"{part.fragment_id}, {where} (of rows [{rows.start}, {rows.end})): {failed.error}"
         ),
         traceback=cell.traceback if cell is not None else "",

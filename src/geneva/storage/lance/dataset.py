@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 
 import lance
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from geneva.errors import GenevaError, InvalidFilterError, TableNotFoundError, UserInputError
+from geneva.errors import GenevaError, TableNotFoundError, UserInputError
 from geneva.model.addresses import split_by_fragment
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import RowIds, RowSet
@@ -263,66 +264,30 @@ def read_live_rows(
     live = {f.id: RowSet.full(f.physical_rows) for f in fragments}
     with_deletions = [f for f in fragments if f.deleted_rows]
     if with_deletions:
-        live.update(_collect_rows(dataset, with_deletions, condition=None))
+        live.update(_collect_rows(dataset, with_deletions))
     return {f.id: live[f.id].minus(f.leaving) if f.leaving else live[f.id] for f in fragments}
 
 
-def read_matching_rows(
-    dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts], condition: str
-) -> dict[int, RowSet]:
-    """Which live rows of each fragment satisfy a SQL condition (NULL counts as no)."""
-    try:
-        # In parentheses: Lance takes what it can parse and ignores the rest of the text.
-        return _collect_rows(dataset, fragments, f"({condition}\n)")
-    except (ValueError, OSError) as error:
-        refusal = error
-    try:
-        # Lance's own planner knows no intervals and no dates as text; its DataFusion front end
-        # does.
-        return _collect_rows_by_query(dataset, fragments, condition)
-    except (ValueError, OSError) as error:
-        lance_gave_up = "not supported SQL in lance" in str(refusal)
-        reason = error if lance_gave_up else refusal
-        raise InvalidFilterError(filter_message(condition, reason)) from error
-
-
-def filter_message(condition: str, error: Exception) -> str:
-    """What is wrong with a where clause, without the Rust source position."""
-    reason = (
-        str(error).split(", /home/")[0].split(", /root/")[0].removeprefix("Invalid user input: ")
-    )
-    return (
-        f"The where clause {condition!r} can't be used on this table: {reason} "
-        "(It is DataFusion SQL: quote names with `backticks`, strings with 'single quotes'.)"
-    )
-
-
 def _collect_rows(
-    dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts], condition: str | None
+    dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts]
 ) -> dict[int, RowSet]:
     whole_table = len(fragments) == len(dataset.get_fragments())
     scanner = dataset.scanner(
         columns=[],
-        filter=condition,
         with_row_address=True,
         fragments=None if whole_table else [dataset.get_fragment(f.id) for f in fragments],
     )
-    return _group_addresses(scanner.to_batches(), fragments)
+    addresses = (batch.column("_rowaddr").to_numpy() for batch in scanner.to_batches())
+    return rows_at(addresses, fragments)
 
 
-def _collect_rows_by_query(
-    dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts], condition: str
+def rows_at(
+    addresses: Iterable[npt.NDArray[np.uint64]], fragments: Sequence[FragmentFacts]
 ) -> dict[int, RowSet]:
-    query = dataset.sql(f"SELECT _rowaddr FROM dataset WHERE ({condition}\n)").with_row_addr(True)
-    return _group_addresses(query.build().to_batch_records(), fragments)
-
-
-def _group_addresses(
-    batches: Iterable[pa.RecordBatch], fragments: Sequence[FragmentFacts]
-) -> dict[int, RowSet]:
+    """Rows by address, as sets of rows of each fragment."""
     masks = {f.id: np.zeros(f.physical_rows, dtype=np.bool_) for f in fragments}
-    for batch in batches:
-        for fragment_id, offsets in split_by_fragment(batch.column("_rowaddr").to_numpy()):
+    for some in addresses:
+        for fragment_id, offsets in split_by_fragment(some):
             if fragment_id in masks:
                 masks[fragment_id][offsets] = True
     return {fragment_id: RowSet.from_mask(mask) for fragment_id, mask in masks.items()}

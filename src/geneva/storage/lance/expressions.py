@@ -1,164 +1,279 @@
-"""SQL expressions over a table: what they depend on, their values for given rows.
+"""SQL expressions over a table: what they depend on, their type, their values for given rows.
 
-Two planners read them. Lance's own is tried first; what it doesn't know (CASE, intervals) goes to
-DataFusion.
+One engine computes them all, DataFusion, over rows in memory or over the table. It never sees a
+name that a user gave: columns are `c0`, `c1` and so on in memory, and exact in a table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from geneva.errors import ColumnNotFoundError, InvalidFilterError, UserInputError
-from geneva.model.computation import RECEIPT_PREFIX
-from geneva.model.view_query import SYSTEM_COLUMNS
-from geneva.render.text import did_you_mean
-from geneva.storage.lance.dataset import filter_message, has_path, quote_path
+from geneva.errors import (
+    ColumnNotFoundError,
+    InvalidFilterError,
+    SQLExecutionError,
+    UnknownFilterColumnError,
+    UserInputError,
+)
+from geneva.model.sql import (
+    ROW_META,
+    Path,
+    Resolved,
+    parse_sql,
+    quoted_path,
+    refusal,
+    resolve,
+    shown,
+    text_of,
+)
+from geneva.render.text import shorten
+from geneva.storage.lance.dataset import has_path, quote_path
 from geneva.storage.lance.dense_rows import DenseRows
 from geneva.storage.lance.fragments import field_at, is_blob
 
+_T = TypeVar("_T")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Expression:
     """An SQL expression that fits a table."""
 
     sql: str
+    """As it was written."""
+    exact: str
+    """With every column under its exact name in backticks: it means the same on any day."""
     type: pa.DataType
     inputs: tuple[str, ...]
-    """The column paths that its plan reads: exact, unless a name makes the plan hard to read."""
-    by_lance: bool
-    """Whether Lance's own planner takes it; it knows no CASE and no intervals, DataFusion does."""
+    """The column paths that its plan reads, after constants are folded away."""
+    paths: tuple[Path, ...]
+    """The columns that it names; also those that don't matter."""
+    in_table: str
+    """The text over the table."""
+    in_memory: str
+    """The text over rows in memory, whose column `ci` is the i-th path."""
+
+    def evaluate(self, columns: Sequence[pa.Array], rows: int) -> pa.Array:
+        """Its values for rows in memory, given the values of its paths."""
+        named = {f"c{i}": compact(values, values.type) for i, values in enumerate(columns)}
+        table = pa.table({**named, _ROW: pa.array(np.arange(rows))})
+        query = f"SELECT {_ROW}, ({self.in_memory}\n) AS out FROM dataset"
+        batches = _answered(lance.write_dataset(table, "memory://").sql(query))
+        if not batches:
+            return pa.array([], self.type)
+        computed = pa.Table.from_batches(batches)
+        # In its own type first: Arrow's kernels know no string views.
+        values = compact(single(computed.column("out")), self.type)
+        return values.take(pc.sort_indices(computed.column(_ROW)))
+
+
+_ROW = "r"
+"""The number of a row in memory; the other columns are `c0`, `c1` and so on."""
 
 
 def read_expression(dataset: lance.LanceDataset, sql: str) -> Expression:
-    """Check an SQL expression against a table; say its type and which columns it depends on.
-
-    The inputs are what the plan reads from the table, after constants are folded away. Where the
-    plan can't be read, they are all columns whose name is in the text: too many at worst.
-    """
-    _check_brackets(sql)
+    """Check an SQL expression against a table; say its type and which columns it depends on."""
+    resolved = resolve(parse_sql(sql), dataset.schema)
+    _check_intervals(dataset, resolved)
+    paths = resolved.distinct_paths()
+    in_memory = resolved.written(lambda path: f"c{paths.index(path)}", _as_duration)
+    kinds = tuple(_path_type(dataset.schema, path) for path in paths)
     try:
-        # In parentheses: Lance takes what it can parse and ignores the rest of the text.
-        scanner = dataset.scanner(columns={"out": f"({sql}\n)", "row": "_rowid"})
-        kind, plan = scanner.projected_schema.field("out").type, scanner.explain_plan(True)
-        inputs = _inputs_in(plan, sql, dataset.schema)
-        return Expression(sql, _storable(kind), inputs, by_lance=True)
-    except (ValueError, OSError) as error:
-        refusal = error
-    try:
-        explained = dataset.sql(f"EXPLAIN SELECT ({sql}\n) AS out FROM dataset").build()
-        plan = "\n".join(p for b in explained.to_batch_records() for p in b["plan"].to_pylist())
-        _check_row_by_row(plan)
-        reader = dataset.sql(f"SELECT ({sql}\n) AS out FROM dataset").build().to_stream_reader()
-        kind = reader.schema.field("out").type
-        inputs = _inputs_in(plan, sql, dataset.schema)
-        return Expression(sql, _storable(kind), inputs, by_lance=False)
-    except (ValueError, OSError, pa.ArrowException) as error:
-        lance_gave_up = "not supported SQL in lance" in str(refusal)
-        raise _refusal(sql, error if lance_gave_up else refusal, dataset.schema) from error
-
-
-def _storable(kind: pa.DataType) -> pa.DataType:
-    """The type that a column can have: DataFusion computes some strings as views."""
-    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+        kind, used = _plan(in_memory, kinds)
+    except _PlanError as error:
+        raise refusal(sql, _with_names(str(error), paths)) from None
+    inputs = tuple(".".join(paths[i]) for i in used if paths[i][0] not in ROW_META)
+    in_table = resolved.written(quoted_path, _as_duration)
+    return Expression(sql, resolved.exact(), kind, inputs, paths, in_table, in_memory)
 
 
 def read_condition(dataset: lance.LanceDataset, sql: str) -> Expression:
     """Check a where clause against a table; say which columns it depends on."""
     try:
         found = read_expression(dataset, sql)
-    except ColumnNotFoundError:
-        raise
+        if not pa.types.is_boolean(found.type):
+            raise refusal(sql, f"it is a {found.type} and no condition.")
+    except ColumnNotFoundError as error:
+        raise UnknownFilterColumnError(filter_message(sql, str(error))) from None
     except UserInputError as error:
-        raise InvalidFilterError(str(error)) from error
-    if not pa.types.is_boolean(found.type):
-        raise InvalidFilterError(
-            filter_message(sql, ValueError(f"it is a {found.type} and no condition."))
-        )
+        reason = str(error).partition(" can't be used: ")[2]
+        raise InvalidFilterError(filter_message(sql, reason)) from None
     return found
 
 
-_UNREPEATABLE = re.compile(
-    r"\b(?:(?:now|today|rand|random|uuid|version)\s*\(|current_(?:date|time|timestamp)\b"
-    r"|_row(?:id|addr|offset)\b|_row_(?:last_updated|created)_at_version\b)",
-    re.IGNORECASE,
-)
+def filter_message(sql: str, reason: str) -> str:
+    """What is wrong with a where clause."""
+    return (
+        f"The where clause {shown(sql)} can't be used on this table: {reason} "
+        "(It is DataFusion SQL: quote names with `backticks`, strings with 'single quotes'.)"
+    )
 
 
 def unrepeatable_part(sql: str) -> str | None:
     """What of an expression gives another value at another time or place; None for nothing."""
-    found = _UNREPEATABLE.search(re.sub(r"'(?:[^']|'')*'", "''", sql))
-    return found.group(0).rstrip("( ") if found else None
+    return parse_sql(sql).volatile_part()
 
 
-def _check_brackets(sql: str) -> None:
-    """Refuse what would end our own parentheses and go on behind them."""
-    depth = 0
-    for bracket in re.findall(r"[()]", _without_literals(sql)):
-        depth += 1 if bracket == "(" else -1
-        if depth < 0:
-            break
-    if depth:
-        raise UserInputError(f"The SQL expression {sql!r} has a parenthesis too many or too few.")
+# -- planning
 
 
-def _without_literals(sql: str) -> str:
-    """The text with strings, quoted names and comments blanked out."""
-    return re.sub(r"'(?:[^']|'')*'|`[^`]*`|\"[^\"]*\"|--[^\n]*|/\*.*?\*/", " ", sql, flags=re.S)
+class _PlanError(ValueError):
+    """DataFusion doesn't take an expression, or can't compute it."""
+
+
+def _plan(text: str, kinds: Sequence[pa.DataType]) -> tuple[pa.DataType, tuple[int, ...]]:
+    """The type of an expression over columns `c0`, `c1`, ..., and which of them it reads."""
+    fields = [pa.field(f"c{i}", kind) for i, kind in enumerate(kinds)]
+    schema = pa.schema([*fields, pa.field(_ROW, pa.int64())])
+    empty = lance.write_dataset(schema.empty_table(), "memory://")
+    batches = _answered(empty.sql(f"EXPLAIN SELECT ({text}\n) AS out FROM dataset"))
+    plan = "\n".join(step for batch in batches for step in batch["plan"].to_pylist())
+    _check_row_by_row(plan)
+    query = empty.sql(f"SELECT ({text}\n) AS out FROM dataset")
+    kind = _guarded(lambda: query.build().to_stream_reader().schema.field("out").type)
+    return _storable(kind), _columns_read(plan, text, len(kinds))
+
+
+def _columns_read(plan: str, text: str, count: int) -> tuple[int, ...]:
+    """The columns of `c0`, `c1`, ... that a plan reads; all, if a literal looks like a plan."""
+    found = re.findall(r"^\s*TableScan: dataset projection=\[([^\]]*)\]", plan, re.MULTILINE)
+    if len(found) != 1 or "TableScan" in text:
+        return tuple(range(count))
+    return tuple(sorted(int(n[1:]) for n in found[0].split(", ") if n and n != _ROW))
 
 
 def _check_row_by_row(plan: str) -> None:
     found = re.search(r"^\s*(Aggregate|Window|Subquery|Unnest|\w*Join)\w*:", plan, re.MULTILINE)
     if found is not None:
         what = found.group(1).lower()
-        raise ValueError(f"it needs more than its own row (its plan has a step of kind {what}).")
+        raise _PlanError(f"it is made from more, or into more, than one row (by its {what}).")
 
 
-_PROJECTION = re.compile(r"LanceRead: .*?projection=\[(.*?)\], num_fragments=")
+def _answered(query: Any) -> list[pa.RecordBatch]:
+    return _guarded(lambda: list(query.build().to_batch_records()))
 
 
-def _inputs_in(plan: str, sql: str, schema: pa.Schema) -> tuple[str, ...]:
-    found = _PROJECTION.search(plan)
-    if found is not None:
-        paths = [path for path in found.group(1).split(", ") if path]
-        if all(has_path(schema, path) for path in paths):
-            return tuple(dict.fromkeys(paths))
-    return tuple(name for name in schema.names if name.lower() in sql.lower())
+def _guarded(ask: Callable[[], _T]) -> _T:
+    """Ask DataFusion; whatever it objects to, or panics on, is an error without Rust in it."""
+    try:
+        return ask()
+    except Exception as error:
+        raise _PlanError(_reason(error)) from error
+    except BaseException as error:
+        # A panic in Rust is no Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise _PlanError(_reason(error)) from None
 
 
-def _refusal(sql: str, error: Exception, schema: pa.Schema) -> UserInputError:
-    """The error that says what is wrong with an expression, without the Rust source position."""
-    reason = re.split(r", /(?:home|root)/", str(error))[0].removeprefix("Invalid user input: ")
-    unknown = re.search(r"No field named ([^.]*(?:\.[^. ]+)*)\. ", reason)
-    if unknown is not None:
-        return ColumnNotFoundError(missing_column(unknown.group(1).strip("\"`'"), schema, sql))
-    return UserInputError(
-        f"The SQL expression {sql!r} can't be used on this table: {reason} "
-        "(It is DataFusion SQL: quote names with `backticks`, strings with 'single quotes'.)"
+def _reason(error: BaseException) -> str:
+    """What an engine says, without Rust's source positions and its own words for itself."""
+    reason = re.split(r", /[^ ]*\.rs:|, /(?:home|root|rustc)/|\s*Backtrace:", str(error))[0]
+    words = r"^(?:Invalid user input: |LanceError\(\w+\): |Error during planning: |SQL error: )+"
+    return re.sub(words, "", reason).strip().rstrip(".") + "."
+
+
+def _with_names(reason: str, paths: Sequence[Path]) -> str:
+    """A message of DataFusion's with the user's names for columns."""
+    named = [".".join(path) for path in paths]
+    return re.sub(
+        r"\b(?:dataset\.)?c(\d+)\b",
+        lambda m: named[int(m[1])] if int(m[1]) < len(named) else m[0],
+        reason,
     )
 
 
-def missing_column(name: str, schema: pa.Schema, sql: str | None = None) -> str:
-    """What to say of a column that is not there."""
-    hidden = (*SYSTEM_COLUMNS, RECEIPT_PREFIX)
-    known = [n for n in schema.names if not n.startswith(hidden)]
-    where = f", which {sql!r} names," if sql is not None and sql != name else ""
-    return f"Column {name!r}{where} is not in the table." + (
-        did_you_mean(name, known) or f" It has {known}."
-    )
+def _path_type(schema: pa.Schema, path: Path) -> pa.DataType:
+    if path[0] in ROW_META and path[0] not in schema.names:
+        return ROW_META[path[0]]
+    top = schema.field(path[0])
+    kind = _read_type(top)
+    for name in path[1:]:
+        kind = kind.field(kind.get_field_index(name)).type
+    return kind
 
 
-class _Sql(str):
-    """An expression, and no path."""
+def _storable(kind: pa.DataType) -> pa.DataType:
+    """The type that a column can have: DataFusion computes some strings as views."""
+    if pa.types.is_struct(kind):
+        return pa.struct([f.with_type(_storable(f.type)) for f in kind])
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_item(kind), kind.list_size)
+    if pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind):
+        return pa.large_list(_item(kind))
+    if pa.types.is_list(kind) or pa.types.is_list_view(kind):
+        return pa.list_(_item(kind))
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
-    __slots__ = ()
+
+def _item(kind: Any) -> pa.Field:
+    field: pa.Field = kind.value_field
+    return field.with_type(_storable(field.type))
+
+
+def check_stored_type(sql: str, kind: pa.DataType) -> None:
+    """Refuse an expression whose values a table can't hold."""
+    try:
+        lance.write_dataset(pa.table({"out": pa.nulls(1, kind)}), "memory://")
+    except (ValueError, OSError, pa.ArrowException):
+        raise refusal(sql, f"it is a {kind}, which a table can't hold. Cast it.") from None
+
+
+# -- intervals
+
+
+def _check_intervals(dataset: lance.LanceDataset, resolved: Resolved) -> None:
+    """Refuse comparisons of computed intervals: DataFusion compares months, days, then the rest.
+
+    An interval that is written down is compared as a duration instead.
+    """
+    if not resolved.parsed.computed_intervals:
+        return
+    for part in parse_sql(resolved.exact()).computed_intervals:
+        try:
+            kind = _type_in(dataset, text_of(part))
+        except _PlanError:
+            continue  # What is wrong with it is said of the whole expression.
+        if pa.types.is_interval(kind):
+            raise refusal(
+                resolved.parsed.text,
+                f"{text_of(part)} is an interval, and such have no order: a month has 28 to 31 "
+                "days. Compare a duration with an interval as it is: x > INTERVAL '3 days'.",
+            )
+
+
+def _type_in(dataset: lance.LanceDataset, sql: str) -> pa.DataType:
+    query = dataset.sql(f"SELECT ({sql}\n) AS out FROM dataset")
+    query = query.with_row_id(True).with_row_addr(True)
+    return _guarded(lambda: query.build().to_stream_reader().schema.field("out").type)
+
+
+@lru_cache(maxsize=64)
+def _as_duration(interval: str) -> str:
+    """An interval that something is compared with, as nanoseconds alone."""
+    empty = lance.write_dataset(pa.table({_ROW: [0]}), "memory://")
+    try:
+        ((value,),) = (b["out"].to_pylist() for b in _answered(empty.sql(_OUT.format(interval))))
+    except _PlanError as error:
+        raise refusal(interval, str(error)) from None
+    if value.months:
+        raise refusal(interval, "a month has 28 to 31 days: compare with days or hours.")
+    return f"INTERVAL '{value.days * 86_400_000_000_000 + value.nanoseconds} nanoseconds'"
+
+
+_OUT = "SELECT ({}\n) AS out FROM dataset"
+
+
+# -- reading
 
 
 def _quoted_path(sql: str, schema: pa.Schema) -> str | None:
@@ -169,6 +284,11 @@ def _quoted_path(sql: str, schema: pa.Schema) -> str | None:
 
 def _read_type(arrow_field: pa.Field) -> pa.DataType:
     return pa.large_binary() if is_blob(arrow_field) else arrow_field.type
+
+
+def projected(path: Path) -> str:
+    """A path as Lance's own planner reads it."""
+    return ".".join(f"`{name}`" for name in path)
 
 
 class RowReader:
@@ -182,26 +302,34 @@ class RowReader:
     ) -> None:
         """Plan the reading; nothing is read yet."""
         self._dataset, schema = dataset, dataset.schema
-        wanted = [*paths, *(_quoted_path(sql, schema) or _Sql(sql) for sql in expressions)]
-        planned = {sql: read_expression(dataset, sql) for sql in wanted if isinstance(sql, _Sql)}
-        by_query = [e for e in planned.values() if not e.by_lance]
-        roots = {_root(path, schema) for e in by_query for path in e.inputs}
-        plain = [path for path in wanted if not isinstance(path, _Sql)]
-        self._paths = list(dict.fromkeys([*plain, *sorted(roots)]))
-        self._projection = {f"c{i}": quote_path(p, schema) for i, p in enumerate(self._paths)}
-        self._projection["row"] = "_rowid"  # Lance takes no rows of constants alone
-        self._columns: list[tuple[str | Expression, pa.DataType]] = []
-        for position, what in enumerate(wanted):
-            if not isinstance(what, _Sql):
-                kind = _read_type(field_at(schema, what))
-                self._columns.append((f"c{self._paths.index(what)}", kind))
-            elif planned[what].by_lance:
-                self._projection[f"e{position}"] = f"({what}\n)"
-                self._columns.append((f"e{position}", planned[what].type))
+        self._projection = {"row": "_rowid"}  # Lance takes no rows of constants alone
+        self._has_blobs = False
+        self._columns: list[str | tuple[Expression, list[str]]] = []
+        self._types: list[pa.DataType] = []
+        for what in (*paths, *(_quoted_path(sql, schema) or _Sql(sql) for sql in expressions)):
+            if isinstance(what, _Sql):
+                found = read_expression(dataset, what)
+                self._columns.append((found, [self._column(p, projected(p)) for p in found.paths]))
+                self._types.append(found.type)
             else:
-                self._columns.append((planned[what], planned[what].type))
+                self._columns.append(self._column((what,), quote_path(what, schema)))
+                self._types.append(_read_type(field_at(schema, what)))
         self._dense = DenseRows(dataset, self._projection)
-        self._has_blobs = any(is_blob(field_at(schema, path)) for path in self._paths)
+
+    def _column(self, path: Path, text: str) -> str:
+        """Read one more column of the table, or one that is read already."""
+        for name, known in self._projection.items():
+            if known == text and name != "row":
+                return name
+        schema = self._dataset.schema
+        if path[0] in schema.names or path[0] not in ROW_META:
+            root = schema.field(path[0]) if path[0] in schema.names else field_at(schema, path[0])
+            self._has_blobs = self._has_blobs or is_blob(root)
+        if path[0] in _OF_SCANS:
+            raise UserInputError(f"{path[0]!r} is there for conditions only, not for columns.")
+        name = f"c{len(self._projection)}"
+        self._projection[name] = text if path[0] not in ROW_META else path[0]
+        return name
 
     def take(self, ids: npt.NDArray[np.uint64]) -> list[pa.Array]:
         """The values for the rows `ids`, in that order: first the paths', then the expressions'."""
@@ -212,13 +340,10 @@ class RowReader:
                 f"{len(ids)} rows asked for by id"
             )
         return [
-            _compact(
-                self._queried(column, table)
-                if isinstance(column, Expression)
-                else _single(table.column(column)),
-                kind,
-            )
-            for column, kind in self._columns
+            compact(single(table.column(column)), kind)
+            if isinstance(column, str)
+            else computed(column[0], [single(table.column(c)) for c in column[1]], ids)
+            for column, kind in zip(self._columns, self._types, strict=True)
         ]
 
     def _taken(self, ids: npt.NDArray[np.uint64]) -> pa.Table:
@@ -238,28 +363,58 @@ class RowReader:
         places = order[np.searchsorted(found, ids, sorter=order)] if len(found) else order
         return table.take(pa.array(places))
 
-    def _queried(self, expression: Expression, table: pa.Table) -> pa.Array:
-        """Let DataFusion compute what Lance's planner can't, over the rows in memory."""
-        roots = {_root(path, self._dataset.schema) for path in expression.inputs}
-        rows = pa.table(
-            {
-                **{root: table.column(f"c{self._paths.index(root)}") for root in roots},
-                "__row": pa.array(np.arange(table.num_rows)),
-            }
-        )
-        query = f"SELECT __row, ({expression.sql}\n) AS out FROM dataset"
-        batches = lance.write_dataset(rows, "memory://").sql(query).build().to_batch_records()
-        if not batches:
-            return pa.array([], expression.type)
-        computed = pa.Table.from_batches(batches).sort_by("__row")
-        return _single(computed.column("out").combine_chunks())
+
+_OF_SCANS = ("_row_created_at_version", "_row_last_updated_at_version")
+"""What Lance doesn't give for rows that are taken by id."""
 
 
-def _root(path: str, schema: pa.Schema) -> str:
-    return path if path in schema.names else path.split(".")[0]
+class _Sql(str):
+    """An expression, and no path."""
+
+    __slots__ = ()
 
 
-def _compact(array: pa.Array, kind: pa.DataType) -> pa.Array:
+def computed(
+    expression: Expression, columns: Sequence[pa.Array], ids: npt.NDArray[Any], what: str = "id"
+) -> pa.Array:
+    """The values of an expression for rows that were read; a row that has none is named."""
+    try:
+        return expression.evaluate(columns, len(ids))
+    except _PlanError as error:
+        row, reason = _first_failing(expression, columns, len(ids), str(error))
+    inputs = {".".join(p): c[row] for p, c in zip(expression.paths, columns, strict=True)}
+    values = ", ".join(f"{path} = {shorten(str(value), 80)}" for path, value in inputs.items())
+    failed = SQLExecutionError(
+        f"The SQL expression {shown(expression.sql)} can't be computed for the row of {what} "
+        f"{int(ids[row])} ({values}): {_with_names(reason, expression.paths)}"
+    )
+    failed.sql, failed.row_id = expression.sql, int(ids[row])
+    raise failed
+
+
+def in_column(error: SQLExecutionError, column: str) -> SQLExecutionError:
+    """The error, which names the column too."""
+    named = SQLExecutionError(f"Column {column!r}: {error}")
+    named.sql, named.row_id, named.column = error.sql, error.row_id, column
+    return named
+
+
+def _first_failing(
+    expression: Expression, columns: Sequence[pa.Array], rows: int, reason: str
+) -> tuple[int, str]:
+    """The first row that an expression can't be computed for, by halving; and why."""
+    first, last = 0, rows
+    while last - first > 1:
+        middle = (first + last) // 2
+        try:
+            expression.evaluate([c[first:middle] for c in columns], middle - first)
+            first = middle
+        except _PlanError as error:
+            last, reason = middle, str(error)
+    return first, reason
+
+
+def compact(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """The array in its type and in memory of its own, offsets counted from zero.
 
     Lance hands out parts of pages as they are: Arrow's own kernels make garbage of such strings.
@@ -269,5 +424,6 @@ def _compact(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.concat_arrays([array, array[:0]]) if len(array) else array
 
 
-def _single(column: Any) -> pa.Array:
+def single(column: Any) -> pa.Array:
+    """The one array of a column."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

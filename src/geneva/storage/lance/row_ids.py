@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lance
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from geneva.errors import InvalidFilterError
-from geneva.model.addresses import fragments_of, offsets_of
+from geneva.model.addresses import offsets_of
 from geneva.model.rows import Mask, RowIds
-from geneva.storage.lance.dataset import filter_message
+from geneva.storage.lance.expressions import read_condition
+from geneva.storage.lance.matching_rows import select_by_id, select_rows
 
 _MAX_IN_LIST = 4_096
 """Row ids in one SQL list: the parser takes longer than the search."""
-_SPARSE = 64
-"""A fragment is scanned when one in this many of its rows is asked for, else searched by id."""
 _DENSE = 4
 """The whole table is scanned when one in this many of its rows is asked for."""
 NO_IDS: RowIds = np.empty(0, dtype=np.uint64)
@@ -29,23 +26,19 @@ def read_row_ids(dataset: lance.LanceDataset, where: str | None) -> RowIds:
     """The ids of live rows that satisfy `where`; row addresses if the table has no stable ids."""
     if where is None:
         return scan_ids(dataset)
-    return _filtered(
-        where,
-        lambda condition: scan_ids(dataset, condition),
-        lambda condition: _query_ids(dataset, condition),
-    )
+    return sorted_ids(list(select_rows(dataset, read_condition(dataset, where), "_rowid")))
 
 
 def read_matching_ids(dataset: lance.LanceDataset, ids: RowIds, where: str | None) -> RowIds:
     """Those of `ids` that are live and satisfy `where`; reads few other rows."""
+    is_dense = len(ids) * _DENSE >= dataset.count_rows()
     if where is None:
-        is_dense = len(ids) * _DENSE >= dataset.count_rows()
-        return common_ids(ids, scan_ids(dataset)) if is_dense else _locate(dataset, ids)[0]
-    return _filtered(
-        where,
-        lambda condition: _search(dataset, ids, condition),
-        lambda condition: _query_some(dataset, ids, condition),
-    )
+        return common_ids(ids, scan_ids(dataset)) if is_dense else _locate(dataset, ids)
+    condition = read_condition(dataset, where)
+    if is_dense:
+        found = list(select_rows(dataset, condition, "_rowid"))
+        return common_ids(ids, sorted_ids(found))
+    return common_ids(ids, sorted_ids(select_by_id(dataset, condition, _locate(dataset, ids))))
 
 
 def scan_ids(
@@ -53,7 +46,10 @@ def scan_ids(
     condition: str | None = None,
     fragment_ids: Sequence[int] | None = None,
 ) -> RowIds:
-    """Ids of live rows, ascending; of some fragments, or of all."""
+    """Ids of live rows, ascending; of some fragments, or of all.
+
+    The condition is for Lance's own planner: none that a user wrote.
+    """
     if fragment_ids is not None and not fragment_ids:
         return NO_IDS
     scanner = dataset.scanner(
@@ -72,55 +68,13 @@ def _handles(dataset: lance.LanceDataset, fragment_ids: Sequence[int]) -> list[A
     return None if len(chosen) == len(every) else chosen
 
 
-def _query_ids(dataset: lance.LanceDataset, condition: str) -> RowIds:
-    query = dataset.sql(f"SELECT _rowid FROM dataset WHERE {condition}").with_row_id(True)
-    return sorted_ids([b.column("_rowid").to_numpy() for b in query.build().to_batch_records()])
-
-
-def _filtered(where: str, scan: Callable[[str], RowIds], query: Callable[[str], RowIds]) -> RowIds:
-    """Rows by Lance's own planner, or by its DataFusion front end, which knows more SQL."""
-    condition = f"({where}\n)"  # In parentheses: Lance ignores what follows what it can parse.
-    try:
-        return scan(condition)
-    except (ValueError, OSError) as error:
-        refusal = error
-    try:
-        return query(condition)
-    except (ValueError, OSError) as error:
-        reason = error if "not supported SQL in lance" in str(refusal) else refusal
-        raise InvalidFilterError(filter_message(where, reason)) from error
-
-
-def _locate(dataset: lance.LanceDataset, ids: RowIds) -> tuple[RowIds, npt.NDArray[np.int64]]:
-    """Those of `ids` that are live, and the fragments they are in."""
+def _locate(dataset: lance.LanceDataset, ids: RowIds) -> RowIds:
+    """Those of `ids` that are live."""
     if not len(ids):
-        return NO_IDS, np.empty(0, dtype=np.int64)
-    table = dataset._take_rows(pa.array(ids), ["_rowid", "_rowaddr"])
-    owners = fragments_of(table.column("_rowaddr").to_numpy())
-    return table.column("_rowid").to_numpy(), owners
-
-
-def _search(dataset: lance.LanceDataset, ids: RowIds, condition: str) -> RowIds:
-    if len(ids) * _DENSE >= dataset.count_rows():
-        return common_ids(ids, scan_ids(dataset, condition))
-    # A wrong condition is wrong whatever the rows, and its message should name no ids.
-    dataset.scanner(columns=[], filter=condition, with_row_id=True).explain_plan()
-    live, owners = _locate(dataset, ids)
-    fragments, counts = np.unique(owners, return_counts=True)
-    rows = [dataset.get_fragment(i).physical_rows for i in fragments.tolist()]
-    dense = fragments[counts * _SPARSE >= np.array(rows, dtype=np.int64)]
-    parts = [scan_ids(dataset, condition, dense.tolist())]
-    for some in sql_lists(live[~np.isin(owners, dense)]):
-        parts.append(scan_ids(dataset, f"({some}) AND {condition}"))
-    return common_ids(ids, sorted_ids(parts))
-
-
-def _query_some(dataset: lance.LanceDataset, ids: RowIds, condition: str) -> RowIds:
-    _query_ids(dataset, f"{condition} LIMIT 0")
-    if len(ids) * _SPARSE >= dataset.count_rows():
-        return common_ids(ids, _query_ids(dataset, condition))
-    found = [_query_ids(dataset, f"({some}) AND {condition}") for some in sql_lists(ids)]
-    return common_ids(ids, sorted_ids(found))
+        return NO_IDS
+    table = dataset._take_rows(pa.array(ids), ["_rowid"])
+    found: RowIds = table.column("_rowid").to_numpy()
+    return found
 
 
 def sql_lists(ids: RowIds) -> Iterator[str]:

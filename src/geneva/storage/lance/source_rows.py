@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from geneva.errors import TableChangedError
+from geneva.errors import SQLExecutionError, TableChangedError
 from geneva.model.computation import Source
 from geneva.model.rows import Mask
 from geneva.model.tables import TableRef
 from geneva.storage.lance.dataset import open_pinned
-from geneva.storage.lance.expressions import RowReader
+from geneva.storage.lance.expressions import RowReader, in_column
 from geneva.storage.lance.row_ids import read_matching_ids, sorted_ids
 
 
@@ -53,6 +53,9 @@ class SourceRows:
         reader = _reader(self.ref, self.version, texts, self.scope)
         try:
             arrays = reader.take(ids.astype(np.uint64))
+        except SQLExecutionError as error:
+            column = next(name for name, text in self.expressions if text == error.sql)
+            raise in_column(error, column) from None
         except OSError as error:
             if "asked for by id" not in str(error):
                 raise

@@ -1,0 +1,178 @@
+"""Which rows of a table satisfy a condition: asked of the whole table, or of rows that were read.
+
+DataFusion decides in both cases. Over the whole table it can use indices; over some fragments, or
+some rows by id, the columns of the condition are read, and it is computed in memory. That is also
+how it is found out who is to blame for an error: rows that can be read, but not computed, are the
+condition's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from geneva.errors import InvalidFilterError, SQLExecutionError, UnreadableFragmentsError
+from geneva.model.rows import RowIds, RowSet
+from geneva.model.sql import ROW_META, shown
+from geneva.storage.lance.dataset import FragmentFacts, damage_reason, is_damage, rows_at
+from geneva.storage.lance.expressions import (
+    Expression,
+    RowReader,
+    computed,
+    filter_message,
+    projected,
+    read_condition,
+    single,
+)
+from geneva.storage.lance.fragments import is_blob
+
+_ROWS_BY_ID = 2_048
+"""Rows to read at once, by id."""
+_QUERYABLE = ("_rowid", "_rowaddr")
+"""What DataFusion can ask of a row beside its columns."""
+
+_Rows = npt.NDArray[np.uint64]
+
+
+def read_matching_rows(
+    dataset: lance.LanceDataset, fragments: Sequence[FragmentFacts], condition: str
+) -> dict[int, RowSet]:
+    """Which live rows of each fragment satisfy a SQL condition (NULL counts as no)."""
+    found = read_condition(dataset, condition)
+    whole_table = len(fragments) == len(dataset.get_fragments())
+    some = None if whole_table else [f.id for f in fragments]
+    return rows_at(select_rows(dataset, found, "_rowaddr", some), fragments)
+
+
+def select_rows(
+    dataset: lance.LanceDataset,
+    condition: Expression,
+    what: str,
+    fragments: Sequence[int] | None = None,
+) -> Iterator[_Rows]:
+    """The `_rowid` or `_rowaddr` of live rows that satisfy a condition, in some order."""
+    meta = {path[0] for path in condition.paths if path[0] in ROW_META}
+    if fragments is None and meta.issubset(_QUERYABLE) and not _has_blobs(dataset, condition):
+        try:
+            yield from [_ask(dataset, condition, what)]
+            return
+        except BaseException as error:
+            if not is_damage(error):
+                raise
+            # Whose fault it is shows when the rows are read and computed one after the other.
+    yield from _scan(dataset, condition, what, fragments)
+
+
+def select_by_id(dataset: lance.LanceDataset, condition: Expression, ids: RowIds) -> list[RowIds]:
+    """Those of `ids`, which all are there, that satisfy a condition."""
+    reader = RowReader(dataset, [], [condition.sql])
+    found = []
+    for start in range(0, len(ids), _ROWS_BY_ID):
+        some = ids[start : start + _ROWS_BY_ID]
+        try:
+            (mask,) = reader.take(some)
+        except SQLExecutionError as error:
+            raise _blamed(condition, error) from None
+        found.append(some[_is_true(mask)])
+    return found
+
+
+def _ask(dataset: lance.LanceDataset, condition: Expression, what: str) -> _Rows:
+    query = dataset.sql(f"SELECT {what} FROM dataset WHERE ({condition.in_table}\n)")
+    batches = query.with_row_id(True).with_row_addr(True).build().to_batch_records()
+    return np.concatenate([_NONE, *(batch.column(what).to_numpy() for batch in batches)])
+
+
+_NONE: _Rows = np.empty(0, dtype=np.uint64)
+
+
+def _scan(
+    dataset: lance.LanceDataset,
+    condition: Expression,
+    what: str,
+    fragments: Sequence[int] | None,
+) -> Iterator[_Rows]:
+    """Read the columns of a condition, and compute it batch by batch."""
+    chosen = [f for f in dataset.get_fragments() if fragments is None or f.fragment_id in fragments]
+    if not chosen:
+        return
+    batches = iter(_batches(dataset, condition, chosen))
+    while True:
+        try:
+            batch = next(batches, None)
+        except BaseException as error:
+            if not is_damage(error):
+                raise
+            raise _unreadable(dataset, condition, chosen, error) from error
+        if batch is None:
+            return
+        columns = [single(batch.column(f"c{i}")) for i in range(len(condition.paths))]
+        addresses = batch.column("_rowaddr").to_numpy()
+        try:
+            mask = computed(condition, columns, addresses, "address")
+        except SQLExecutionError as error:
+            raise _blamed(condition, error) from None
+        yield batch.column(what).to_numpy()[_is_true(mask)]
+
+
+def _batches(
+    dataset: lance.LanceDataset, condition: Expression, fragments: Sequence[Any]
+) -> Iterator[pa.RecordBatch]:
+    projection = {"row": "_rowid"}
+    for i, path in enumerate(condition.paths):
+        projection[f"c{i}"] = path[0] if path[0] in ROW_META else projected(path)
+    scanner = dataset.scanner(
+        columns=projection,
+        fragments=list(fragments),
+        with_row_id=True,
+        with_row_address=True,
+        blob_handling="all_binary" if _has_blobs(dataset, condition) else None,
+    )
+    yield from scanner.to_batches()
+
+
+def _has_blobs(dataset: lance.LanceDataset, condition: Expression) -> bool:
+    """Whether a condition is about blobs, of which a query sees descriptors, not bytes."""
+    schema = dataset.schema
+    return any(p[0] in schema.names and is_blob(schema.field(p[0])) for p in condition.paths)
+
+
+def _is_true(mask: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.asarray(mask.fill_null(False).to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _blamed(condition: Expression, error: SQLExecutionError) -> InvalidFilterError:
+    reason = str(error).partition(" can't be computed ")[2]
+    return InvalidFilterError(filter_message(condition.sql, f"it can't be computed {reason}"))
+
+
+def _unreadable(
+    dataset: lance.LanceDataset,
+    condition: Expression,
+    fragments: Sequence[Any],
+    error: BaseException,
+) -> UnreadableFragmentsError:
+    """The error that names the fragments whose files can't be read."""
+    bad = []
+    for fragment in fragments:
+        try:
+            for _ in _batches(dataset, condition, [fragment]):
+                pass
+        except BaseException as found:
+            if not is_damage(found):
+                raise
+            bad.append(int(fragment.fragment_id))
+            error = found
+    columns = ", ".join(".".join(path) for path in condition.paths)
+    return UnreadableFragmentsError(
+        f"Data of column {columns} can't be read in fragments {bad} of {dataset.uri} at version "
+        f"{dataset.version}, so that it is not known which rows satisfy {shown(condition.sql)}: "
+        f"{damage_reason(error)}. The clause is not at fault. Restore the files, or delete the "
+        "fragments' rows.",
+        tuple(bad),
+    )
