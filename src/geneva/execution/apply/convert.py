@@ -28,6 +28,7 @@ from geneva.udf.types import is_list
 
 Flags = npt.NDArray[np.bool_]
 
+_PLAIN_LISTS = frozenset({list, tuple, type(None)})
 _NOT_LISTS = (str, bytes, bytearray, memoryview, collections.abc.Set, Mapping)
 _MAX_INT32 = np.iinfo(np.int32).max
 TOO_LARGE = (
@@ -115,7 +116,7 @@ def masked_values(array: np.ma.MaskedArray[Any, Any]) -> list[Any]:
 
 
 def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    rows = [v if type(v) in (list, tuple) else _items(v) for v in values]
+    rows = [v if type(v) in _PLAIN_LISTS else _items(v) for v in values]
     is_null = _null_flags(rows)
     if pt.is_fixed_size_list(kind):
         wrong = next((r for r in rows if r is not None and len(r) != kind.list_size), None)
@@ -129,6 +130,8 @@ def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 def _items(value: Any) -> Any:
     """Return the items of a list of any make as a list, tuple or numpy array; None for NULL."""
+    if type(value) is np.ndarray and value.ndim:
+        return value
     value = unboxed(value)
     if value is None or isinstance(value, (list, tuple)):
         return value
@@ -158,14 +161,14 @@ def _numpy(value: Any) -> npt.NDArray[Any]:
 
 def _flat(rows: Sequence[Any], kind: pa.DataType, null_length: int = 0) -> pa.Array:
     """Return the items of all rows as one array; a NULL row has `null_length` of them."""
-    arrays = [row for row in rows if row is not None]
-    is_numpy = bool(arrays) and all(isinstance(r, np.ndarray) and r.ndim == 1 for r in arrays)
+    full = [row for row in rows if row is not None and len(row)]
+    is_numpy = bool(full) and all(isinstance(r, np.ndarray) and r.ndim == 1 for r in full)
     # Of one type, because numpy would make floats of large ints, and ints of bools, in a mixture.
-    if is_numpy and len({row.dtype for row in arrays}) == 1 and arrays[0].dtype != object:
-        if null_length and len(arrays) < len(rows):
-            filler = np.zeros(null_length, arrays[0].dtype)
-            arrays = [filler if row is None else row for row in rows]
-        return array_of_numpy(np.concatenate(arrays), kind)
+    if is_numpy and len({row.dtype for row in full}) == 1 and full[0].dtype != object:
+        if null_length:
+            filler = np.zeros(null_length, full[0].dtype)
+            full = [filler if row is None else row for row in rows]
+        return array_of_numpy(np.concatenate(full), kind)
     filling = [None] * null_length
     filled = (filling if row is None else row for row in rows)
     return array_of(list(itertools.chain.from_iterable(filled)), kind)
@@ -202,15 +205,15 @@ def _assembled(
 
 
 def _maps(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    rows = [_pairs(value) for value in values]
-    pairs = list(itertools.chain.from_iterable(row for row in rows if row is not None))
-    keys = array_of([key for key, _ in pairs], kind.key_type)
-    if keys.null_count:
-        raise ValueError("a key of a map can't be NULL")
-    items = array_of([item for _, item in pairs], kind.item_type)
-    entries = pa.struct([kind.key_field, kind.item_field])
-    entry = _assembled(entries, np.zeros(len(pairs), np.bool_), [], [keys, items])
+    rows = [v if type(v) is dict or v is None else _pairs(v) for v in values]
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
+    pairs = [pair for row in rows if row for pair in (row.items() if type(row) is dict else row)]
+    keys, items = [key for key, _ in pairs], [item for _, item in pairs]
+    children = [array_of(keys, kind.key_type), array_of(items, kind.item_type)]
+    if children[0].null_count:
+        raise ValueError("a key of a map can't be NULL")
+    entries = pa.struct([kind.key_field, kind.item_field])
+    entry = _assembled(entries, np.zeros(len(keys), np.bool_), [], children)
     return _assembled(kind, _null_flags(rows), _extents(lengths, kind), [entry])
 
 

@@ -87,7 +87,8 @@ def _whole_number(value: Any) -> int:
         if not np.isfinite(float(value)) or value != int(value):
             raise TypeError(f"{value} is not a whole number")
         return int(value)
-    if not hasattr(value, "__index__"):
+    # numpy takes a timedelta64 for an integer.
+    if isinstance(value, np.timedelta64) or not hasattr(value, "__index__"):
         raise TypeError(f"a {type(value).__name__} is not a whole number")
     return int(value.__index__())
 
@@ -132,7 +133,7 @@ def _number(value: Any) -> int | float:
         if np.isinf(number) and not np.isinf(value):  # a longdouble
             raise ValueError(f"{value} is too large for a double")
         return number
-    if isinstance(value, (int, np.integer)):
+    if isinstance(value, (int, np.integer)) and not isinstance(value, np.timedelta64):
         return int(value)
     raise TypeError(f"a {type(value).__name__} is not a float")
 
@@ -141,8 +142,8 @@ def _exact_float(value: int, kind: pa.DataType) -> float:
     """Return an int as the float that equals it."""
     number = float(value)
     with np.errstate(over="ignore"):
-        stored = kind.to_pandas_dtype()(number)
-    if number != value or stored != number:
+        stored = float(kind.to_pandas_dtype()(number))
+    if number != value or stored != value:
         raise ValueError(f"{value} is not exactly a {kind}")
     return number
 
@@ -339,6 +340,8 @@ def _numpy_floats(numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _numpy_whole_numbers(numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
+    if numbers.dtype.itemsize < 8:
+        numbers = numbers.astype(np.float64)
     bounds = np.iinfo(kind.to_pandas_dtype())
     fits = (numbers >= float(bounds.min)) & (numbers < float(bounds.max) + (bounds.bits < 64))
     fits &= np.trunc(numbers) == numbers
