@@ -563,6 +563,15 @@ def test_masks_and_missing_values_are_null() -> None:
     assert values_to_array([arrow], pa.list_(pa.float64()), refuse).to_pylist() == [[1.5, None]]
 
 
+def test_periods_are_no_ints_and_streams_are_no_generators() -> None:
+    periods = pd.Series(pd.period_range("2024-01", periods=2, freq="M"))
+    with pytest.raises(RefusedError, match="can't hold"):
+        result_to_array(periods, pa.int64(), refuse)
+    rows = pa.table({"a": [1, 2]})
+    array = result_to_array(rows.to_reader(), pa.struct({"a": pa.int64()}), refuse)
+    assert array.to_pylist() == [{"a": 1}, {"a": 2}]
+
+
 def test_a_generator_is_a_batch() -> None:
     def numbers() -> Iterator[int]:
         yield from range(3)

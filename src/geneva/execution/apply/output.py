@@ -139,7 +139,7 @@ def _python_values(result: Any) -> Sequence[Any] | None:
     """Return the values of a result that has no type of its own."""
     if isinstance(result, (list, tuple)):
         return result
-    if isinstance(result, Iterator):
+    if isinstance(result, Iterator) and not hasattr(result, "__arrow_c_stream__"):
         return list(result)
     if is_pandas(result) and result.dtype == object:
         return pandas_values(result)
@@ -195,7 +195,9 @@ def _struct_or_column(result: pa.RecordBatch | pa.Table, kind: pa.DataType) -> p
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:
-    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    """Return what an extension type is stored as; a period of pandas is not an int by that."""
+    is_plain = not isinstance(kind, pa.BaseExtensionType)
+    return kind if is_plain or kind.extension_name.startswith("pandas.") else kind.storage_type
 
 
 def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
