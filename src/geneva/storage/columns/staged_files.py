@@ -15,6 +15,7 @@ from geneva.model.tables import TableRef
 from geneva.storage.columns.dictionaries import has_dictionary, has_narrow_dictionary
 from geneva.storage.columns.provenance import PROVENANCE_METADATA, Provenance
 from geneva.storage.lance.dataset import (
+    damage_reason,
     field_ids_of,
     file_version,
     is_damage,
@@ -172,7 +173,7 @@ def unreadable(ref: TableRef, path: str, schema: pa.Schema) -> str | None:
     except BaseException as error:
         if not is_damage(error):
             raise
-        return str(error).split(", /")[0]
+        return damage_reason(error)
     return None
 
 
