@@ -235,7 +235,7 @@ def accepts(annotation: Any, column: pa.DataType) -> bool:
         return accepts(annotation, column.value_type)
     origin = typing.get_origin(annotation) or annotation
     if origin in _SEQUENCES or origin in (tuple, np.ndarray):
-        return _is_list(column) and _items_accepted(annotation, column)
+        return is_list(column) and _items_accepted(annotation, column)
     if origin in _MAPPINGS or typing.is_typeddict(origin):
         return bool(pt.is_struct(column) or pt.is_map(column))
     check = _value_check(origin)
@@ -262,7 +262,7 @@ def _value_check(annotation: Any) -> Callable[[pa.DataType], bool] | None:
         int: lambda t: pt.is_integer(t) or pt.is_boolean(t),
         float: lambda t: pt.is_floating(t) or pt.is_integer(t) or pt.is_boolean(t),
         str: lambda t: pt.is_string(t) or pt.is_large_string(t) or pt.is_string_view(t),
-        bytes: _is_binary,
+        bytes: is_binary,
         datetime.datetime: pt.is_timestamp,
         datetime.date: lambda t: pt.is_date(t) or pt.is_timestamp(t),
         datetime.time: pt.is_time,
@@ -272,7 +272,8 @@ def _value_check(annotation: Any) -> Callable[[pa.DataType], bool] | None:
     return checks.get(annotation)
 
 
-def _is_binary(t: pa.DataType) -> bool:
+def is_binary(t: pa.DataType) -> bool:
+    """Say whether values of this type are bytes."""
     return bool(
         pt.is_binary(t)
         or pt.is_large_binary(t)
@@ -281,11 +282,13 @@ def _is_binary(t: pa.DataType) -> bool:
     )
 
 
-def _is_text(t: pa.DataType) -> bool:
+def is_text(t: pa.DataType) -> bool:
+    """Say whether values of this type are texts."""
     return bool(pt.is_string(t) or pt.is_large_string(t) or pt.is_string_view(t))
 
 
-def _is_list(t: pa.DataType) -> bool:
+def is_list(t: pa.DataType) -> bool:
+    """Say whether values of this type are lists, of whatever layout."""
     return bool(
         pt.is_list(t)
         or pt.is_large_list(t)
@@ -309,7 +312,7 @@ def holds(target: pa.DataType, source: pa.DataType) -> bool:
     if pt.is_dictionary(source) or pt.is_dictionary(target):
         plain = [t.value_type if pt.is_dictionary(t) else t for t in (target, source)]
         return holds(*plain)
-    if _is_list(target) and _is_list(source):
+    if is_list(target) and is_list(source):
         widths = {t.list_size for t in (target, source) if pt.is_fixed_size_list(t)}
         return len(widths) < 2 and holds(target.value_type, source.value_type)
     if pt.is_map(target) and pt.is_map(source):
@@ -320,10 +323,10 @@ def holds(target: pa.DataType, source: pa.DataType) -> bool:
         return names[0] == names[1] and all(
             holds(a.type, b.type) for a, b in zip(target, source, strict=True)
         )
-    if _is_text(source):
-        return _is_text(target)
-    if _is_binary(source):
-        return _is_binary(target) and not pt.is_fixed_size_binary(target)
+    if is_text(source):
+        return is_text(target)
+    if is_binary(source):
+        return is_binary(target) and not pt.is_fixed_size_binary(target)
     return _wider_number(target, source) or _finer_time(target, source)
 
 

@@ -18,10 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geneva.debug.error_store import ErrorHandlingConfig
 from geneva.errors import UDFExecutionError, UDFOutputError
 from geneva.execution.apply.batch import Applier, CellFailure
 from geneva.execution.apply.row_values import python_values
 from geneva.udf.declare import UDF, udf
+from geneva.udf.policy import Retry
 
 UTC = datetime.UTC
 
@@ -448,10 +450,30 @@ def test_an_exception_says_which_row(threads: int):
     assert len(calls) == len(set(calls))
 
 
-def test_a_type_error_shows_what_was_given():
-    declared = udf(lambda x: x + 1, data_type=pa.float32(), name="my_udf")
+def _cast_to_numbers(x: str) -> Any:
+    return pa.array([x]).cast(pa.float32())[0]
+
+
+def _cast_to_lists(x: pa.Array) -> pa.Array:
+    return pa.array([1]).cast(pa.list_(pa.float32()))
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (lambda x: x + 1, TypeError),
+        (_cast_to_numbers, pa.ArrowInvalid),
+        (_cast_to_lists, pa.ArrowNotImplementedError),
+    ],
+    ids=["TypeError", "ArrowInvalid", "ArrowNotImplementedError"],
+)
+def test_a_type_error_shows_what_was_given(
+    function: Callable[..., Any], error: type[BaseException]
+) -> None:
+    declared = udf(function, data_type=pa.float32(), name="my_udf")
     with pytest.raises(UDFExecutionError) as caught:
         run(declared, batch_of("a"))
+    assert isinstance(caught.value.__cause__, error)
     lines = str(caught.value).splitlines()
     assert lines[0].startswith("UDF 'my_udf' failed with type error: ")
     assert lines[1:] == [
@@ -459,6 +481,19 @@ def test_a_type_error_shows_what_was_given():
         "UDF expects input_columns: ['x']",
         "UDF output type: float",
     ]
+
+
+def test_the_inputs_of_the_row_that_ends_the_job_are_kept():
+    shown = failure_of(_raising(ValueError("no")), batch_of(0, 1, 2)).preview
+    assert shown == "x=1"
+    wrong = udf(lambda x: "text" if x == 2 else x, data_type=pa.int64())
+    assert failure_of(wrong, batch_of(0, 1, 2)).preview == "x=2"
+    hidden = ErrorHandlingConfig(store_inputs=False)
+    quiet = udf(lambda x: 1 // x, data_type=pa.int64(), error_handling=hidden)
+    assert failure_of(quiet, batch_of(0)).preview == ""
+    again = udf(lambda x: 1 // x, data_type=pa.int64(), on_error=[Retry(max_attempts=3, backoff=0)])
+    failure = failure_of(again, batch_of(1, 0))
+    assert (failure.attempt, failure.preview) == (3, "x=0")
 
 
 def _raising(error: BaseException) -> UDF:

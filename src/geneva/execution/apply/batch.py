@@ -74,7 +74,7 @@ class Applier:
         """Apply the policy to a row (a batch of one) whose worker died or hung."""
         action, _ = self.udf.on_error.decide(error, attempt, again=False)
         if action is not Action.SKIP:
-            raise_failed(self.udf, self.output, error, 0, batch)
+            raise_failed(self.udf, self.output, error, 0, batch, attempt=attempt)
         shown = batch if self.udf.on_error.store_inputs else None
         failure = describe_failure(error, 0, attempt, shown)
         return Applied((pa.nulls(1, self.output.type),), (failure,))

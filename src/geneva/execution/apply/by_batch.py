@@ -77,8 +77,7 @@ class BatchAtOnce:
             except USER_FAILURES as failed_again:
                 error = failed_again
         if action is Action.FAIL:
-            row = start if size == 1 and not whole else None
-            self.call.fail(error, row)
+            self.call.fail(error, start if size == 1 else None, attempt)
         if size == 1:
             self.call.skip(error, start, attempt)
             return pa.nulls(1, self.call.output.type)

@@ -111,7 +111,7 @@ class RowByRow:
         for attempt in itertools.count(1):
             action, delay = self.call.udf.on_error.decide(error, attempt)
             if action is Action.FAIL:
-                self.call.fail(error, row)
+                self.call.fail(error, row, attempt)
             if action is Action.SKIP:
                 self.call.skip(error, row, attempt)
                 return None

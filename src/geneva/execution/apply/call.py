@@ -46,9 +46,9 @@ class BatchCall:
     """Rows that the policy skips."""
     retries: int = 0
 
-    def fail(self, error: BaseException, row: int | None) -> NoReturn:
+    def fail(self, error: BaseException, row: int | None, attempt: int = 1) -> NoReturn:
         """Raise what a user reads about an exception in their function."""
-        raise_failed(self.udf, self.output, error, row, self.batch)
+        raise_failed(self.udf, self.output, error, row, self.batch, attempt=attempt)
 
     def skip(self, error: BaseException, row: int, attempt: int) -> None:
         """Keep what happened to a row that is skipped."""
@@ -71,4 +71,4 @@ class BatchCall:
 
     def refuse(self, row: int | None, problem: str) -> NoReturn:
         """Raise what a user reads about a value that doesn't fit."""
-        raise refusal(self.udf, self.output, row, problem)
+        raise refusal(self.udf, self.output, row, self.batch, problem)

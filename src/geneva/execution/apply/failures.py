@@ -17,6 +17,8 @@ _GENEVA_FILES = str(Path(__file__).resolve().parent.parent)
 _MAX_PREVIEW_CHARS = 300
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_TRACEBACK_CHARS = 4_000
+_TYPE_ERRORS = (TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
+"""What a function raises that was given, or has made, values of another type than it expects."""
 MAX_TRACEBACKS = 100
 """Failed rows of a part that keep their traceback."""
 
@@ -43,13 +45,14 @@ def raise_failed(
     row: int | None,
     batch: pa.RecordBatch,
     doing: str = "failed",
+    attempt: int = 1,
 ) -> NoReturn:
     """Raise the error that a user reads about an exception in their function."""
     if isinstance(error, UDFError) and hasattr(error, "failure"):
         raise error
     name = type(error).__name__
     where = "" if row is None else f" on row {row} of the batch"
-    if isinstance(error, TypeError):
+    if isinstance(error, _TYPE_ERRORS):
         message = (
             f"UDF '{udf.name}' {doing} with type error: {error}\n"
             f"Input batch schema: {', '.join(f'{f.name}: {f.type}' for f in batch.schema)}\n"
@@ -58,15 +61,20 @@ def raise_failed(
         )
     else:
         message = f"UDF '{udf.name}' {doing}{where}: {name}: {error}"
-    failure = CellFailure(row, name, str(error), user_traceback(error))
+    failure = CellFailure(
+        row, name, str(error), user_traceback(error), attempt, kept_preview(udf, batch, row)
+    )
     kind = next((k for k in (UDFTimeoutError, WorkerDied) if isinstance(error, k)), None)
     raise with_failure((kind or UDFExecutionError)(message), failure) from error
 
 
-def refusal(udf: UDF, output: pa.Field, row: int | None, problem: str) -> UDFError:
+def refusal(
+    udf: UDF, output: pa.Field, row: int | None, batch: pa.RecordBatch, problem: str
+) -> UDFError:
     """The error that a user reads about a value that doesn't fit."""
     message = f"UDF '{udf.name}' {problem} (declared type: {output.type})."
-    failure = CellFailure(row, UDFOutputError.__name__, message)
+    shown = kept_preview(udf, batch, row)
+    failure = CellFailure(row, UDFOutputError.__name__, message, preview=shown)
     return with_failure(UDFOutputError(message), failure)
 
 
@@ -99,6 +107,11 @@ def preview(batch: pa.RecordBatch, row: int) -> str:
     values = (scalar_text(column[row]) for column in batch.columns)
     parts = [f"{name}={value}" for name, value in zip(batch.schema.names, values, strict=True)]
     return ", ".join(parts)[:_MAX_PREVIEW_CHARS]
+
+
+def kept_preview(udf: UDF, batch: pa.RecordBatch, row: int | None) -> str:
+    """The inputs of a failed row as they are kept: not at all, where the UDF says so."""
+    return preview(batch, row) if row is not None and udf.on_error.store_inputs else ""
 
 
 def with_failure(error: UDFError, failure: CellFailure) -> UDFError:

@@ -9,11 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from geneva.errors import UDFOutputError
+from geneva.execution.apply.failures import CellFailure
+from geneva.execution.worker.failed_rows import row_failure
 from geneva.execution.worker.layout import Layout
-from geneva.execution.worker.records import Clock, OpenTask, reading
+from geneva.execution.worker.records import BatchFailed, Clock, OpenTask, reading
 from geneva.execution.worker.task import FileWork, PartWork
 from geneva.model.rows import RowRange, RowSet
 from geneva.storage.checkpoints.staging import drop_staged, read_staged_batches
+from geneva.storage.columns.dictionaries import DistinctValues, Overflow
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.columns.provenance import Provenance
 from geneva.storage.columns.receipts import make_receipts
@@ -21,6 +25,7 @@ from geneva.storage.columns.staged_files import (
     ColumnFileWriter,
     StagedFile,
     stage_columns,
+    unreadable,
     written_schema,
 )
 from geneva.storage.lance.fragments import fitting_window, read_windows
@@ -50,6 +55,8 @@ class ColumnFile:
         self._writer = ColumnFileWriter(
             task.work.ref, task.dataset, self._schema, self._provenance, complete=file.complete
         )
+        self._distinct = DistinctValues(task.dataset)
+        self._at = part.rows.start
 
     def add(self, piece: Piece) -> None:
         """Write the rows up to the end of a piece."""
@@ -59,6 +66,7 @@ class ColumnFile:
         """Write the rows behind the last piece, and stage the file."""
         self._write(self._layout.finish())
         path, rows = self._writer.path, self._writer.close()
+        self._check_readable(path)
         if failed is not None:
             path, rows = self._restage(path, failed)
         part = self._part
@@ -71,7 +79,26 @@ class ColumnFile:
     def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
         names = self._schema.names
         for batch in batches:
-            self._writer.write(batch.select(names) if self._work.receipts_only else batch)
+            written = batch.select(names) if self._work.receipts_only else batch
+            overflow = self._distinct.add(written)
+            if overflow is not None:
+                rows = RowRange(self._at, self._at + batch.num_rows)
+                raise too_many_values(overflow, rows, self._at + overflow.row)
+            self._writer.write(written)
+            self._at += batch.num_rows
+
+    def _check_readable(self, path: str) -> None:
+        """Give up a file that Lance can't read back, before anybody relies on it."""
+        problem = unreadable(self._task.work.ref, path, self._schema)
+        if problem is None:
+            return
+        drop_staged(self._task.work.ref, path)
+        kind = self._task.schema.field(0).type
+        error = UDFOutputError(
+            f"Lance can't read back the values that it has written ({problem}), so that nothing "
+            f"of them was published. Declare the column with another type than {kind}."
+        )
+        raise BatchFailed(error, self._part.rows, None, ())
 
     def _restage(self, path: str, failed: RowSet) -> tuple[str, int]:
         """Stage the file again under a name and provenance that say which rows failed.
@@ -90,6 +117,13 @@ class ColumnFile:
         )
         drop_staged(task.work.ref, path)
         return staged
+
+
+def too_many_values(overflow: Overflow, rows: RowRange, offset: int) -> BatchFailed:
+    """What ends a job whose dictionary column gets more values than its indices can count."""
+    error = UDFOutputError(f"The value of row {offset} doesn't fit: {overflow}.")
+    at_fault = row_failure(offset, CellFailure(None, type(error).__name__, str(error)))
+    return BatchFailed(error, rows, at_fault, ())
 
 
 def _old_values(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from geneva.execution.worker.column_file import ColumnFile
+from geneva.execution.worker.column_file import ColumnFile, too_many_values
 from geneva.execution.worker.failed_rows import FailedRows
 from geneva.execution.worker.records import Clock, Durable, OpenTask, Result, Saved
 from geneva.execution.worker.task import PartResult, PartWork
@@ -21,6 +21,7 @@ from geneva.model.rows import RowRange
 from geneva.planning.sizing import BatchRule
 from geneva.storage.checkpoints.staging import record_staged
 from geneva.storage.checkpoints.store import DIGEST_COLUMN, ERROR_COLUMN, CheckpointKey
+from geneva.storage.columns.dictionaries import DistinctValues
 from geneva.storage.columns.receipts import is_failed
 from geneva.storage.columns.staged_files import StagedFile
 from geneva.storage.lance.pieces import Piece, concat_batches, digests_of
@@ -93,6 +94,7 @@ class PartWriter:
         self._rows_run = self._rows_reused = 0
         self._checkpoints: list[RowRange] = []
         self._unsaved = _Unsaved(part.rows.start, part.rows.start)
+        self._distinct = DistinctValues(task.dataset)
         self._file = None
         if part.file is not None:
             self._file = ColumnFile(task, part, part.file, writer.clock)
@@ -147,7 +149,14 @@ class PartWriter:
             self._failed.add_earlier(result.piece.offsets[failed].tolist())
 
     def _fill(self, piece: Piece) -> None:
-        if self._file is not None:
+        if self._file is None:
+            # Without a file the pieces are put together in checkpoints only.
+            overflow = self._distinct.add(piece.values)
+            if overflow is not None:
+                offsets = piece.offsets
+                rows = RowRange(int(offsets[0]), int(offsets[-1]) + 1)
+                raise too_many_values(overflow, rows, int(offsets[overflow.row]))
+        else:
             started, read = time.perf_counter(), self._clock.read
             self._file.add(piece)
             self._count_write(started, read)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import lance
@@ -10,17 +10,19 @@ import pyarrow as pa
 from lance import LanceOperation, Transaction
 from lance.commit import CommitConflictError
 
-from geneva.errors import ColumnChangedError
+from geneva.errors import ColumnChangedError, UDFOutputError
 from geneva.model.computation import Carry, Computation
 from geneva.model.tables import TableRef
 from geneva.storage.columns.definitions import read_definition
-from geneva.storage.columns.provenance import parse_file_name, read_provenance
-from geneva.storage.columns.staged_files import StagedFile, data_file, stage_nulls
+from geneva.storage.columns.dictionaries import DistinctValues, has_narrow_dictionary
+from geneva.storage.columns.provenance import named, parse_file_name, read_provenance
+from geneva.storage.columns.staged_files import StagedFile, data_file, read_columns, stage_nulls
 from geneva.storage.columns.validity import output_file
 from geneva.storage.lance.commit import is_conflict, retry_conflicts
 from geneva.storage.lance.dataset import (
     FragmentFacts,
     TableSnapshot,
+    is_damage,
     open_dataset,
     read_live_rows,
     read_snapshot,
@@ -95,6 +97,7 @@ class _ColumnCommit:
             if add_missing_fields(self._ref, self._base, self._fitting):
                 # After a commit of its own it looks at the table anew, as after one of others.
                 raise CommitConflictError("fields were added that fragments had no file for")
+            self._check_dictionaries()
             version = _commit(self._base, self._fitting, self._job_id, self._planned_version)
         except OSError as error:
             if is_conflict(error) or not self._has_landed():
@@ -129,6 +132,33 @@ class _ColumnCommit:
         self._lost.extend((file, why) for file, why in checked if why is not None)
         self._fitting = [file for file, why in checked if why is None]
 
+    def _check_dictionaries(self) -> None:
+        """Refuse values that fit into each file, and not into the column as a whole.
+
+        A file of an older version of the function will be replaced: its values don't count.
+        """
+        ref, computation = self._ref, self._computation
+        kinds = [output.type for output in computation.outputs]
+        if isinstance(computation.program, Carry) or not has_narrow_dictionary(kinds):
+            return
+        distinct = DistinctValues(self._base)
+        replaced = {file.fragment_id for file in self._fitting}
+        for fragment in read_snapshot(self._base, ref).fragments:
+            if fragment.id not in replaced and not _is_outdated(computation, fragment):
+                for batch in _readable_batches(self._base, fragment, computation):
+                    distinct.add(batch)
+        for file in self._fitting:
+            at = 0
+            for batch in read_columns(ref, file.path):
+                overflow = distinct.add(batch)
+                if overflow is not None:
+                    raise UDFOutputError(
+                        f"Table {ref.name!r}, column {computation.name!r}, fragment "
+                        f"{file.fragment_id}, row {at + overflow.row}: together with the values of "
+                        f"other fragments, {overflow}."
+                    )
+                at += batch.num_rows
+
     def _has_landed(self) -> bool:
         """Whether a commit is there that failed in a way that leaves open whether it landed."""
         latest = open_dataset(self._ref)
@@ -139,6 +169,29 @@ class _ColumnCommit:
             if is_ours and self._fitting[0].path in str(transaction.operation):
                 return True
         return False
+
+
+def _is_outdated(computation: Computation, fragment: FragmentFacts) -> bool:
+    """Whether all values of a fragment were made by another version of the function."""
+    paths = [file.path for file in fragment.files_of(computation.output_ids)]
+    names = [parse_file_name(path) for path in paths]
+    wanted = named(computation.id, computation.version, ())
+    return all(
+        name is not None and name.column == wanted.column and name.udf != wanted.udf
+        for name in names
+    )
+
+
+def _readable_batches(
+    dataset: lance.LanceDataset, fragment: FragmentFacts, computation: Computation
+) -> Iterator[pa.RecordBatch]:
+    """The column's values in a fragment, as far as they can be read."""
+    columns = [output.name for output in computation.outputs]
+    try:
+        yield from dataset.get_fragment(fragment.id).to_batches(columns=columns)
+    except BaseException as error:
+        if not is_damage(error):
+            raise
 
 
 def _commit(

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import lance
 import pyarrow as pa
-from lance.file import LanceFileWriter
+from lance.file import LanceFileReader, LanceFileWriter
 
 from geneva.model.tables import TableRef
+from geneva.storage.columns.dictionaries import has_dictionary, has_narrow_dictionary
 from geneva.storage.columns.provenance import PROVENANCE_METADATA, Provenance
 from geneva.storage.lance.dataset import (
+    damage_reason,
     field_ids_of,
     file_version,
     is_damage,
 )
 from geneva.storage.lance.fragments import MAX_WINDOW_ROWS
-from geneva.storage.lance.pieces import null_rows
+from geneva.storage.lance.pieces import concat_batches, null_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,25 @@ class ColumnFileWriter:
             storage_options=ref.storage_options.plain(),
         )
         self._writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
+        # Lance joins the dictionaries of batches without finding all equal values, so that two
+        # batches with the same 100 values have too many for int8. Such rows are written at once.
+        self._at_once = has_narrow_dictionary(schema.types)
+        self._held: list[pa.RecordBatch] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows."""
         columns = [storable(self._dataset, column) for column in batch.columns]
-        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        if self._at_once:
+            self._held.append(rows)
+        else:
+            self._writer.write_batch(rows)
 
     def close(self) -> int:
         """Finish the file; return how many rows it has."""
+        if self._held:
+            self._writer.write_batch(concat_batches(self._held))
+            self._held.clear()
         return int(self._writer.close() or 0)
 
 
@@ -134,18 +147,43 @@ def _nulls_inside(array: pa.Array) -> pa.Array:
 
 
 def staged_file_is_whole(ref: TableRef, staged: StagedFile) -> bool:
-    """Whether a staged file found from an earlier run is there, ours, and complete."""
-    from lance.file import LanceFileReader
-
+    """Whether a staged file found from an earlier run is there, ours, complete and readable."""
     try:
-        reader = LanceFileReader(
-            f"{ref.uri}/data/{staged.path}", storage_options=ref.storage_options.plain()
-        )
-        return int(reader.num_rows()) == staged.physical_rows
+        reader = _reader(ref, staged.path)
+        if int(reader.num_rows()) != staged.physical_rows:
+            return False
+        return unreadable(ref, staged.path, reader.metadata().schema) is None
     except BaseException as error:
         if not is_damage(error):
             raise
         return False
+
+
+def unreadable(ref: TableRef, path: str, schema: pa.Schema) -> str | None:
+    """Why a staged file can't be read back; None when it can.
+
+    Dictionaries are what Lance writes without noticing that it can't be read. Files without one
+    are not read: their rows were counted when they were closed.
+    """
+    if not has_dictionary(schema.types):
+        return None
+    try:
+        for _ in read_columns(ref, path):
+            pass
+    except BaseException as error:
+        if not is_damage(error):
+            raise
+        return damage_reason(error)
+    return None
+
+
+def read_columns(ref: TableRef, path: str) -> Iterator[pa.RecordBatch]:
+    """What is in a staged file, in order."""
+    yield from _reader(ref, path).read_all(batch_size=MAX_WINDOW_ROWS).to_batches()
+
+
+def _reader(ref: TableRef, path: str) -> LanceFileReader:
+    return LanceFileReader(f"{ref.uri}/data/{path}", storage_options=ref.storage_options.plain())
 
 
 def data_file(dataset: lance.LanceDataset, path: str, field_ids: Sequence[int]) -> Any:

@@ -17,8 +17,10 @@ from geneva.model.addresses import offsets_of
 from geneva.model.tables import TableRef
 from geneva.model.uris import branch_uri
 from geneva.model.view_query import SOURCE_ROW_ID
+from geneva.storage.columns.dictionaries import has_narrow_dictionary
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.pieces import concat_batches
 from geneva.storage.views.state import read_view_state
 
 CHUNKS = "__chunks"
@@ -66,6 +68,8 @@ def write_chunk_rows(outer: TableRef, schema: pa.Schema, batches: Iterator[pa.Re
 
     `schema` has the view's own columns; those that were added to it are NULL in new rows.
     """
+    if has_narrow_dictionary(schema.types) and (held := list(batches)):
+        batches = iter([concat_batches(held)])  # as `ColumnFileWriter` does, and why
     fragments = write_fragments(
         pa.RecordBatchReader.from_batches(schema, batches),
         outer.uri,

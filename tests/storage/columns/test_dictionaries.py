@@ -1,0 +1,174 @@
+"""Dictionary columns: values that the indices can't count are refused before they are published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lance.file import LanceFileWriter
+
+from geneva import Connection, JobStatus, Table, udf
+from geneva.errors import UDFOutputError
+from geneva.storage.columns import staged_files
+from geneva.storage.columns.dictionaries import DistinctValues
+from geneva.storage.columns.staged_files import StagedFile, staged_file_is_whole
+from support import Calls, column, counted, make_table
+
+NARROW = pa.dictionary(pa.int8(), pa.string())
+ROOM = 128
+VERSIONS = ["2.0", "2.1", "2.2"]
+SHAPES: dict[str, tuple[pa.DataType, Callable[[str], Any]]] = {
+    "plain": (NARROW, lambda v: v),
+    "list": (pa.list_(NARROW), lambda v: [v]),
+    "struct": (pa.struct({"d": NARROW}), lambda v: {"d": v}),
+}
+
+
+def stays_readable(table: Table) -> None:
+    """Read all, also after a compaction, which makes one dictionary of those of its fragments."""
+    rows = table.count_rows()
+    assert len(column(table, "x")) == rows
+    dataset = lance.dataset(table.ref.uri)
+    dataset.optimize.compact_files()
+    assert len(column(table, "x")) == rows
+
+
+def refused(table: Table, **options: Any) -> str:
+    before = lance.dataset(table.ref.uri).version
+    with pytest.raises(UDFOutputError) as caught:
+        table.backfill("x", **options)
+    assert lance.dataset(table.ref.uri).version == before, "nothing was published"
+    stays_readable(table)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_too_many_values_in_a_fragment(
+    local_db: Connection, calls: Calls, version: str, shape: str
+) -> None:
+    kind, wrap = SHAPES[shape]
+    table = make_table(local_db, [300], storage_version=version)
+    table.add_columns({"x": counted(calls, lambda id: wrap(f"v{id}"), data_type=kind)})
+    said = refused(table)
+    assert f"Table 't', column 'x', fragment 0, row {ROOM}" in said
+    assert "128 different values that int8 indices" in said
+    assert local_db.list_jobs()[0].status is JobStatus.FAILED
+    assert len(calls.rows) == len(set(calls.rows)), "no row is tried again"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("options", [{"checkpoint_size": 7}, {"task_size": 40}], ids=str)
+def test_too_many_values_over_batches_and_tasks(
+    local_db: Connection, version: str, options: dict[str, Any]
+) -> None:
+    table = make_table(local_db, [300], storage_version=version)
+    table.add_columns({"x": udf(lambda id: f"v{id}", data_type=NARROW)})
+    assert f"fragment 0, row {ROOM}" in refused(table, **options)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_as_many_values_as_there_is_room_for(
+    local_db: Connection, calls: Calls, version: str, shape: str
+) -> None:
+    """In many batches, each with all values: Lance would not find that they are the same."""
+    kind, wrap = SHAPES[shape]
+    few = counted(calls, lambda id: wrap(f"v{id % 127}") if id % 7 else None, data_type=kind)
+    table = make_table(local_db, [1_000, 100], storage_version=version)
+    table.add_columns({"x": few})
+    table.backfill("x", checkpoint_size=140)
+    expected = [wrap(f"v{i % 127}") if i % 7 else None for i in range(1_100)]
+    if (version, shape) == ("2.0", "struct"):
+        expected = [{"d": None} if value is None else value for value in expected]
+    assert column(table, "x") == expected
+    assert calls.count == 1_100
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_too_many_values_over_fragments(local_db: Connection, calls: Calls, version: str) -> None:
+    table = make_table(local_db, [90], storage_version=version)
+    table.add_columns({"x": counted(calls, lambda id: f"v{id}", data_type=NARROW)})
+    table.backfill("x")
+    table.add(pa.table({"id": pa.array(range(90, 180), pa.int64())}))
+    said = refused(table)
+    assert "fragment 1, row 38: together with the values of other fragments" in said
+    assert sorted(calls.rows) == list(range(180))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_too_many_values_beside_those_that_stay(local_db: Connection, version: str) -> None:
+    table = make_table(local_db, [200], storage_version=version)
+    table.add_columns({"x": udf(lambda id: f"v{id}", data_type=NARROW)})
+    table.backfill("x", where="id < 100")
+    refused(table, where="id >= 100")
+    assert column(table, "x") == [f"v{i}" if i < 100 else None for i in range(200)]
+
+
+def test_values_of_a_former_function_do_not_count(local_db: Connection) -> None:
+    table = make_table(local_db, [100, 100, 100])
+    table.add_columns({"x": udf(lambda id: f"old{id % 100}", data_type=NARROW)})
+    table.backfill("x")
+    new = udf(lambda id: f"new{id % 100}", data_type=NARROW)
+    table.alter_columns({"path": "x", "udf": new})
+    table.backfill("x", commit_granularity=1)
+    assert column(table, "x") == [f"new{i % 100}" for i in range(300)]
+
+
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+def test_a_file_that_can_not_be_read_back_is_never_published(
+    local_db: Connection, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    # What Lance itself makes of batches with the same values.
+    monkeypatch.setattr(staged_files, "has_narrow_dictionary", lambda kinds: False)
+    table = make_table(local_db, [1_000], storage_version=version)
+    table.add_columns({"x": udf(lambda id: f"v{id % 100}", data_type=NARROW)})
+    said = refused(table, checkpoint_size=250)
+    assert "Table 't', column 'x', fragment 0" in said
+    assert "can't read back the values" in said
+    data = Path(table.ref.uri) / "data"
+    assert not [file for file in data.iterdir() if file.name.startswith("geneva-")]
+
+
+def test_a_staged_file_of_an_earlier_run_must_be_readable(local_db: Connection) -> None:
+    table = make_table(local_db, [180], storage_version="2.1")
+    path = Path(table.ref.uri) / "data" / "staged.lance"
+    writer = LanceFileWriter(str(path), pa.schema([("x", NARROW)]), version="2.1")
+    for start in (0, 90):
+        values = pa.array([f"v{i}" for i in range(start, start + 90)], NARROW)
+        writer.write_batch(pa.record_batch({"x": values}))
+    writer.close()
+    staged = StagedFile(0, path.name, 180, "uuid", (1,), (), None)
+    assert not staged_file_is_whole(table.ref, staged)
+
+
+@given(
+    st.lists(st.lists(st.none() | st.integers(0, 140), max_size=60), max_size=6),
+    st.sampled_from(list(SHAPES)),
+)
+def test_values_are_counted_as_a_set_counts_them(
+    batches: list[list[int | None]], shape: str
+) -> None:
+    class Format:
+        data_storage_version = "2.1"
+
+    kind, wrap = SHAPES[shape]
+    distinct = DistinctValues(Format())
+    known: set[int] = set()
+    for batch in batches:
+        rows = [None if v is None else wrap(f"v{v}") for v in batch]
+        found = distinct.add(pa.record_batch({"x": pa.array(rows, kind)}))
+        expected, seen = None, set(known)
+        for row, value in enumerate(batch):
+            seen |= set() if value is None else {value}
+            if len(seen) > ROOM:
+                expected = row
+                break
+        assert (None if found is None else found.row) == expected
+        known = seen if expected is None else known
