@@ -22,7 +22,7 @@ check: .venv/.ready-dev
 	$(BIN)/lint-imports --no-logo
 
 test-quick: .venv/.ready-dev
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-slow: .venv/.ready-dev       ## crashes, clusters, browsers, every format
 	$(BIN)/pytest -m "slow and not long" $(PYTEST_ARGS)

@@ -40,15 +40,6 @@ settings.register_profile(
 settings.load_profile(os.environ.get("GENEVA_HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that share a Spark session or an S3 server on one worker of pytest-xdist."""
-    for item in items:
-        for shared in ("spark", "s3"):
-            if item.get_closest_marker(shared):
-                item.add_marker(pytest.mark.xdist_group(shared))
-                break
-
-
 @pytest.fixture(params=["in_process", pytest.param("spark", marks=pytest.mark.spark)])
 def runner(request: pytest.FixtureRequest) -> RunnerFactory | None:
     """What carries out the tasks: threads of this process, or (None) geneva's embedded Spark."""

@@ -82,7 +82,7 @@ class Machine:
 
     def wait_for_calls(self, count: int, process: subprocess.Popen[str]) -> None:
         """Wait until the UDF was called that often."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while self.calls.count < count:
             if process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"{self.calls.count} calls, then: {kill(process)}")

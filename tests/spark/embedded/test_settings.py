@@ -77,7 +77,7 @@ class TestProcess:
             """,
             tmp_path,
         )
-        assert script.communicate(timeout=60) == ("['1', '2']\n", "")
+        assert script.communicate(timeout=120) == ("['1', '2']\n", "")
         wait_for(lambda: not processes_in(tmp_path), "the JVM to leave", 10)
         assert names_in(tmp_path) == ["tmp"]
         assert names_in(tmp_path / "tmp") == []
@@ -140,7 +140,7 @@ class TestProcess:
             """,
             tmp_path,
         )
-        output, errors = script.communicate(timeout=60)
+        output, errors = script.communicate(timeout=120)
         assert "could not be started here" in output
         assert "System memory" in output
         assert "must be at least" in output
@@ -160,7 +160,7 @@ class TestProcess:
             tmp_path,
             SPARK_CONF_DIR=str(tmp_path / "conf"),
         )
-        assert script.communicate(timeout=60) == ("yes\n['1']\n", "")
+        assert script.communicate(timeout=120) == ("yes\n['1']\n", "")
         wait_for(lambda: not processes_in(tmp_path), "the JVM to leave", 10)
         assert not list((tmp_path / "tmp").glob("geneva-*"))
 
