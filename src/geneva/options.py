@@ -36,6 +36,7 @@ class RefreshArguments(TypedDict, total=False):
     commit_granularity: int
     batch_checkpoint_flush_interval_seconds: float | None
     timeout: float | timedelta | None
+    retry_failed: bool
 
 
 class SelectionArguments(TypedDict, total=False):
@@ -44,7 +45,6 @@ class SelectionArguments(TypedDict, total=False):
     where: str | None
     read_version: int | None
     num_frags: int | None
-    retry_failed: bool
     unproven: str | None
     upstream: str
 
@@ -198,8 +198,9 @@ class JobOptions:
         default=False,
         metadata=_option(
             OptionInfo(
-                "Compute just the rows that failed and were skipped before. Without it they stay "
-                "NULL until the UDF or their inputs change.",
+                "Try the rows again that failed and were skipped before: a backfill computes just "
+                "these, a refresh these as well. Without it they stay NULL until the UDF or their "
+                "inputs change.",
                 bool,
                 _read_flag,
             )

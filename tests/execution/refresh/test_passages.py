@@ -14,6 +14,7 @@ import pytest
 from lancedb.index import BTree
 
 from geneva import Connection, Table, chunker
+from geneva.errors import GenevaError, UserInputError
 from geneva.execution.refresh import layout
 from geneva.view import MaterializedView
 from support import Calls, counted
@@ -260,3 +261,53 @@ def _titled(source: Table) -> list[tuple[int, str, str]]:
 
 def _of_documents(view: Table) -> Counter[tuple[int, str]]:
     return Counter((row["id"], row["word"]) for row in view.to_arrow().to_pylist())
+
+
+class TestAnotherChunker:
+    def test_rows_change_where_lists_do(self, local_db: Connection, calls: Calls) -> None:
+        source = documents(local_db, "a b", "C d", "e")
+        view = with_lengths(local_db, source, calls, each_word)
+        before = row_ids(view)
+
+        @chunker(output_schema=pa.schema([("word", pa.string())]))
+        def small(text: str) -> Any:
+            return [(word.lower(),) for word in text.split()]
+
+        view.alter_columns({"path": "each_word", "udf": small})
+        assert view.plan_refresh().rows_to_run == 3
+        assert view.refresh().rows_computed == 3
+        view.backfill("length")
+        assert calls.taken() == ["c"]
+        assert contents(view, "word", "length") == [(w, 1) for w in "abcde"]
+        assert len(row_ids(view).keys() & before.keys()) == 4
+        assert view.plan_refresh().is_empty
+        source.add([{"id": 9, "title": "t9", "text": "X"}])
+        view.refresh()
+        assert ("x",) in contents(view, "word")
+
+    def test_fed_from_another_column(self, local_db: Connection) -> None:
+        source = documents(local_db, "a b", "c")
+        view = local_db.create_udtf_view("v", source.query().select(["id"]), each_word)
+        view.refresh()
+        view.alter_columns({"path": "each_word", "udf": (each_word, ["title"])})
+        view.refresh()
+        assert contents(view, "word") == [("t0",), ("t1",)]
+        view.alter_columns({"path": "each_word", "udf": each_word, "input_columns": ["text"]})
+        view.refresh()
+        assert contents(view, "word") == [("a",), ("b",), ("c",)]
+
+    def test_what_does_not_fit_is_refused(self, local_db: Connection, calls: Calls) -> None:
+        source = documents(local_db, "a b", "c")
+        view = local_db.create_udtf_view("v", source.query().select(["id"]), each_word)
+        view.refresh()
+        for alteration, message in (
+            ({"path": "each_word", "udf": numbered_words}, "yields word: string, place: int64"),
+            ({"path": "word", "udf": each_word}, "Its chunker is 'each_word'"),
+            ({"path": "word", "udf": counted(calls, len, data_type=pa.string())}, "alter that"),
+        ):
+            with pytest.raises(GenevaError, match=message):
+                view.alter_columns(alteration)
+        plain = local_db.create_materialized_view("p", source.query().select(["id"]))
+        with pytest.raises(UserInputError, match="not the chunker"):
+            plain.alter_columns({"path": "id", "udf": each_word})
+        assert view.plan_refresh().is_empty

@@ -92,9 +92,14 @@ def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) ->
         ),
     )
     _check_source(source, info, state)
-    if state.refreshed and info.base_version == version and state.udf_versions == _versions(groups):
+    current = (
+        state.refreshed and info.base_version == version and state.udf_versions == _versions(groups)
+    )
+    if current and not request.backfill.options.retry_failed:
         return up_to_date
-    return _with_work(up_to_date, view, info, state)
+    planned = _with_work(up_to_date, view, info, state)
+    # With rows to try again there may be work left in a view that is up to date.
+    return up_to_date if current and not planned.plan.rows_to_compute else planned
 
 
 def _with_work(
@@ -125,9 +130,13 @@ def _with_work(
             for backfill in backfills
         ),
         up_to_date=False,
-        notes=notes,
+        notes=(*notes, *(n for b in backfills for n in _named_notes(b))),
     )
     return replace(prepared, target=target, membership=membership, backfills=backfills, plan=plan)
+
+
+def _named_notes(backfill: PreparedBackfill) -> tuple[str, ...]:
+    return tuple(f"{backfill.plan.column}: {note}" for note in backfill.plan.notes)
 
 
 def _check_reachable(ref: TableRef, source: TableRef, info: ViewInfo, version: int) -> None:

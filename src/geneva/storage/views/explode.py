@@ -21,7 +21,7 @@ from geneva.model.rows import Offsets, RowIds
 from geneva.model.tables import TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.storage.columns.staged_files import data_file, storable, written_schema
-from geneva.storage.lance.dataset import Dataset, field_ids_of, nodes_of
+from geneva.storage.lance.dataset import Dataset, field_ids_of, nodes_of, open_dataset
 from geneva.storage.views.definition import DEFAULT_FRAGMENT_ROWS
 
 CHUNKS = "__chunks"
@@ -67,6 +67,32 @@ def read_rows_of(view: Dataset, source_ids: RowIds | None) -> RowsOfSources:
             ids, addresses, sources = ids[hit], addresses[hit], sources[hit]
         parts.append((ids, addresses, sources))
     return RowsOfSources(*(np.concatenate(side) for side in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlace:
+    """A row of a view's source."""
+
+    row_id: int
+    row_address: int
+
+
+def source_places(
+    inner: TableRef, source: Dataset, row_ids: Sequence[int | None]
+) -> list[SourcePlace | None]:
+    """Where the source rows are that rows of the hidden view are of; None: not there any more."""
+    hidden = open_dataset(inner)
+    wanted = sorted({i for i in row_ids if i is not None})
+    if not wanted:
+        return [None] * len(row_ids)
+    # Rows that are gone are left out.
+    found = hidden._take_rows(pa.array(wanted, pa.uint64()), ["_rowid", SOURCE_ROW_ID])
+    sources = dict(zip(*(found.column(i).to_pylist() for i in (0, 1)), strict=True))
+    ids = pa.array(sorted(set(sources.values())), pa.uint64())
+    there = source._take_rows(ids, ["_rowid", "_rowaddr"])
+    addresses = dict(zip(*(there.column(i).to_pylist() for i in (0, 1)), strict=True))
+    places = {i: SourcePlace(own, addresses[own]) for i, own in sources.items() if own in addresses}
+    return [places.get(i) if i is not None else None for i in row_ids]
 
 
 # ------------------------------------------------------------------------------------ staging
