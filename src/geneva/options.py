@@ -24,8 +24,8 @@ from geneva.render.text import did_you_mean
 # --------------------------------------------------------------------------- as calls take them
 
 
-class RefreshArguments(TypedDict, total=False):
-    """Options of a refresh: how the work is done. A backfill takes them, too."""
+class WorkArguments(TypedDict, total=False):
+    """Options of a backfill and of a refresh: how the work is done."""
 
     concurrency: int | None
     intra_applier_concurrency: int
@@ -36,6 +36,11 @@ class RefreshArguments(TypedDict, total=False):
     commit_granularity: int
     batch_checkpoint_flush_interval_seconds: float | None
     timeout: float | timedelta | None
+
+
+class RefreshArguments(WorkArguments, total=False):
+    """All options of a refresh. A backfill takes them, too."""
+
     retry_failed: bool
 
 
@@ -45,11 +50,12 @@ class SelectionArguments(TypedDict, total=False):
     where: str | None
     read_version: int | None
     num_frags: int | None
+    retry_failed: bool
     unproven: str | None
     upstream: str
 
 
-class BackfillArguments(SelectionArguments, RefreshArguments, total=False):
+class BackfillArguments(SelectionArguments, WorkArguments, total=False):
     """All options of a backfill."""
 
     task_shuffle_diversity: int | None

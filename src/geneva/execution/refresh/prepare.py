@@ -20,7 +20,7 @@ from geneva.execution.refresh.groups import (
     RefreshTarget,
     view_groups,
 )
-from geneva.execution.refresh.rows import Membership, read_membership
+from geneva.execution.refresh.rows import Membership, read_first_membership, read_membership
 from geneva.model.tables import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
@@ -112,7 +112,11 @@ def _with_work(
     _check_columns(watched, source, target.source)
     changes, notes = _changes(target, state, source, watched)
     since = changes.get(info.base_version) if state.refreshed else None
-    membership = read_membership(view, source, info.query, since)
+    if state.computed_at:
+        membership = read_membership(view, source, info.query, since)
+    else:
+        max_rows = request.max_rows_per_fragment
+        membership = read_first_membership(view, source, info.query, max_rows)
     changed = {v: c.changed if c is not None else None for v, c in changes.items()}
     target = replace(target, changed=changed)
     snapshot = read_snapshot(view, target.ref)
