@@ -15,7 +15,8 @@ from lancedb.index import BTree
 
 from geneva import Connection, Table, chunker
 from geneva.errors import GenevaError, UserInputError
-from geneva.execution.refresh import layout
+from geneva.execution.refresh import explode, layout
+from geneva.storage.lance import lists
 from geneva.view import MaterializedView
 from support import Calls, counted
 from view_support import STABLE
@@ -204,7 +205,7 @@ class TestHistories:
     ) -> None:
         """Random edits, compactions and indexes: values are right, and calls the fewest."""
         rng = random.Random(seed)
-        monkeypatch.setattr(layout, "_BATCH_BYTES", rng.choice([1, 64, 1 << 20]))
+        monkeypatch.setattr(lists, "_BATCH_BYTES", rng.choice([1, 64, 1 << 20]))
         source = documents(local_db, *(_text(rng) for _ in range(4)))
         view = with_lengths(local_db, source, calls, rng.choice([each_word, numbered_words]))
         over = local_db.create_materialized_view("over", view.query().select(["title", "word"]))
@@ -311,3 +312,85 @@ class TestAnotherChunker:
         with pytest.raises(UserInputError, match="not the chunker"):
             plain.alter_columns({"path": "id", "udf": each_word})
         assert view.plan_refresh().is_empty
+
+
+class TestWideRows:
+    @pytest.mark.parametrize("chunks", [1, 40])
+    def test_what_is_repeated_is_written_by_bytes(
+        self, local_db: Connection, monkeypatch: pytest.MonkeyPatch, chunks: int
+    ) -> None:
+        """A wide column that each chunk repeats is as many times as large as the source."""
+
+        @chunker(output_schema=pa.schema([("n", pa.int64())]))
+        def parts(id: int) -> Any:
+            return [(n,) for n in range(chunks if id != 7 else 2_000)]
+
+        body = ["x" * (50_000 if i != 7 else 10) + str(i) for i in range(40)]
+        data = pa.table({"id": range(40), "body": body})
+        source = local_db.create_table("docs", data, storage_options=STABLE)
+        query = source.query().select(["id", "body"]).add_column(parts)
+        monkeypatch.setattr(lists, "_BATCH_BYTES", 1 << 20)
+        written: list[int] = []
+        real = layout.write_chunk_rows
+
+        def measuring(outer: Any, schema: Any, batches: Any, *args: Any) -> str:
+            kept = []
+            for batch in batches:
+                written.append(batch.nbytes)
+                kept.append(batch)
+            return real(outer, schema, iter(kept), *args)
+
+        monkeypatch.setattr(layout, "write_chunk_rows", measuring)
+        view = local_db.create_materialized_view("v", query)
+        view.refresh()
+        assert len(view) == 39 * chunks + 2_000
+        assert max(written) < (1 << 20) + 100_000
+        found = view.to_arrow()
+        assert all(row["body"] == body[row["id"]] for row in found.to_pylist())
+        evaluated = list(query.to_batches())
+        assert max(batch.nbytes for batch in evaluated) < (1 << 20) + 100_000
+        assert pa.Table.from_batches(evaluated).sort_by("id").equals(found.sort_by("id"))
+
+    def test_another_value_of_a_wide_column(
+        self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = documents(local_db, "a b", "c", "d e")
+        view = with_lengths(local_db, source, calls, each_word)
+        source.update(where="id != 1", values={"title": "w" * 1_000_000})
+        view.refresh()
+        titles = [len(title) for title in view.to_arrow()["title"].to_pylist()]
+        assert titles == [1_000_000, 1_000_000, 2, 1_000_000, 1_000_000]
+
+
+class TestRivals:
+    @pytest.mark.parametrize("rival", ["backfill", "compaction", "delete"])
+    def test_others_write_to_the_view_meanwhile(
+        self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch, rival: str
+    ) -> None:
+        source = documents(local_db, "a b", "c", "d e", "f")
+        view = with_lengths(local_db, source, calls, each_word)
+        source.add([{"id": 4, "title": "t4", "text": "g"}])
+        view.refresh()
+        source.update(where="id = 0", values={"title": "new", "text": "b x"})
+        source.delete("id = 1")
+        real, turns = explode.commit_chunks, iter([True])
+
+        def racing(*args: Any) -> None:
+            if next(turns, False):
+                dataset = lance.dataset(view.ref.uri)
+                match rival:
+                    case "backfill":
+                        local_db.open_table("passages").backfill("length")
+                    case "compaction":
+                        dataset.optimize.compact_files()
+                    case _:
+                        dataset.delete("word = 'b'")
+            real(*args)
+
+        monkeypatch.setattr(explode, "commit_chunks", racing)
+        view.refresh()
+        view.backfill("length")
+        expected = [("new", "b"), ("new", "x"), ("t2", "d"), ("t2", "e"), ("t3", "f"), ("t4", "g")]
+        assert contents(view, "title", "word", "length") == [(*row, 1) for row in expected]
+        assert calls.taken() == sorted([*("b" if rival == "delete" else ""), "g", "x"])
+        lance.dataset(view.ref.uri).validate()

@@ -30,12 +30,11 @@ from geneva.storage.lance.fragments import (
     size_of_inputs,
     window_rows,
 )
+from geneva.storage.lance.lists import list_columns, places_in_lists, runs_by_bytes
 from geneva.storage.lance.pieces import Piece
 from geneva.storage.lance.source_rows import SourceRows, next_window
 from geneva.storage.views.definition import is_hidden
 from geneva.storage.views.explode import CHUNKS, stage_rewritten, write_chunk_rows
-
-_BATCH_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def _new_rows(item: Layout, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         fresh = np.flatnonzero(~_is_kept(ids[parents], places_in_lists(parents), item.kept))
         own = batch.drop_columns([CHUNKS])
         chunks = list_columns(lists)
-        for some in _by_bytes(own, parents[fresh]):
+        for some in runs_by_bytes(own, parents[fresh]):
             chosen = pa.array(fresh[some])
             made = {
                 IS_SET: pa.repeat(pa.scalar(True), len(chosen)),
@@ -130,40 +129,8 @@ def _new_rows(item: Layout, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             yield pa.record_batch([made[field.name] for field in schema], schema=schema)
 
 
-def _by_bytes(own: pa.RecordBatch, parents: Offsets) -> Iterator[slice]:
-    """Cut rows into runs, so that what they repeat of their parents takes few bytes."""
-    counts = np.bincount(parents, minlength=own.num_rows)
-    if own.nbytes * int(counts.max(initial=0)) <= _BATCH_BYTES:
-        yield slice(0, len(parents))
-        return
-    widths = np.zeros(own.num_rows, dtype=np.int64)
-    for row in np.flatnonzero(counts).tolist():
-        widths[row] = own.slice(row, 1).nbytes
-    ends = np.cumsum(widths[parents])
-    at = 0
-    while at < len(parents):
-        before = int(ends[at - 1]) if at else 0
-        stop = max(at + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, side="right")))
-        yield slice(at, stop)
-        at = stop
-
-
 def _taken(batch: pa.RecordBatch, places: pa.Array) -> dict[str, pa.Array]:
     return {name: batch.column(name).take(places) for name in batch.schema.names}
-
-
-def list_columns(lists: pa.Array) -> dict[str, pa.Array]:
-    """The columns of the rows in some lists, one after the other."""
-    chunks = pc.list_flatten(lists)
-    names = [field.name for field in chunks.type]
-    return dict(zip(names, chunks.flatten(), strict=True))
-
-
-def places_in_lists(parents: Offsets) -> Offsets:
-    """The place of each row in its list, given whose list each row is in."""
-    starts = np.flatnonzero(np.diff(parents, prepend=-1))
-    lengths = np.diff(np.append(starts, len(parents)))
-    return np.arange(len(parents)) - np.repeat(starts, lengths)
 
 
 def _is_kept(ids: RowIds, places: Offsets, kept: tuple[RowIds, Offsets]) -> Mask:

@@ -17,8 +17,6 @@ import pyarrow.compute as pc
 from geneva.execution.refresh.layout import (
     Lists,
     Rewrite,
-    list_columns,
-    places_in_lists,
     read_source_ids_of,
 )
 from geneva.model.addresses import Addresses, fragments_of, offsets_of
@@ -29,6 +27,7 @@ from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.planning.passages import RowDigests, differing, pair_rows
 from geneva.storage.lance.dataset import Dataset, quote_path
 from geneva.storage.lance.fragments import is_blob
+from geneva.storage.lance.lists import list_columns, places_in_lists
 from geneva.storage.lance.source_rows import SourceRows
 from geneva.storage.views.explode import CHUNKS, RowsOfSources, read_rows_of
 
