@@ -138,6 +138,20 @@ class TestWhatStays:
         assert calls.count == 2
         assert contents(view, "both") == [("new a",), ("new b",), ("t1 c",), ("t2 d",), ("t2 e",)]
 
+    def test_in_tasks(
+        self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(explode, "_MAX_ROWS_HERE", 0)
+        monkeypatch.setattr(explode, "_LISTS_PER_ITEM", 1)
+        source = documents(local_db, "a b", "c", "d e")
+        view = with_lengths(local_db, source, calls, numbered_words)
+        source.update(where="id != 1", values={"title": "new", "text": "a d"})
+        view.refresh()
+        view.backfill("length")
+        assert calls.taken() == ["a", "d"]
+        expected = [("new", "a", 0), ("new", "a", 0), ("new", "d", 1), ("new", "d", 1)]
+        assert contents(view, "title", "word", "place") == [*expected, ("t1", "c", 0)]
+
     def test_without_the_version_that_it_was_laid_out_from(
         self, local_db: Connection, calls: Calls
     ) -> None:
@@ -211,6 +225,7 @@ class TestHistories:
         over = local_db.create_materialized_view("over", view.query().select(["title", "word"]))
         over.refresh()
         view.create_index("word", config=BTree())
+        view.create_index("title", config=BTree())
         known = _of_documents(view)
         for _ in range(8):
             _change(rng, source)
@@ -228,6 +243,9 @@ class TestHistories:
                 for word in {word for _, _, word in wanted}:
                     expected = sum(n for (_, _, w), n in wanted.items() if w == word)
                     assert view.count_rows(f"word = '{word}'") == expected
+                for title in {title for _, title, _ in wanted}:
+                    expected = sum(n for (_, t, _), n in wanted.items() if t == title)
+                    assert view.count_rows(f"title = '{title}'") == expected
             if rng.random() < 0.5 and view.plan_refresh().is_empty:
                 over.refresh()
                 assert Counter(contents(over, "title", "word")) == Counter(

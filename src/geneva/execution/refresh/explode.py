@@ -33,6 +33,8 @@ from geneva.storage.views.source_changes import read_changes
 from geneva.storage.views.state import commit_refreshed, commit_refreshing, read_view_state
 
 _LISTS_PER_ITEM = 20_000
+_MAX_ROWS_HERE = 262_144
+"""Rows of fragments that are rewritten in this process: less than tasks are worth."""
 _MAX_RETRIES = 19
 
 
@@ -89,11 +91,14 @@ def _lay_out_changes(prepared: PreparedChunkRefresh, version: int, control: JobC
         view = open_dataset(outer)
         changes = compare_rows(outer, view, lists, gone, fresh)
         if not changes.lays_out_the_same(written[0]):
-            written = changes, _run_items(lay_out, _layouts(prepared, lists, changes), control)
-        items = list(rewrites(outer, int(view.version), lists, changes.staying))
+            layouts = _layouts(prepared, lists, changes)
+            written = changes, _run_items(lay_out, layouts, control, here=len(layouts) <= 1)
+        items = list(rewrites(outer, view, lists, changes.staying))
+        here = sum(item.physical_rows for item in items) <= _MAX_ROWS_HERE
+        paths = _run_items(rewrite, items, control, here=here)
         files = [
             RewrittenColumns(item.fragment_id, item.columns, item.rows, path)
-            for item, path in zip(items, _run_items(rewrite, items, control), strict=True)
+            for item, path in zip(items, paths, strict=True)
         ]
         commit_chunks(view, changes.gone, files, written[1])
 
@@ -150,10 +155,10 @@ _Item = TypeVar("_Item")
 
 
 def _run_items(
-    function: Callable[[_Item], str], items: list[_Item], control: JobControl
+    function: Callable[[_Item], str], items: list[_Item], control: JobControl, *, here: bool
 ) -> list[str]:
-    if len(items) <= 1:
-        # Less than a task is worth: laying out runs no user code, so that it may run here.
+    """Write what the items say, in tasks or here: no user code runs, so that either is safe."""
+    if here:
         return [function(item) for item in items]
     runner: Runner = control.make_runner()
     waiting: dict[Future[list[str]], int] = {

@@ -153,6 +153,7 @@ class Rewrite:
     outer: TableRef
     version: int
     fragment_id: int
+    physical_rows: int
     columns: tuple[str, ...]
     lists: Lists
     rows: Offsets
@@ -166,7 +167,7 @@ def rewrite(item: Rewrite) -> str:
     """Write the columns of all rows of the fragment as a file nobody sees yet; return its name."""
     view = open_dataset(item.outer, item.version)
     fragment = fragment_facts(view.get_fragment(item.fragment_id).metadata)
-    every = RowRange(0, fragment.physical_rows)
+    every = RowRange(0, item.physical_rows)
     field_ids = field_ids_of(view)
     sizes = size_of_inputs(fragment, [i for name in item.columns for i in field_ids[name]])
     window = fitting_window(

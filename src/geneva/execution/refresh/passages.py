@@ -188,7 +188,7 @@ class _Digests:
 
 
 def rewrites(
-    outer: TableRef, version: int, lists: Lists, staying: Sequence[StayingRows]
+    outer: TableRef, view: Dataset, lists: Lists, staying: Sequence[StayingRows]
 ) -> Iterator[Rewrite]:
     """The work of rewriting values, fragment by fragment, of just the columns that need it."""
     if not staying:
@@ -207,8 +207,9 @@ def rewrites(
         own = owners == fragment_id
         yield Rewrite(
             outer=outer,
-            version=version,
+            version=int(view.version),
             fragment_id=fragment_id,
+            physical_rows=int(view.get_fragment(fragment_id).physical_rows),
             columns=tuple(name for name, mask in other.items() if mask[own].any()),
             lists=lists,
             rows=offsets[own],
