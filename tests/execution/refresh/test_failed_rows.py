@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def test_documents_that_a_chunker_skipped(
     assert len(view) == 10
     source.delete("id = 5")
     view.refresh()
-    assert [e.row_id for e in view.get_errors()] == [2, None, None]
+    assert Counter(e.row_id for e in view.get_errors()) == {2: 1, None: 2}
 
 
 def test_columns_beside_a_chunker_and_added_to_its_view(
