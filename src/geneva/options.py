@@ -24,8 +24,8 @@ from geneva.render.text import did_you_mean
 # --------------------------------------------------------------------------- as calls take them
 
 
-class RefreshArguments(TypedDict, total=False):
-    """Options of a refresh: how the work is done. A backfill takes them, too."""
+class WorkArguments(TypedDict, total=False):
+    """Options of a backfill and of a refresh: how the work is done."""
 
     concurrency: int | None
     intra_applier_concurrency: int
@@ -36,6 +36,12 @@ class RefreshArguments(TypedDict, total=False):
     commit_granularity: int
     batch_checkpoint_flush_interval_seconds: float | None
     timeout: float | timedelta | None
+
+
+class RefreshArguments(WorkArguments, total=False):
+    """All options of a refresh. A backfill takes them, too."""
+
+    retry_failed: bool
 
 
 class SelectionArguments(TypedDict, total=False):
@@ -49,7 +55,7 @@ class SelectionArguments(TypedDict, total=False):
     upstream: str
 
 
-class BackfillArguments(SelectionArguments, RefreshArguments, total=False):
+class BackfillArguments(SelectionArguments, WorkArguments, total=False):
     """All options of a backfill."""
 
     task_shuffle_diversity: int | None
@@ -198,8 +204,9 @@ class JobOptions:
         default=False,
         metadata=_option(
             OptionInfo(
-                "Compute just the rows that failed and were skipped before. Without it they stay "
-                "NULL until the UDF or their inputs change.",
+                "Try the rows again that failed and were skipped before: a backfill computes just "
+                "these, a refresh these as well. Without it they stay NULL until the UDF or their "
+                "inputs change.",
                 bool,
                 _read_flag,
             )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, Unpack
 
-from geneva.errors import UserInputError
+import pyarrow as pa
+
+from geneva.errors import TypeMismatchError, UserInputError
 from geneva.execution import declarations
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import Subject
@@ -14,6 +17,7 @@ from geneva.execution.refresh.groups import GroupSubject, RefreshTarget, view_gr
 from geneva.execution.refresh.prepare import RefreshRequest, prepare_refresh
 from geneva.execution.refresh.work import RefreshWork
 from geneva.jobs import JobFuture, JobResult
+from geneva.model.addresses import fragment_of
 from geneva.model.tables import TableRef
 from geneva.model.view_query import ViewQuery
 from geneva.options import (
@@ -24,10 +28,12 @@ from geneva.options import (
     with_options,
 )
 from geneva.planning.refresh import RefreshPlan
+from geneva.storage.jobs.failures import ErrorRecord, ErrorRecords
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.views.definition import ViewInfo, read_view
-from geneva.storage.views.explode import CHUNKS, inner_ref
+from geneva.storage.views.explode import CHUNKS, SourcePlace, inner_ref, source_places
 from geneva.table import Table
+from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
 
 _SYSTEM = "__"
@@ -121,9 +127,15 @@ class MaterializedView(Table):
         return JobFuture(job)
 
     def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
-        """Alter columns; a view's UDF column is computed anew by the next refresh."""
+        """Alter columns; a view's UDF column is computed anew by the next refresh.
+
+        `{"path": name, "udf": chunker}` gives a chunked view another chunker, where `name` is that
+        of the present one (`view.definition.chunker.name`). The next refresh runs it for every
+        source row, and replaces just those rows of the view that come out differently.
+        """
         self._refuse_checked_out("alter_columns")
         own = self._query_columns()
+        alterations = tuple(map(self._with_chunker, alterations))
         udfs, others = declarations.split_alterations(alterations)
         if any(str(a.get("path", "")) in own for a in others):
             self._refuse("alter_columns of a column of its query")
@@ -133,6 +145,41 @@ class MaterializedView(Table):
         super().alter_columns(*others, *rest)
         self._table.checkout_latest()
 
+    def _with_chunker(self, alteration: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An alteration that gives another chunker, as one of the UDF that returns its lists."""
+        path, given = alteration.get("path"), alteration.get("udf")
+        pair = isinstance(given, tuple | list) and len(given) == 2
+        made, inputs = (given[0], given[1]) if given and pair else (given, None)
+        current = self.definition.chunker
+        if not isinstance(made, Chunker):
+            if current is None or given is None:
+                return alteration
+            if path in self._chunk_schema().names:
+                raise UserInputError(
+                    f"Column {path!r} of view {self.name!r} comes of its chunker: alter that, with "
+                    f'{{"path": {current.name!r}, "udf": another chunker}}.'
+                )
+            return alteration
+        if current is None or path != current.name:
+            instead = f" Its chunker is {current.name!r}." if current is not None else ""
+            raise UserInputError(
+                f"{path!r} is not the chunker of view {self.name!r}: only a chunker can be given "
+                f"another chunker.{instead}"
+            )
+        made.check_bound()
+        if made.output_schema.remove_metadata() != self._chunk_schema():
+            raise TypeMismatchError(
+                f"Chunker {made.name!r} yields {_columns(made.output_schema)}, and that of view "
+                f"{self.name!r} yields {_columns(self._chunk_schema())}. The columns must stay the "
+                "same; for others, create another view."
+            )
+        return {**alteration, "udf": (made.udf, inputs) if pair else made.udf}
+
+    def _chunk_schema(self) -> pa.Schema:
+        """The columns that the chunker yields."""
+        lists = open_dataset(inner_ref(self.ref)).schema.field(CHUNKS).type
+        return pa.schema(list(lists.value_type))
+
     def _alter_own(self, name: str, change: tuple[UDF, list[str] | None]) -> None:
         source, chunker = open_dataset(self._source()), self.definition.chunker
         if chunker is None or name != chunker.name:
@@ -140,6 +187,30 @@ class MaterializedView(Table):
         if chunker is not None:
             inner = CHUNKS if name == chunker.name else name
             declarations.alter_view_column(inner_ref(self.ref), source, inner, change)
+
+    def get_errors(
+        self, job_id: str | None = None, column_name: str | None = None
+    ) -> list[ErrorRecord]:
+        """The rows on which a UDF failed, oldest first; the latest job's last.
+
+        A chunker, or a UDF column of a chunked view's query, fails on a row of the view's source:
+        address and id are those of that row there, where it still is (else the id is None).
+        """
+        found = super().get_errors(job_id, column_name)
+        chunker = self.definition.chunker
+        if chunker is None:
+            return found
+        hidden = CHUNKS if column_name == chunker.name else column_name
+        inner = inner_ref(self.ref)
+        records = self._connection._failures.list(inner.name, job_id, hidden)
+        places = source_places(inner, open_dataset(self._source()), [r.row_id for r in records])
+        made = [
+            replace(_of_source(record, place), table_name=self.name)
+            for record, place in zip(records, places, strict=True)
+        ]
+        named = {CHUNKS: chunker.name}
+        made = [replace(r, column_name=named.get(r.column_name, r.column_name)) for r in made]
+        return ErrorRecords(sorted([*found, *made], key=lambda record: record.at))
 
     def drop_columns(self, columns: str | Sequence[str]) -> Any:
         """Drop columns that were added to the view."""
@@ -175,8 +246,7 @@ class MaterializedView(Table):
         columns = {column.name for column in self.definition.columns}
         if self.definition.chunker is None:
             return columns
-        lists = open_dataset(inner_ref(self.ref)).schema.field(CHUNKS).type
-        return columns | {field.name for field in lists.value_type}
+        return columns.union(self._chunk_schema().names)
 
     def _info(self) -> ViewInfo:
         info = read_view(open_dataset(self.ref, self._version_read()).schema)
@@ -211,3 +281,17 @@ class MaterializedView(Table):
         if self.definition.chunker is None:
             return RefreshWork(prepare_refresh(self.ref, self._source(), request))
         return RefreshWork(prepare_chunk_refresh(self.ref, self._source(), request))
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _of_source(record: ErrorRecord, place: SourcePlace | None) -> ErrorRecord:
+    """A failure on a row of a hidden view, as one on the row of the source that it is of."""
+    if place is None:
+        return replace(record, row_id=None)
+    address = place.row_address
+    return replace(
+        record, row_id=place.row_id, row_address=address, fragment_id=fragment_of(address)
+    )

@@ -12,10 +12,11 @@ from geneva.errors import SQLExecutionError
 from geneva.execution.apply.batch import Applier
 from geneva.model.rows import RowIds
 from geneva.model.tables import TableRef
-from geneva.model.view_query import ColumnKind, QueryColumn
+from geneva.model.view_query import SOURCE_ROW_ID, ColumnKind, QueryColumn
 from geneva.storage.lance.dataset import Dataset, read_snapshot
 from geneva.storage.lance.expressions import RowReader, in_column
 from geneva.storage.lance.fragments import window_rows
+from geneva.storage.lance.lists import list_columns, runs_by_bytes
 
 
 def evaluate(
@@ -73,15 +74,22 @@ def _applied(applier: Applier, inputs: Sequence[pa.Array], paths: Sequence[str])
 def _laid_out(
     columns: Sequence[QueryColumn], arrays: Mapping[str, pa.Array]
 ) -> Iterator[pa.RecordBatch]:
-    """One batch of the columns; where a chunker gave lists, a row for each of their items."""
+    """The columns as a batch; where a chunker gave lists, a row for each of their items."""
     chunked = next((c for c in columns if c.kind is ColumnKind.CHUNKER), None)
-    parents = pc.list_parent_indices(arrays[chunked.name]) if chunked is not None else None
-    values: list[pa.Array] = []
-    for c in columns:
-        if c is chunked:
-            values.extend(pc.list_flatten(arrays[c.name]).flatten())
-        else:
-            values.append(arrays[c.name] if parents is None else arrays[c.name].take(parents))
     schema = pa.schema([f for c in columns for f in c.fields])
-    if len(values[0]):
-        yield pa.record_batch(values, schema=schema)
+    if chunked is None:
+        values = [arrays[c.name] for c in columns]
+        if len(values[0]):
+            yield pa.record_batch(values, schema=schema)
+        return
+    lists = arrays[chunked.name]
+    parents = pc.list_parent_indices(lists).to_numpy()
+    items = list_columns(lists)
+    own = [c for c in columns if c is not chunked]
+    repeated = {c.name: arrays[c.name] for c in own}
+    # With a column of its own: a batch without any has no rows.
+    batch = pa.record_batch({**repeated, SOURCE_ROW_ID: pa.array(range(len(lists)))})
+    for some in runs_by_bytes(batch, parents):
+        made = {name: values.take(pa.array(parents[some])) for name, values in repeated.items()}
+        made |= {name: values[some] for name, values in items.items()}
+        yield pa.record_batch([made[field.name] for field in schema], schema=schema)

@@ -24,6 +24,11 @@ def row_address(fragment_id: int, offset: int) -> int:
     return (fragment_id << _OFFSET_BITS) | offset
 
 
+def fragment_of(address: int) -> int:
+    """The id of the fragment that the row at an address is in."""
+    return address >> _OFFSET_BITS
+
+
 def offset_of(address: int) -> int:
     """The physical offset of the row at an address, in its fragment."""
     return address & _OFFSET_MASK

@@ -91,13 +91,25 @@ def _selected(
 
 def _done_by_job(scope: Scope) -> frozenset[int]:
     """Fragments in which this job has computed what was asked for."""
-    if not scope.request.selects_rows:
+    if not (scope.request.selects_rows or _asks_for_failed(scope)):
         return frozenset()
-    return frozenset(
-        f.id
-        for f in scope.snapshot.fragments
-        if output_file(scope.computation, f) in scope.files_of_job
-    )
+    return frozenset(f.id for f in scope.snapshot.fragments if _is_of_job(scope, f))
+
+
+def _is_of_job(scope: Scope, fragment: FragmentFacts) -> bool:
+    """Whether the values of a fragment are of this very job."""
+    return output_file(scope.computation, fragment) in scope.files_of_job
+
+
+def _asks_for_failed(scope: Scope) -> bool:
+    """Whether just the rows that failed are asked for; a refresh of a view does the rest, too."""
+    return scope.request.options.retry_failed and scope.computation.source is None
+
+
+def _forgets_failed(scope: Scope, fragment: FragmentFacts) -> bool:
+    """Whether rows that failed count as never computed: once in a job, or it would not end."""
+    asked = scope.request.options.retry_failed and scope.computation.source is not None
+    return asked and not _is_of_job(scope, fragment)
 
 
 def _overtaken(scope: Scope) -> frozenset[int]:
@@ -162,19 +174,23 @@ def _states(
         found = validity[fragment.id]
         adopt = found.supplied.union(found.without_receipt)
         only_unproven = compute_unproven and found.unproven and not found.right
+        retried = found.failed if _forgets_failed(scope, fragment) else None
+        reason = Reason.UNPROVEN if only_unproven else found.reason
+        if retried and not live[fragment.id].minus(found.right).minus(retried):
+            reason = Reason.FAILED
         states.append(
             FragmentState(
                 fragment_id=fragment.id,
                 physical_rows=fragment.physical_rows,
                 live=live[fragment.id],
                 valid=found.right,
-                reason=Reason.UNPROVEN if only_unproven else found.reason,
+                reason=reason,
                 has_output=output_file(scope.computation, fragment) is not None,
                 adopt=adopt if compute_unproven else adopt.union(found.unproven),
-                failed=found.failed,
+                failed=found.failed.minus(retried) if retried else found.failed,
                 selected=selected[fragment.id] if selected is not None else None,
                 only_stale=scope.request.only_stale,
-                retry_failed=scope.request.options.retry_failed,
+                retry_failed=_asks_for_failed(scope),
             )
         )
     return states

@@ -20,7 +20,7 @@ from geneva.execution.refresh.groups import (
     RefreshTarget,
     view_groups,
 )
-from geneva.execution.refresh.rows import Membership, read_membership
+from geneva.execution.refresh.rows import Membership, read_first_membership, read_membership
 from geneva.execution.refresh.stored_sql import check_stored_sql
 from geneva.model.tables import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
@@ -93,9 +93,14 @@ def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) ->
         ),
     )
     _check_source(source, info, state)
-    if state.refreshed and info.base_version == version and state.udf_versions == _versions(groups):
+    current = (
+        state.refreshed and info.base_version == version and state.udf_versions == _versions(groups)
+    )
+    if current and not request.backfill.options.retry_failed:
         return up_to_date
-    return _with_work(up_to_date, view, info, state)
+    planned = _with_work(up_to_date, view, info, state)
+    # With rows to try again there may be work left in a view that is up to date.
+    return up_to_date if current and not planned.plan.rows_to_compute else planned
 
 
 def _with_work(
@@ -109,7 +114,11 @@ def _with_work(
     _check_columns(watched, source, target.source)
     changes, notes = _changes(target, state, source, watched)
     since = changes.get(info.base_version) if state.refreshed else None
-    membership = read_membership(view, source, info.query, since)
+    if state.computed_at:
+        membership = read_membership(view, source, info.query, since)
+    else:
+        max_rows = request.max_rows_per_fragment
+        membership = read_first_membership(view, source, info.query, max_rows)
     changed = {v: c.changed if c is not None else None for v, c in changes.items()}
     target = replace(target, changed=changed)
     snapshot = read_snapshot(view, target.ref)
@@ -127,9 +136,13 @@ def _with_work(
             for backfill in backfills
         ),
         up_to_date=False,
-        notes=notes,
+        notes=(*notes, *(n for b in backfills for n in _named_notes(b))),
     )
     return replace(prepared, target=target, membership=membership, backfills=backfills, plan=plan)
+
+
+def _named_notes(backfill: PreparedBackfill) -> tuple[str, ...]:
+    return tuple(f"{backfill.plan.column}: {note}" for note in backfill.plan.notes)
 
 
 def _check_reachable(ref: TableRef, source: TableRef, info: ViewInfo, version: int) -> None:

@@ -40,7 +40,10 @@ class Membership:
 
 
 def read_membership(
-    view: Dataset, source: Dataset, query: ViewQuery, changes: SourceChanges | None
+    view: Dataset,
+    source: Dataset,
+    query: ViewQuery,
+    changes: SourceChanges | None,
 ) -> Membership:
     """Which rows come and go: by what changed, where that is known; else by comparing all rows.
 
@@ -48,12 +51,7 @@ def read_membership(
     """
     bounded = query.limit is not None or query.offset is not None
     if changes is None or bounded:
-        wanted = choose_rows(
-            read_row_ids(source, query.where),
-            shuffle_seed=query.seed,
-            offset=query.offset,
-            limit=query.limit,
-        )
+        wanted = _wanted_rows(source, query)
         ids = read_source_ids(view)
         present = np.concatenate([rows.live_ids() for rows in ids] or [NO_ROWS])
         doubled = _doubled(present)
@@ -74,6 +72,35 @@ def read_membership(
     entering = np.union1d(fresh, np.setdiff1d(still, present))
     leaving = np.intersect1d(gone, present)
     return Membership(_ordered(entering, query), leaving, places_of(ids, leaving))
+
+
+def read_first_membership(
+    view: Dataset, source: Dataset, query: ViewQuery, max_rows_per_fragment: int | None
+) -> Membership:
+    """Which rows come and go in a view of nothing but placeholders.
+
+    They are all laid out anew, which costs next to nothing, where fragments would be too large, or
+    rows not be in the order of the query.
+    """
+    found = read_membership(view, source, query, None)
+    ids = read_source_ids(view)
+    too_large = max_rows_per_fragment is not None and any(
+        len(rows.live) > max_rows_per_fragment for rows in ids
+    )
+    if not too_large and (query.seed is None or not len(found.entering)):
+        return found
+    present = union_of(rows.live_ids() for rows in ids)
+    return Membership(_wanted_rows(source, query), present, places_of(ids, present))
+
+
+def _wanted_rows(source: Dataset, query: ViewQuery) -> RowIds:
+    """All rows that the query selects, in its order."""
+    return choose_rows(
+        read_row_ids(source, query.where),
+        shuffle_seed=query.seed,
+        offset=query.offset,
+        limit=query.limit,
+    )
 
 
 def _doubled(ids: RowIds) -> RowIds:

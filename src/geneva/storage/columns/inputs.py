@@ -23,7 +23,7 @@ from geneva.storage.lance.source_rows import SourceRows
 
 _SPARSE = 0.2
 """Below this share of wanted rows they are read by address instead of scanning past the others."""
-_FIRST_SOURCE_ROWS = 256
+_FIRST_SOURCE_ROWS = 32
 """Rows to read of another table before it is known how wide they are."""
 
 
@@ -106,5 +106,6 @@ class InputReader:
                 if not len(chunk):
                     continue
             taken = source.take(ids[chunk])
-            self._source_rows = rows_for(taken.nbytes, len(chunk), window)
+            # Few times more at once: the next ones may be wider.
+            self._source_rows = rows_for(taken.nbytes, len(chunk), min(window, 4 * len(chunk)))
             yield chunk, taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -17,7 +18,16 @@ from geneva.model.rows import Mask
 from geneva.model.tables import TableRef
 from geneva.storage.lance.dataset import open_pinned
 from geneva.storage.lance.expressions import RowReader, in_column
+from geneva.storage.lance.fragments import rows_for
 from geneva.storage.lance.row_ids import read_matching_ids, sorted_ids
+
+_FIRST_ROWS, _MAX_ROWS = 32, 1_024
+"""Rows to read before it is known how wide they are, and at most."""
+
+
+def next_window(nbytes: int, rows: int) -> int:
+    """How many rows to read next, after `rows` of them took `nbytes`; 0 of them: the first."""
+    return min(4 * rows, rows_for(nbytes, rows, _MAX_ROWS)) if rows else _FIRST_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,15 @@ class SourceRows:
                 f"refers to ({error}). Refresh it to a version that has them, or to the latest."
             ) from error
         return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in self.expressions])
+
+    def windows(self, ids: npt.NDArray[Any]) -> Iterator[pa.RecordBatch]:
+        """The rows of these ids, in their order, as few at a time as memory needs."""
+        at, step = 0, next_window(0, 0)
+        while at < len(ids):
+            batch = self.take(ids[at : at + step])
+            at += batch.num_rows
+            step = next_window(batch.nbytes, batch.num_rows)
+            yield batch
 
 
 @lru_cache(maxsize=8)

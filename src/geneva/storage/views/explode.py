@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import lance
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from lance import LanceOperation, Transaction
+from lance.file import LanceFileWriter
 from lance.fragment import write_fragments
 
-from geneva.model.addresses import offsets_of
+from geneva.model.addresses import Addresses, split_by_fragment
+from geneva.model.rows import Offsets, RowIds
 from geneva.model.tables import TableRef
 from geneva.model.uris import branch_uri
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.storage.columns.dictionaries import has_narrow_dictionary
-from geneva.storage.lance.commit import retry_conflicts
-from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.columns.staged_files import data_file, storable, written_schema
+from geneva.storage.lance.dataset import Dataset, field_ids_of, nodes_of, open_dataset
 from geneva.storage.lance.pieces import concat_batches
+from geneva.storage.views.definition import DEFAULT_FRAGMENT_ROWS
 from geneva.storage.views.state import read_view_state
 
 CHUNKS = "__chunks"
 """The hidden view's column of lists."""
-_MAX_RETRIES = 19
+_MAX_FRAGMENT_BYTES = 1 << 30
+_TOMBSTONE = -2
+"""What stands in a data file's list of fields for one that another file has by now."""
 
 
 def inner_ref(outer: TableRef) -> TableRef:
@@ -63,7 +70,74 @@ def _hidden_branch(outer: TableRef, hidden: TableRef) -> str:
     return own
 
 
-def write_chunk_rows(outer: TableRef, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> str:
+# ------------------------------------------------------------------------------------ reading
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowsOfSources:
+    """Rows of a chunked view, in the order of their addresses."""
+
+    ids: RowIds
+    addresses: Addresses
+    source_ids: RowIds
+
+    def __len__(self) -> int:
+        """How many rows there are."""
+        return len(self.ids)
+
+
+def read_rows_of(view: Dataset, source_ids: RowIds | None) -> RowsOfSources:
+    """The live rows of a chunked view that are of some source rows; None: of any."""
+    empty = np.zeros(0, dtype=np.uint64)
+    parts = [(empty, empty, empty)]
+    scanner = view.scanner(
+        columns=[SOURCE_ROW_ID], with_row_id=True, with_row_address=True, scan_in_order=True
+    )
+    for batch in scanner.to_batches() if source_ids is None or len(source_ids) else ():
+        ids, addresses = (batch.column(n).to_numpy() for n in ("_rowid", "_rowaddr"))
+        sources = batch.column(SOURCE_ROW_ID).to_numpy().astype(np.uint64)
+        if source_ids is not None:
+            hit = np.isin(sources, source_ids)
+            ids, addresses, sources = ids[hit], addresses[hit], sources[hit]
+        parts.append((ids, addresses, sources))
+    return RowsOfSources(*(np.concatenate(side) for side in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlace:
+    """A row of a view's source."""
+
+    row_id: int
+    row_address: int
+
+
+def source_places(
+    inner: TableRef, source: Dataset, row_ids: Sequence[int | None]
+) -> list[SourcePlace | None]:
+    """Where the source rows are that rows of the hidden view are of; None: not there any more."""
+    hidden = open_dataset(inner)
+    wanted = sorted({i for i in row_ids if i is not None})
+    if not wanted:
+        return [None] * len(row_ids)
+    # Rows that are gone are left out.
+    found = hidden._take_rows(pa.array(wanted, pa.uint64()), ["_rowid", SOURCE_ROW_ID])
+    sources = dict(zip(*(found.column(i).to_pylist() for i in (0, 1)), strict=True))
+    ids = pa.array(sorted(set(sources.values())), pa.uint64())
+    there = source._take_rows(ids, ["_rowid", "_rowaddr"])
+    addresses = dict(zip(*(there.column(i).to_pylist() for i in (0, 1)), strict=True))
+    places = {i: SourcePlace(own, addresses[own]) for i, own in sources.items() if own in addresses}
+    return [places.get(i) if i is not None else None for i in row_ids]
+
+
+# ------------------------------------------------------------------------------------ staging
+
+
+def write_chunk_rows(
+    outer: TableRef,
+    schema: pa.Schema,
+    batches: Iterator[pa.RecordBatch],
+    max_rows_per_fragment: int | None = None,
+) -> str:
     """Write rows as fragments that no version has yet; return what they are as text.
 
     `schema` has the view's own columns; those that were added to it are NULL in new rows.
@@ -75,64 +149,134 @@ def write_chunk_rows(outer: TableRef, schema: pa.Schema, batches: Iterator[pa.Re
         outer.uri,
         schema=schema,
         mode="append",
+        max_rows_per_file=max_rows_per_fragment or DEFAULT_FRAGMENT_ROWS,
+        max_bytes_per_file=_MAX_FRAGMENT_BYTES,
         storage_options=outer.storage_options.plain(),
     )
     return json.dumps([fragment.to_json() for fragment in fragments])
 
 
-def commit_chunks(
-    outer: TableRef, gone: npt.NDArray[np.uint64] | None, fragments: Sequence[str]
-) -> None:
-    """Put new rows in the place of those of `gone` source rows (None: of all), in one commit.
+@dataclass(frozen=True, slots=True, eq=False)
+class RewrittenColumns:
+    """A data file with other values of some columns for some rows of a fragment, not published."""
 
-    Done again after a crash it gives the same: rows are found by the source row they are of.
-    """
+    fragment_id: int
+    columns: tuple[str, ...]
+    rows: Offsets
+    """The rows with other values; the file has all rows of the fragment."""
+    path: str
+
+
+def stage_rewritten(
+    outer: TableRef, view: Dataset, columns: Sequence[str], batches: Iterable[pa.RecordBatch]
+) -> str:
+    """Write columns of all rows of a fragment as a data file; return its name."""
+    schema = written_schema(view.schema, columns)
+    name = f"geneva-rewritten-{uuid.uuid4().hex}.lance"
+    writer = LanceFileWriter(
+        f"{outer.uri}/data/{name}",
+        schema,
+        version=view.data_storage_version,
+        storage_options=outer.storage_options.plain(),
+    )
+    for batch in batches:
+        arrays = [storable(view, batch.column(field.name)) for field in schema]
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    writer.close()
+    return name
+
+
+# ------------------------------------------------------------------------------------ publishing
+
+
+def commit_chunks(
+    view: Dataset,
+    gone: Addresses,
+    rewritten: Sequence[RewrittenColumns],
+    fragments: Sequence[str],
+) -> None:
+    """Take rows out, publish rewritten columns and add fragments, in one commit on a version."""
     new = [
         lance.FragmentMetadata.from_json(json.dumps(item))
         for text in fragments
         for item in json.loads(text)
     ]
+    updated, removed = _without(view, gone)
+    for file in rewritten:
+        current = updated.get(file.fragment_id) or view.get_fragment(file.fragment_id).metadata
+        updated[file.fragment_id] = _with_file(view, current, file)
+    if not (new or updated or removed):
+        return
+    operation = LanceOperation.Update(
+        removed_fragment_ids=removed,
+        updated_fragments=list(updated.values()),
+        new_fragments=new,
+        fields_modified=_fields_below(view, {name for file in rewritten for name in file.columns}),
+        # Every column of the new rows may have new values. Of the columns that are not named Lance
+        # takes indexes to cover the new fragments, and hides their rows from queries.
+        fields_for_preserving_frag_bitmap=[*nodes_of(view.lance_schema).values()],
+        update_mode="rewrite_columns" if rewritten else "rewrite_rows",
+        # So that just these rows count as updated, for whoever compares versions.
+        updated_fragment_offsets={f.fragment_id: _bitmap(f.rows) for f in rewritten} or None,
+    )
+    lance.LanceDataset.commit(view, Transaction(view.version, operation))
 
-    def attempt() -> None:
-        view = open_dataset(outer)
-        updated, removed = _without(view, gone)
-        if not (new or updated or removed):
-            return
-        operation = LanceOperation.Update(
-            removed_fragment_ids=removed,
-            updated_fragments=updated,
-            new_fragments=new,
-            fields_modified=[],
-            fields_for_preserving_frag_bitmap=[],
-            update_mode="rewrite_rows",
-        )
-        lance.LanceDataset.commit(view, Transaction(view.version, operation))
 
-    # After a compaction, say, the rows are elsewhere.
-    retry_conflicts(attempt, _MAX_RETRIES)
-
-
-def _without(
-    view: lance.LanceDataset, gone: npt.NDArray[np.uint64] | None
-) -> tuple[list[lance.FragmentMetadata], list[int]]:
-    updated: list[lance.FragmentMetadata] = []
+def _without(view: Dataset, gone: Addresses) -> tuple[dict[int, Any], list[int]]:
+    """The fragments that rows are taken out of, by id, and those that none is left of."""
+    updated: dict[int, Any] = {}
     removed: list[int] = []
-    for fragment in view.get_fragments():
-        if gone is None:
-            removed.append(fragment.fragment_id)
-            continue
-        if not len(gone):
-            continue
-        table = view.scanner(
-            columns=[SOURCE_ROW_ID], with_row_address=True, fragments=[fragment]
-        ).to_table()
-        hit = np.isin(table.column(SOURCE_ROW_ID).to_numpy().astype(np.uint64), gone)
-        if not hit.any():
-            continue
-        offsets = offsets_of(table.column("_rowaddr").to_numpy()[hit])
-        left = fragment.delete_rows(offsets.tolist())
+    for fragment_id, offsets in split_by_fragment(np.sort(gone)):
+        left = view.get_fragment(fragment_id).delete_rows(offsets.tolist())
         if left is None:
-            removed.append(fragment.fragment_id)
+            removed.append(fragment_id)
         else:
-            updated.append(left)
+            updated[fragment_id] = left
     return updated, removed
+
+
+def _with_file(view: Dataset, fragment: Any, file: RewrittenColumns) -> Any:
+    """A fragment whose columns are read from another file."""
+    every = field_ids_of(view)
+    fields = [i for name in file.columns for i in every[name]]
+    stored = fragment.to_json()
+    for entry in stored["files"]:
+        entry["fields"] = [_TOMBSTONE if i in fields else i for i in entry["fields"]]
+    stored["files"] = [e for e in stored["files"] if set(e["fields"]) != {_TOMBSTONE}]
+    made = lance.FragmentMetadata.from_json(json.dumps(stored))
+    made.files.append(data_file(view, file.path, fields))
+    return made
+
+
+def _fields_below(view: Dataset, columns: set[str]) -> list[int]:
+    """The ids of columns and of all that is inside them."""
+    nodes: Mapping[str, int] = nodes_of(view.lance_schema)
+    return sorted({i for path, i in nodes.items() if path in columns or _root(path) in columns})
+
+
+def _root(path: str) -> str:
+    return path.partition(".")[0]
+
+
+def _bitmap(offsets: Offsets) -> bytes:
+    """Rows as a RoaringBitmap in its portable format, without runs: what Lance reads."""
+    keys, starts, counts = np.unique(offsets >> 16, return_index=True, return_counts=True)
+    head = struct.pack("<II", 12_346, len(keys))
+    pairs = zip(keys.tolist(), counts.tolist(), strict=True)
+    head += b"".join(struct.pack("<HH", key, count - 1) for key, count in pairs)
+    containers = [
+        _container(offsets[start : start + count] & 0xFFFF)
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
+    ]
+    sizes = [len(head) + 4 * len(keys), *map(len, containers)]
+    places = np.cumsum(sizes)[:-1].astype("<u4")
+    return head + places.tobytes() + b"".join(containers)
+
+
+def _container(values: Offsets) -> bytes:
+    """Numbers below 65,536: as a list while that is short, then as bits."""
+    if len(values) <= 4_096:
+        return values.astype("<u2").tobytes()
+    bits = np.zeros(1 << 16, dtype=np.bool_)
+    bits[values] = True
+    return np.packbits(bits, bitorder="little").tobytes()
