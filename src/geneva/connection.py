@@ -13,7 +13,7 @@ from geneva.config import Settings
 from geneva.errors import TableNotFoundError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
-from geneva.execution.jobs.heartbeat import is_lost
+from geneva.execution.jobs.heartbeat import Liveness
 from geneva.execution.refresh.create import create_view
 from geneva.execution.runner import Runner
 from geneva.jobs import Job, JobHandle, JobServices
@@ -89,7 +89,7 @@ class Connection:
         self._make_committer: MakeCommitter = TableCommitter
         self._signals = JobSignals(uri, storage_options)
         self._failures = FailureStore(uri, storage_options)
-        self._history = JobHistory(uri, storage_options, lambda job: is_lost(job, self._signals))
+        self._history = JobHistory(uri, storage_options, Liveness(self._signals).is_lost)
 
     def __getattr__(self, name: str) -> Any:
         """Hand everything else to LanceDB."""

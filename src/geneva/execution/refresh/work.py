@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,24 @@ class RefreshWork:
     def total_rows(self) -> int:
         """Values to compute or carry over."""
         return self.plan.rows_to_compute
+
+    @property
+    def identity(self) -> str | None:
+        """None: a view that is being refreshed refuses a second refresh by itself."""
+        return None
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the job may take."""
+        return self._filled.request.backfill.options.timeout
+
+    def overtaken_by(self, job_ids: Collection[str]) -> Sequence[str]:
+        """None: it follows nobody."""
+        return ()
+
+    def again(self, followed: Sequence[str], seconds: float) -> RefreshWork:
+        """The same: it follows nobody."""
+        return self
 
     @property
     def _filled(self) -> PreparedRefresh:

@@ -20,11 +20,16 @@ class AppendOnlyTable:
     schema: pa.Schema
     storage_options: Secrets
 
-    def append(self, table: pa.Table) -> None:
-        """Add rows, in one commit; made when it is not there, and compacted now and then."""
+    def append(self, table: pa.Table) -> lance.LanceDataset:
+        """Add rows, in one commit; made when it is not there, and compacted now and then.
+
+        Returns the table as of this very commit: of several writers each sees the rows of those
+        who came before it, and of nobody who came after.
+        """
         dataset = lance.write_dataset(table, self.open() or self._create(), mode="append")
         if len(dataset.get_fragments()) >= _COMPACT_AT_FRAGMENTS:
-            self._compact(dataset)
+            self._compact(lance.dataset(self.uri, storage_options=self.storage_options.plain()))
+        return dataset
 
     def read(self, condition: str | None = None) -> pa.Table:
         """The rows that satisfy an SQL condition."""
