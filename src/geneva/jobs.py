@@ -34,7 +34,7 @@ from geneva.model.jobs import JobStatus
 from geneva.render import html
 from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, SameWork
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
-from geneva.storage.jobs.heartbeats import JobSignals, newest_metrics
+from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 
 _LOG = logging.getLogger("geneva")
 
@@ -370,11 +370,12 @@ class JobHandle(JobRecord):
 
     def refresh(self) -> JobHandle:
         """The job as it is now."""
-        return JobHandle.of(self._history.get(self.job_id), self._history, self._signals)
+        job = as_it_runs(self._history.get(self.job_id), self._signals)
+        return JobHandle.of(job, self._history, self._signals)
 
     def progress(self) -> dict[str, Any]:
         """The newest numbers: of a running job, those of its last heartbeat (every 10 s)."""
-        return newest_metrics(self.refresh(), self._signals)
+        return self.refresh().metrics
 
     def wait(self, timeout: float | None = None, poll_seconds: float = 0.5) -> JobHandle:
         """Wait until the job has ended, well or not, and return it as it is then."""

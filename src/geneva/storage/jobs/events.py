@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from geneva.errors import JobNotFoundError
-from geneva.model.jobs import JobStatus
+from geneva.model.jobs import JobStatus, metric
 from geneva.model.tables import Secrets
 from geneva.model.uris import table_uri
 from geneva.render import html
 from geneva.render.text import timestamp
-from geneva.storage.jobs.append_only import AppendOnlyTable, quoted
+from geneva.storage.jobs.append_only import AppendOnlyTable, Cursor, quoted
 
 _SCHEMA = pa.schema(
     [
@@ -32,8 +32,8 @@ _SCHEMA = pa.schema(
 
 _LOST_MARK = "lost: "
 _LOST = (
-    f"{_LOST_MARK}the process that drove the job died or was not heard of for minutes. What it finished "
-    "is kept; run the same again to go on."
+    f"{_LOST_MARK}the process that drove the job died or was not heard of for minutes. What it "
+    "finished is kept; run the same again to go on."
 )
 _UNREADABLE = "unreadable"
 _NO_TIME = datetime.fromtimestamp(0, UTC)
@@ -80,6 +80,20 @@ class JobRecord:
         """Whether the job ended well because everything was up to date."""
         idle = not self.metrics.get("total") and not self.metrics.get("seconds")
         return self.status is JobStatus.DONE and idle
+
+    @property
+    def state(self) -> str:
+        """The status, and what it waits for."""
+        waits = f" (waiting for {self.waiting_for[:8]})" if self.waiting_for else ""
+        return f"{self.status}{waits}"
+
+    @property
+    def rows_done(self) -> tuple[int, int]:
+        """Rows that are safe, and rows in all: of a running job those that are checkpointed."""
+        saved = metric(self.metrics, "committed")
+        if not self.status.is_final:
+            saved = max(saved, metric(self.metrics, "checkpointed"))
+        return int(saved), int(metric(self.metrics, "total"))
 
     def _repr_html_(self) -> str:
         """Show the job in a notebook."""
@@ -193,15 +207,28 @@ class JobHistory:
         A driver may have died because its job was over: what it wrote last is read after its
         death was seen.
         """
-        lost = {r.job_id for r in records if not r.status.is_final and self._is_lost(r)}
+        lost = {r.job_id for r in records if self.is_lost(r)}
         if not lost:
             return records
         last = {record.job_id: record for record in fold_events(self._read(*lost))}
-        return [_as_lost(last.get(r.job_id, r)) if r.job_id in lost else r for r in records]
+        return [as_lost(last.get(r.job_id, r)) if r.job_id in lost else r for r in records]
+
+    def is_lost(self, record: JobRecord) -> bool:
+        """Whether the driver of a job is dead, if it has not ended."""
+        return not record.status.is_final and self._is_lost(record)
+
+    def read_new(self, cursor: Cursor) -> tuple[Sequence[JobEvent], bool, Cursor]:
+        """The events since `cursor`, whether they are all there are, and where reading ended."""
+        rows, whole, now = self._table.read_new(cursor)
+        return read_events(rows), whole, now
+
+    def events_of(self, job_id: str) -> Sequence[JobEvent]:
+        """The events of one job, in whatever order."""
+        return self._read(plain_id(job_id))
 
     def _recorded(self, job_id: str) -> JobRecord:
         plain = plain_id(job_id)
-        records = fold_events(self._read(plain))
+        records = fold_events(self.events_of(plain))
         if not records:
             raise JobNotFoundError(f"There is no job {plain!r} in this database.")
         return records[0]
@@ -210,6 +237,29 @@ class JobHistory:
         """The events of some jobs; of all for None."""
         ids = ", ".join(quoted(job_id) for job_id in job_ids if job_id is not None)
         return read_events(self._table.read(f"job_id IN ({ids})" if ids else None))
+
+
+def without_repeats(records: Sequence[JobRecord]) -> list[tuple[JobRecord, int]]:
+    """The jobs, newest first, and how many before each are left out because they are the same.
+
+    Jobs that had nothing to do say little, and a timer makes many: of each column the newest is
+    enough until one has something to do again.
+    """
+    listed: list[tuple[JobRecord, int]] = []
+    places: dict[tuple[str, str], int] = {}
+    for record in records:
+        column = (record.table_name, record.column_name)
+        place = places.pop(column, None)
+        if not record.had_nothing_to_do:
+            listed.append((record, 0))
+            continue
+        if place is None:
+            place = len(listed)
+            listed.append((record, 0))
+        else:
+            listed[place] = (listed[place][0], listed[place][1] + 1)
+        places[column] = place
+    return listed
 
 
 def plain_id(job_id: object) -> str:
@@ -352,7 +402,8 @@ def _with_trouble(record: JobRecord, what: str) -> JobRecord:
     return record if record.error else replace(record, error=trouble)
 
 
-def _as_lost(record: JobRecord) -> JobRecord:
+def as_lost(record: JobRecord) -> JobRecord:
+    """The record of a job whose driver died: it has failed, unless it had ended."""
     if record.status.is_final:
         return record
     return replace(record, status=JobStatus.FAILED, error=_LOST)
