@@ -339,6 +339,7 @@ class Connection:
                 LocalOptions(),
                 slots=self._settings.local_slots,
                 class_archive=self._settings.jvm_archive,
+                ui=self._settings.spark_ui,
             )
             session = embedded_session(options)
         return SparkRunner(session)

@@ -167,7 +167,7 @@ class Job:
         """Take a plan; nothing is written or run yet. `on_commit` is called after every commit."""
         self.job_id = str(uuid.uuid4())
         self.status = JobStatus.PENDING
-        self.progress = JobProgress(total=work.total_rows)
+        self.progress = _progress_before(work)
         self.cancelled = threading.Event()
         self.waiting_for: str | None = None
         self._work, self._services, self._on_commit = work, services, on_commit
@@ -201,6 +201,7 @@ class Job:
     def _run(self) -> JobResult:
         for note in self._work.notes:
             _LOG.warning("%s of %r: %s.", self._work.job_type, self._work.column, note)
+        self._log_plans()
         if self._work.is_empty:
             self._begin(self._ended(JobStatus.DONE))
             return self._result()
@@ -279,12 +280,18 @@ class Job:
         if not self._followed:
             return
         self._work = self._work.again(self._followed, self._waited_seconds)
-        self.progress = JobProgress(total=self._work.total_rows)
+        self.progress = _progress_before(self._work)
         left = f"{self._work.total_rows:,} rows are" if not self._work.is_empty else "nothing is"
         others = ", ".join(self._followed)
         _LOG.warning("Job %s goes on after job %s: %s left to do.", self.job_id, others, left)
         if not self._work.is_empty:
+            self._log_plans()
             self._record(self._changed(JobStatus.RUNNING))
+
+    def _log_plans(self) -> None:
+        for plan in self._work.plans:
+            for line in plan.log_lines():
+                _LOG.info("Job %s: %s.", self.job_id, line)
 
     def _wait(self, other: JobRecord) -> None:
         self.status, self.waiting_for = JobStatus.PENDING, other.job_id
@@ -351,6 +358,15 @@ class Job:
 
     def _result(self) -> JobResult:
         return JobResult(self.job_id, self.status, self.progress, self._followed)
+
+
+def _progress_before(work: Work) -> JobProgress:
+    """The progress of work that has not begun."""
+    return JobProgress(
+        total=work.total_rows,
+        skipped_fragments=sum(plan.right_fragments for plan in work.plans),
+        skipped_rows=sum(plan.right_rows for plan in work.plans),
+    )
 
 
 class JobHandle(JobRecord):

@@ -10,7 +10,7 @@ from geneva.console.layout import badge, card, cut, facts, grid, heading, moment
 from geneva.console.plots import stage_times, throughput
 from geneva.model.jobs import JobStatus, metric
 from geneva.render.html import Child, Html, tag
-from geneva.render.text import count, rate, seconds
+from geneva.render.text import count, rate, seconds, size
 from geneva.storage.jobs.events import JobEvent, JobRecord, without_repeats
 
 STATES = (
@@ -247,6 +247,7 @@ def _facts(job: JobRecord) -> Html:
         ("Took" if job.status.is_final else "Runs for", seconds(metric(m, "seconds"))),
         ("UDF called for", count(_number(m, "udf_rows"), "row")),
         ("Reused", count(_number(m, "reused_rows"), "row")),
+        ("Skipped", f"{count(_number(m, 'skipped_rows'), 'row')} that needed nothing"),
         (
             "Fragments",
             f"{_number(m, 'fragments_committed'):,} of {_number(m, 'fragments'):,} committed",
@@ -255,6 +256,7 @@ def _facts(job: JobRecord) -> Html:
         ("Tasks", f"{_number(m, 'tasks'):,} in {count(_number(m, 'rounds'), 'round')}"),
     ]
     pairs += [(name.capitalize(), f"{_number(m, key):,}") for name, key in _EXTRA if m.get(key)]
+    pairs += _worker_facts(m)
     if job.driver:
         driver = f"{job.driver.get('host', '?')}, process {job.driver.get('pid', '?')}"
         pairs.append(("Driver", driver))
@@ -263,6 +265,19 @@ def _facts(job: JobRecord) -> Html:
             shown = tag("code", cut(str(value), 200))
             pairs.append((name.replace("_", " ").capitalize().replace("Udf", "UDF"), shown))
     return facts(pairs)
+
+
+def _worker_facts(m: Mapping[str, Any]) -> list[tuple[str, Child]]:
+    if not metric(m, "worker_seconds"):
+        return []
+    rate_ = metric(m, "checkpoints_per_second")
+    mean, longest = metric(m, "fragment_seconds"), metric(m, "max_fragment_seconds")
+    return [
+        ("Checkpoints", f"{_number(m, 'checkpoints'):,}, {rate_:,.2f} per second"),
+        ("Workers busy", f"{metric(m, 'worker_utilization'):.0%} of {_number(m, 'slots')} slots"),
+        ("Memory of a worker", f"up to {size(_number(m, 'worker_memory_bytes'))}"),
+        ("Time of a fragment", f"{seconds(mean)}, at most {seconds(longest)}"),
+    ]
 
 
 _EXTRA = (

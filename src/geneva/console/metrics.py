@@ -15,6 +15,14 @@ from geneva.console.queries import Freshness, TableInfo
 from geneva.model.jobs import JobStatus, metric
 from geneva.storage.jobs.events import JobRecord
 
+_GAUGES = (
+    ("geneva_job_reused_rows", "reused_rows", "Rows taken from earlier runs."),
+    ("geneva_job_skipped_rows", "skipped_rows", "Rows that needed nothing."),
+    ("geneva_job_checkpoints_per_second", "checkpoints_per_second", "Checkpoints per second."),
+    ("geneva_job_worker_utilization", "worker_utilization", "Share of time that slots were busy."),
+    ("geneva_job_worker_memory_bytes", "worker_memory_bytes", "Most memory that a worker had."),
+    ("geneva_job_fragment_seconds", "fragment_seconds", "Mean time of a fragment."),
+)
 _STATES = ("total", "checkpointed", "ready_to_commit", "committed")
 
 
@@ -77,6 +85,8 @@ def _job_families(running: Sequence[JobRecord]) -> Iterator[_Family]:
     yield _Family("geneva_job_rows", "Rows of a running job by state.", rows)
     rates = [(_labels(job), metric(job.metrics, "rows_per_second")) for job in running]
     yield _Family("geneva_job_rows_per_second", "Rows per second of a running job.", rates)
+    for name, key, text in _GAUGES:
+        yield _Family(name, text, [(_labels(job), metric(job.metrics, key)) for job in running])
     stages = [
         ({**_labels(job), "stage": name.lower()}, metric(job.metrics, key))
         for job in running

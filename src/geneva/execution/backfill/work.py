@@ -12,6 +12,7 @@ from geneva.execution.backfill.chain import PreparedChain, prepare_chain, run_ch
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.execution.jobs.progress import JobProgress
+from geneva.planning.backfill import BackfillPlan
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
 from geneva.storage.columns.definitions import commit_has_receipts
 from geneva.storage.lance.dataset import open_dataset
@@ -40,6 +41,10 @@ class Work(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks shown with the plan."""
+
+    @property
+    def plans(self) -> Sequence[BackfillPlan]:
+        """The plan of every column that it fills."""
 
     @property
     def is_empty(self) -> bool:
@@ -109,6 +114,11 @@ class BackfillWork:
     def notes(self) -> tuple[str, ...]:
         """Remarks shown with the plan."""
         return tuple(note for step in self.chain.steps for note in step.plan.notes)
+
+    @property
+    def plans(self) -> Sequence[BackfillPlan]:
+        """The plans of the inputs, and of the column itself."""
+        return [step.plan for step in self.chain.steps]
 
     @property
     def is_empty(self) -> bool:

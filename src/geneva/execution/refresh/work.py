@@ -11,6 +11,7 @@ from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.explode import PreparedChunkRefresh, run_chunk_refresh
 from geneva.execution.refresh.prepare import PreparedRefresh
 from geneva.execution.refresh.run import run_refresh
+from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
 
@@ -52,6 +53,11 @@ class RefreshWork:
     def notes(self) -> tuple[str, ...]:
         """Remarks shown with the plan."""
         return self.plan.notes
+
+    @property
+    def plans(self) -> Sequence[BackfillPlan]:
+        """The plan of each group of columns."""
+        return [column.plan for column in self.plan.columns]
 
     @property
     def is_empty(self) -> bool:
