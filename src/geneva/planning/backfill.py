@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from geneva.model.rows import RowRange, RowSet
@@ -115,10 +115,10 @@ class BackfillPlan:
     skipped_fragments: int
     total_rows: int
     """Live rows of the table."""
-    right_fragments: int = 0
+    right_fragments: int = field(default=0, compare=False)
     """Fragments in which every row is right already."""
-    right_rows: int = 0
-    """Rows that are right already, and are not computed again."""
+    right_rows: int = field(default=0, compare=False)
+    """Rows that are right already, and are not computed again; of deleted rows at a guess."""
     checked_rows: int = 0
     """Rows that were checked by their receipts, as neither files nor history proved them."""
     upstream: tuple[BackfillPlan, ...] = ()
