@@ -93,7 +93,8 @@ class Connection:
         self._make_committer: MakeCommitter = TableCommitter
         self._signals = JobSignals(uri, storage_options)
         self._failures = FailureStore(uri, storage_options)
-        self._history = JobHistory(uri, storage_options, Liveness(self._signals).is_lost)
+        liveness = Liveness(self._signals)
+        self._history = JobHistory(uri, storage_options, liveness.is_lost, liveness.watch)
 
     def __getattr__(self, name: str) -> Any:
         """Hand everything else to LanceDB."""

@@ -14,6 +14,8 @@ import pytest
 from geneva.execution.jobs.heartbeat import (
     BEAT_SECONDS,
     LOST_SECONDS,
+    POLL_SECONDS,
+    WATCH_SECONDS,
     Liveness,
     driven_here,
     driver_identity,
@@ -86,6 +88,50 @@ def test_a_silent_job_is_lost_to_who_watches(skew: timedelta, beats: int) -> Non
     assert not watching.is_lost(world.job()), "it was only held up"
     world.seconds += 3 * 86_400
     assert world.observer().is_lost(world.job()), "no clock is wrong by days"
+
+
+def watcher(world: World, *, alive: bool) -> Liveness:
+    """Somebody who has to know; while they watch, a living job goes on beating."""
+
+    def sleep(seconds: float) -> None:
+        world.seconds += seconds
+        if alive and world.seconds % BEAT_SECONDS < seconds:
+            world.beat()
+
+    return Liveness(world, lambda: world.seconds, lambda: world.now, sleep)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("skew", SKEWS, ids=str)
+def test_who_has_to_know_watches_for_three_heartbeats(skew: timedelta) -> None:
+    living = World(skew)
+    living.beat()
+    watching = watcher(living, alive=True)
+    began = living.seconds
+    assert not watching.watch(living.job())
+    assert living.seconds - began <= BEAT_SECONDS + POLL_SECONDS
+    living.seconds += BEAT_SECONDS
+    living.beat()
+    again = living.seconds
+    assert not watching.watch(living.job())
+    assert living.seconds == again, "it was seen alive before"
+
+
+@pytest.mark.parametrize("skew", SKEWS[:3], ids=str)
+def test_a_dead_job_is_known_for_dead_after_thirty_seconds(skew: timedelta) -> None:
+    dead = World(skew)
+    dead.beat()
+    dead.seconds += LOST_SECONDS + 1
+    began = dead.seconds
+    assert watcher(dead, alive=False).watch(dead.job())
+    assert dead.seconds - began <= WATCH_SECONDS + POLL_SECONDS
+
+
+def test_a_job_that_was_heard_of_just_now_is_not_watched() -> None:
+    world = World(timedelta(0))
+    world.beat()
+    world.seconds += 20
+    assert not watcher(world, alive=False).watch(world.job())
+    assert world.seconds == 20
 
 
 def test_events_are_signs_of_life_too() -> None:

@@ -22,6 +22,8 @@ BEAT_SECONDS = 10.0
 """How often to report that the job is alive."""
 LOST_SECONDS = 180.0
 """After this long without a heartbeat, by the clock of who watches, a job counts as lost."""
+WATCH_SECONDS = 3 * BEAT_SECONDS
+"""How long to watch a job that seems to be silent, for who has to know whether it lives."""
 MAX_SKEW_SECONDS = 86_400.0
 """Clocks of two machines differ by less than this, time zones that were set wrong included."""
 
@@ -65,7 +67,8 @@ class Liveness:
     Clocks of two machines are not compared. A job is lost when its process is known to be gone, or
     when nothing was heard of it for `LOST_SECONDS` in which this observer has watched, by its own
     clock. Who looks only once can't know that. It goes by the clocks only where they are more
-    apart than wrong clocks are: by a day.
+    apart than wrong clocks are: by a day. Who has to know, because it would be refused or would
+    keep something, and finds a job silent by the clocks, watches it for three heartbeats.
     """
 
     def __init__(
@@ -73,25 +76,49 @@ class Liveness:
         signals: JobSignals,
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Nothing was seen yet."""
         self._signals, self._monotonic, self._now = signals, monotonic, now
+        self._sleep = sleep
         self._heard: dict[str, tuple[object, float]] = {}
         """Per job, what was heard of it last, and when that was new."""
+        self._seen_alive: set[str] = set()
+        """Jobs of which something new was heard while they were watched."""
 
     def is_lost(self, job: JobRecord) -> bool:
         """Whether the driver of a job that has not ended is dead, or silent for too long."""
         if is_gone(job):
             return True
+        watched, by_clocks = self._silence(job)
+        return watched > LOST_SECONDS or by_clocks > MAX_SKEW_SECONDS
+
+    def watch(self, job: JobRecord) -> bool:
+        """Whether a job is lost, for who has to know: takes up to three heartbeats."""
+        if self.is_lost(job):
+            return True
+        watched, by_clocks = self._silence(job)
+        if by_clocks <= LOST_SECONDS or job.job_id in self._seen_alive:
+            return False
+        while watched < WATCH_SECONDS:
+            self._sleep(POLL_SECONDS)
+            before, (watched, _) = watched, self._silence(job)
+            if watched < before:
+                return False
+        return True
+
+    def _silence(self, job: JobRecord) -> tuple[float, float]:
+        """Seconds since something new was heard of a job: while it was watched, and by clocks."""
         beat = self._signals.last_beat(job.job_id)
         said = (len(job.events), job.updated_at, beat.at if beat is not None else None)
-        before, since = self._heard.get(job.job_id, (None, 0.0))
-        if before != said:
-            since = self._monotonic()
-            self._heard[job.job_id] = (said, since)
+        known = self._heard.get(job.job_id)
+        if known is None or known[0] != said:
+            if known is not None:
+                self._seen_alive.add(job.job_id)
+            known = (said, self._monotonic())
+            self._heard[job.job_id] = known
         last = max(job.updated_at, beat.at) if beat is not None else job.updated_at
-        by_clocks = (self._now() - last).total_seconds()
-        return self._monotonic() - since > LOST_SECONDS or by_clocks > MAX_SKEW_SECONDS
+        return self._monotonic() - known[1], (self._now() - last).total_seconds()
 
 
 _here: dict[str, int] = {}

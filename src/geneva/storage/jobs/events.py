@@ -127,15 +127,17 @@ class JobHistory:
         database_uri: str,
         storage_options: Secrets,
         is_lost: Callable[[JobRecord], bool] = lambda job: False,
+        watch: Callable[[JobRecord], bool] = lambda job: False,
     ) -> None:
         """Point at a database; nothing is read or written yet.
 
         `is_lost` says of a job that has not ended whether its driver is dead. Such a job is read
-        as FAILED. Reading never writes: `close_lost` makes it durable.
+        as FAILED. Reading never writes: `close_lost` makes it durable. `watch` says it, too, and
+        takes its time.
         """
         uri = table_uri(database_uri, "_geneva/jobs")
         self._table = AppendOnlyTable(uri, _SCHEMA, storage_options)
-        self._is_lost = is_lost
+        self._is_lost, self._watch = is_lost, watch
 
     def append(self, events: Sequence[JobEvent]) -> None:
         """Write events, in one commit."""
@@ -194,6 +196,8 @@ class JobHistory:
         except JobNotFoundError:
             return False
         now = self.as_of_now([recorded])[0]
+        if not now.status.is_final and self._watch(now):
+            now = as_lost(self._recorded(job_id))
         if now.status is JobStatus.FAILED and now.error == _LOST and not recorded.status.is_final:
             payload = {"status": now.status.value, "error": now.error}
             seen = max((e.seq for e in now.events if e.seq is not None), default=None)
