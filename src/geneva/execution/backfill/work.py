@@ -135,8 +135,8 @@ class BackfillWork:
         """The column, its function, and what bounds the rows; not how the work is done."""
         own, options = self.chain.own, self.chain.own.request.options
         bounds = (options.where, options.read_version, options.num_frags, options.retry_failed)
-        folder = own.ref.uri.rstrip("/").rpartition("/")[2]
-        key = (folder, own.computation.id, own.computation.version, *bounds)
+        # By name, which a branch and a namespace are part of: a path may be written in many ways.
+        key = (own.ref.name, own.computation.id, own.computation.version, *bounds)
         return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
 
     @property
