@@ -38,7 +38,9 @@ class TestResults:
         table.add_columns({"x": tripled(calls)})
         result = table.backfill("x")
         assert isinstance(result, str)
-        assert result.job_id == result == str(result)
+        assert result.job_id == result == f"{result}" == "".join([result])
+        assert str(result).startswith("DONE: 3 rows computed, 3 committed in ")
+        assert str(result).endswith(f" s (job {result.job_id})"), "what `print` shows"
         assert {result.job_id: 1}[result] == 1
         for key in (result, result.job_id):
             assert db.get_job(key).job_id == result

@@ -21,6 +21,8 @@ class Settings:
     """Whether a class archive may be kept in the user's cache folder to start Spark faster."""
     progress: bool | None = None
     """Show progress bars: yes, no, or None: when the output is a terminal or a notebook."""
+    spark_ui: bool = False
+    """Serve the web pages of the embedded Spark, on this machine only (GENEVA_SPARK_UI)."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -34,6 +36,7 @@ class Settings:
             or 0,
             jvm_archive=env.get("GENEVA_JVM_ARCHIVE", "1") not in ("0", "false", "no"),
             progress=_flag(env, "GENEVA_PROGRESS"),
+            spark_ui=bool(_flag(env, "GENEVA_SPARK_UI")),
         )
 
 

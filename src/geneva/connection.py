@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from geneva.config import Settings
 from geneva.errors import TableNotFoundError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
-from geneva.execution.jobs.heartbeat import is_lost
+from geneva.execution.jobs.heartbeat import Liveness
 from geneva.execution.refresh.create import create_view
 from geneva.execution.runner import Runner
 from geneva.jobs import Job, JobHandle, JobServices
@@ -22,9 +23,10 @@ from geneva.model.tables import Secrets, TableRef
 from geneva.model.uris import TableName, branch_uri, resolve, table_uri, without_file_scheme
 from geneva.model.view_query import ViewQuery
 from geneva.query import Query
+from geneva.render.text import one_line
 from geneva.storage.jobs.events import JobHistory, JobRecord
 from geneva.storage.jobs.failures import FailureStore
-from geneva.storage.jobs.heartbeats import JobSignals
+from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 from geneva.storage.lance.database import (
     check_table_name,
     list_every_table,
@@ -38,6 +40,8 @@ from geneva.table import Table
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import serialize_udf, udf_digest
 from geneva.view import MaterializedView
+
+_LOG = logging.getLogger("geneva")
 
 if TYPE_CHECKING:
     from geneva.spark.sessions import SparkSession
@@ -89,7 +93,8 @@ class Connection:
         self._make_committer: MakeCommitter = TableCommitter
         self._signals = JobSignals(uri, storage_options)
         self._failures = FailureStore(uri, storage_options)
-        self._history = JobHistory(uri, storage_options, lambda job: is_lost(job, self._signals))
+        liveness = Liveness(self._signals)
+        self._history = JobHistory(uri, storage_options, liveness.is_lost, liveness.watch)
 
     def __getattr__(self, name: str) -> Any:
         """Hand everything else to LanceDB."""
@@ -199,6 +204,11 @@ class Connection:
             return f"There is no branch {name.branch!r} of table {without!s}. Branches: {branches}."
         with suppress(Exception):  # there may be no such namespace
             known = self.table_names(namespace_path=name.namespace)
+            if name.table in known:
+                return (
+                    f"Table {str(without)!r} in {self._uri} can't be opened: there is a folder of "
+                    "that name without a version of a table in it."
+                )
             return f"There is no table {str(without)!r} in {self._uri}. Tables: {known}."
         return f"There is no table {str(without)!r} in {self._uri}."
 
@@ -242,7 +252,15 @@ class Connection:
 
     def list_materialized_views(self) -> list[str]:
         """The names of the views, sorted."""
-        return [n for n in self.table_names() if is_view(self._database.open_table(n).schema)]
+        return [name for name in self.table_names() if self._is_view(name)]
+
+    def _is_view(self, name: str) -> bool:
+        """Whether a table is a view; one that can't be opened is none that can be used."""
+        try:
+            return is_view(self._database.open_table(name).schema)
+        except BaseException as error:  # noqa: BLE001
+            _LOG.warning("Table %r can't be opened: %s", name, one_line(error))
+            return False
 
     def drop_materialized_view(self, name: str) -> None:
         """Drop a view; its source stays."""
@@ -279,11 +297,13 @@ class Connection:
         self, table_name: str | None = None, status: JobStatus | str | None = None
     ) -> list[JobRecord]:
         """The jobs of this database, newest first."""
-        return self._history.list(table_name, status)
+        found = self._history.list(table_name, status)
+        return [as_it_runs(job, self._signals) for job in found]
 
     def get_job(self, job_id: str) -> JobHandle:
         """One job with its events and metrics; to wait for it, follow it or stop it."""
-        return JobHandle.of(self._history.get(job_id), self._history, self._signals)
+        job = as_it_runs(self._history.get(job_id), self._signals)
+        return JobHandle.of(job, self._history, self._signals)
 
     def cancel_job(self, job_id: str) -> None:
         """Ask a job to stop, whichever process runs it. It commits what is finished, then ends."""
@@ -320,6 +340,7 @@ class Connection:
                 LocalOptions(),
                 slots=self._settings.local_slots,
                 class_archive=self._settings.jvm_archive,
+                ui=self._settings.spark_ui,
             )
             session = embedded_session(options)
         return SparkRunner(session)

@@ -41,6 +41,9 @@ from __future__ import annotations
 class GenevaError(Exception):
     """Base of every error that Geneva raises on purpose."""
 
+    job_id: str | None = None
+    """The job that failed, where one had been started: for `get_job`, `get_errors` and logs."""
+
 
 class UserInputError(GenevaError, ValueError):
     """The request can't be carried out as given. No job was started."""

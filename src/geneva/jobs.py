@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -9,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,16 +19,22 @@ from geneva.errors import JobCancelledError, JobError, JobTimeoutError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.work import Work
-from geneva.execution.jobs.heartbeat import Heartbeat, driver_identity
+from geneva.execution.jobs.following import Patience, wait_for
+from geneva.execution.jobs.heartbeat import (
+    Heartbeat,
+    driven_here,
+    driver_identity,
+    will_be_driven_here,
+)
 from geneva.execution.jobs.notebook import NotebookBars
 from geneva.execution.jobs.progress import JobProgress, ProgressBars, in_notebook, wants_bars
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner
 from geneva.model.jobs import JobStatus
 from geneva.render import html
-from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord
+from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, SameWork
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
-from geneva.storage.jobs.heartbeats import JobSignals, newest_metrics
+from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 
 _LOG = logging.getLogger("geneva")
 
@@ -42,19 +49,26 @@ def _logged(what: str, job_id: str) -> Iterator[None]:
 
 
 class JobResult(str):
-    """The outcome of a job. It is its job id, so that it goes wherever an id goes."""
+    """The outcome of a job. It is its job id, so that it goes wherever an id goes.
+
+    Printed, it says what was done. In an f-string it is its id, as in all other uses of a string.
+    """
 
     status: JobStatus
     """How the job ended."""
     progress: JobProgress
     """What it did, in numbers."""
+    followed: tuple[str, ...]
+    """Jobs of the same work that were running already: this one waited for them."""
 
-    __slots__ = ("progress", "status")
+    __slots__ = ("followed", "progress", "status")
 
-    def __new__(cls, job_id: str, status: JobStatus, progress: JobProgress) -> JobResult:
+    def __new__(
+        cls, job_id: str, status: JobStatus, progress: JobProgress, followed: Sequence[str] = ()
+    ) -> JobResult:
         """Make a result."""
         self = super().__new__(cls, job_id)
-        self.status, self.progress = status, progress
+        self.status, self.progress, self.followed = status, progress, tuple(followed)
         return self
 
     @property
@@ -87,6 +101,27 @@ class JobResult(str):
         """Fragments that got a new column file."""
         return self.progress.fragments_committed
 
+    def __str__(self) -> str:
+        """Say what was done, in a line."""
+        return f"{self.status}: {self._in_words()} (job {self.job_id})"
+
+    def _in_words(self) -> str:
+        followed = f" after job {', '.join(self.followed)}, which did the same" * bool(
+            self.followed
+        )
+        if not self.progress.total and not self.rows_committed:
+            return f"nothing to do{followed}"
+        reused = f", {self.rows_reused:,} reused" * bool(self.rows_reused)
+        failed = f", {self.rows_failed:,} failed and skipped" * bool(self.rows_failed)
+        return (
+            f"{self.rows_computed:,} rows computed{reused}{failed}, {self.rows_committed:,} "
+            f"committed in {self.progress.seconds:.1f} s{followed}"
+        )
+
+    def __format__(self, format_spec: str) -> str:
+        """The id, formatted."""
+        return format(self.job_id, format_spec)
+
     def __repr__(self) -> str:
         """Show the outcome at a glance."""
         return (
@@ -104,12 +139,13 @@ class JobResult(str):
             ("rows failed", f"{self.rows_failed:,}" if self.rows_failed else None),
             ("rows committed", f"{self.rows_committed:,}"),
             ("seconds", f"{self.progress.seconds:.2f}"),
+            ("after", ", ".join(self.followed) or None),
         )
         return html.section(f"Job {self.job_id}", html.facts(pairs))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with its numbers."""
-        return JobResult, (self.job_id, self.status, self.progress)
+        return JobResult, (self.job_id, self.status, self.progress, self.followed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +167,45 @@ class Job:
         """Take a plan; nothing is written or run yet. `on_commit` is called after every commit."""
         self.job_id = str(uuid.uuid4())
         self.status = JobStatus.PENDING
-        self.progress = JobProgress(total=work.total_rows)
+        self.progress = _progress_before(work)
         self.cancelled = threading.Event()
+        self.waiting_for: str | None = None
         self._work, self._services, self._on_commit = work, services, on_commit
+        self._numbers = itertools.count()
         self._announced = False
+        self._earlier = SameWork()
+        self._followed: tuple[str, ...] = ()
+        self._waited_seconds = 0.0
 
     def announce(self) -> None:
         """Put the job on record as PENDING, for whoever asks before it runs."""
-        self._record(self._created())
+        will_be_driven_here(self.job_id)
+        self._announce(self._created())
+
+    def _announce(self, *events: JobEvent) -> None:
+        numbered = [replace(event, seq=next(self._numbers)) for event in events]
+        work = None if self._work.is_empty else self._work.identity
+        self._earlier = self._services.history.announce(numbered, work)
         self._announced = True
 
     def run(self) -> JobResult:
-        """Run to the end in this thread."""
+        """Run to the end in this thread. What it raises has the job's id as `job_id`."""
+        try:
+            with driven_here(self.job_id):
+                return self._run()
+        except BaseException as error:
+            with suppress(AttributeError, TypeError):
+                error.job_id = self.job_id  # type: ignore[attr-defined]
+            raise
+
+    def _run(self) -> JobResult:
         for note in self._work.notes:
             _LOG.warning("%s of %r: %s.", self._work.job_type, self._work.column, note)
-        first = () if self._announced else (self._created(),)
+        self._log_plans()
         if self._work.is_empty:
-            self._record(*first, self._ended(JobStatus.DONE))
+            self._begin(self._ended(JobStatus.DONE))
             return self._result()
-        self._record(*first, self._changed(JobStatus.RUNNING))
+        self._begin(self._changed(JobStatus.RUNNING))
         try:
             self._drive_traced()
         except (JobCancelledError, KeyboardInterrupt):
@@ -163,6 +219,12 @@ class Job:
         self._record(self._ended(JobStatus.DONE))
         return self._result()
 
+    def _begin(self, event: JobEvent) -> None:
+        if self._announced:
+            self._record(event)
+        else:
+            self._announce(self._created(), event)
+
     def _drive_traced(self) -> None:
         work = self._work
         about = {"job_id": self.job_id, "table": work.table, "column": work.column}
@@ -175,6 +237,12 @@ class Job:
     def _drive(self) -> None:
         show = wants_bars(self._services.settings.progress)
         with ExitStack() as stack:
+            stack.enter_context(
+                Heartbeat(self._services.signals, self.job_id, self._heartbeat, self.cancelled)
+            )
+            self._follow_earlier()
+            if self._work.is_empty:
+                return
             listeners = [self._follow]
             if show:
                 title = self._work.column
@@ -192,13 +260,51 @@ class Job:
                 is_running=self._services.history.close_lost,
                 record_errors=self._record_errors,
             )
-            stack.enter_context(
-                Heartbeat(self._services.signals, self.job_id, self._heartbeat, self.cancelled)
-            )
             self._follow(self._work.run(control))
             if not self.progress.rows_left:
                 with _logged("tidy up after", self.job_id):
                     self._work.tidy()
+
+    def _follow_earlier(self) -> None:
+        """Wait for jobs of the same work that came before, and plan what they have left."""
+        started, earlier = time.monotonic(), self._earlier
+        patience = Patience(self.job_id, self.cancelled, self._work.timeout)
+        try:
+            found = wait_for(earlier.unfinished, self._services.history, patience, self._wait)
+        finally:
+            self.waiting_for, self._waited_seconds = None, time.monotonic() - started
+        waited_for = [job.job_id for job in found]
+        # Others may have ended between this job's plan and its announcement.
+        ended = self._work.overtaken_by({*earlier.finished, *earlier.unfinished} - {*waited_for})
+        self._followed = (*waited_for, *ended)
+        if not self._followed:
+            return
+        self._work = self._work.again(self._followed, self._waited_seconds)
+        self.progress = _progress_before(self._work)
+        left = f"{self._work.total_rows:,} rows are" if not self._work.is_empty else "nothing is"
+        others = ", ".join(self._followed)
+        _LOG.warning("Job %s goes on after job %s: %s left to do.", self.job_id, others, left)
+        if not self._work.is_empty:
+            self._log_plans()
+            self._record(self._changed(JobStatus.RUNNING))
+
+    def _log_plans(self) -> None:
+        for plan in self._work.plans:
+            for line in plan.log_lines():
+                _LOG.info("Job %s: %s.", self.job_id, line)
+
+    def _wait(self, other: JobRecord) -> None:
+        self.status, self.waiting_for = JobStatus.PENDING, other.job_id
+        _LOG.warning(
+            "Job %s waits for job %s, which is at the same %s of %r already; then it does what is "
+            "left. (Ctrl-C stops the waiting, not that job.)",
+            self.job_id,
+            other.job_id,
+            self._work.job_type.lower(),
+            f"{self._work.table}.{self._work.column}",
+        )
+        with _logged("note the waiting of", self.job_id):
+            self._record(JobEvent(self.job_id, "waiting", {"for": other.job_id}))
 
     def _record_errors(self, records: Sequence[ErrorRecord]) -> None:
         # What was computed is worth more than the record of what was not.
@@ -208,7 +314,11 @@ class Job:
             _LOG.warning("%d errors could not be recorded: %s", len(records), error)
 
     def _heartbeat(self) -> dict[str, Any]:
-        return {"status": self.status.value, "metrics": self.progress.metrics()}
+        return {"status": self.status.value, "metrics": self._metrics()}
+
+    def _metrics(self) -> dict[str, Any]:
+        waited = {"waited_seconds": round(self._waited_seconds, 1)} if self._followed else {}
+        return {**self.progress.metrics(), **waited}
 
     def _follow(self, progress: JobProgress) -> None:
         committed = progress.commits > self.progress.commits
@@ -216,7 +326,7 @@ class Job:
         if committed:
             self._on_commit()
             with _logged("note a commit of", self.job_id):
-                self._record(JobEvent(self.job_id, "committed", {"metrics": progress.metrics()}))
+                self._record(JobEvent(self.job_id, "committed", {"metrics": self._metrics()}))
 
     def _created(self) -> JobEvent:
         work = self._work
@@ -229,6 +339,7 @@ class Job:
                 "type": work.job_type,
                 "config": work.config,
                 "driver": driver_identity(),
+                **({"work": work.identity} if work.identity and not work.is_empty else {}),
             },
         )
 
@@ -238,14 +349,24 @@ class Job:
 
     def _ended(self, status: JobStatus, error: str | None = None) -> JobEvent:
         event = self._changed(status)
-        payload = {**event.payload, "metrics": self.progress.metrics()}
+        payload = {**event.payload, "metrics": self._metrics()}
         return replace(event, payload=payload if error is None else {**payload, "error": error})
 
     def _record(self, *events: JobEvent) -> None:
-        self._services.history.append(events)
+        numbered = [replace(event, seq=next(self._numbers)) for event in events]
+        self._services.history.append(numbered)
 
     def _result(self) -> JobResult:
-        return JobResult(self.job_id, self.status, self.progress)
+        return JobResult(self.job_id, self.status, self.progress, self._followed)
+
+
+def _progress_before(work: Work) -> JobProgress:
+    """The progress of work that has not begun."""
+    return JobProgress(
+        total=work.total_rows,
+        skipped_fragments=sum(plan.right_fragments for plan in work.plans),
+        skipped_rows=sum(plan.right_rows for plan in work.plans),
+    )
 
 
 class JobHandle(JobRecord):
@@ -265,11 +386,12 @@ class JobHandle(JobRecord):
 
     def refresh(self) -> JobHandle:
         """The job as it is now."""
-        return JobHandle.of(self._history.get(self.job_id), self._history, self._signals)
+        job = as_it_runs(self._history.get(self.job_id), self._signals)
+        return JobHandle.of(job, self._history, self._signals)
 
     def progress(self) -> dict[str, Any]:
         """The newest numbers: of a running job, those of its last heartbeat (every 10 s)."""
-        return newest_metrics(self.refresh(), self._signals)
+        return self.refresh().metrics
 
     def wait(self, timeout: float | None = None, poll_seconds: float = 0.5) -> JobHandle:
         """Wait until the job has ended, well or not, and return it as it is then."""
@@ -277,10 +399,12 @@ class JobHandle(JobRecord):
         while not (now := self.refresh()).status.is_final:
             left = deadline - time.monotonic() if deadline is not None else poll_seconds
             if left <= 0:
-                raise JobTimeoutError(
+                late = JobTimeoutError(
                     f"Job {self.job_id} is still {now.status} after {timeout} s of waiting. Wait "
                     "longer, or stop it with cancel()."
                 )
+                late.job_id = self.job_id
+                raise late
             time.sleep(min(left, poll_seconds))
         return now
 
@@ -329,9 +453,11 @@ class JobFuture:
         except FutureTimeoutError as error:
             if self._future.done():
                 raise
-            raise JobTimeoutError(
+            late = JobTimeoutError(
                 f"Job {self.job_id} is still running after {timeout} s of waiting."
-            ) from error
+            )
+            late.job_id = self.job_id
+            raise late from error
 
     def cancel(self) -> None:
         """Ask the job to stop; finished fragments are committed. `result()` then raises."""

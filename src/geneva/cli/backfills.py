@@ -224,6 +224,7 @@ def result_record(result: JobResult) -> dict[str, Any]:
     return {
         "job_id": result.job_id,
         "status": result.status.value,
+        "followed": list(result.followed),
         "rows_computed": result.rows_computed,
         "rows_reused": result.rows_reused,
         "rows_failed": result.rows_failed,
@@ -235,10 +236,4 @@ def result_record(result: JobResult) -> dict[str, Any]:
 
 def show_result(result: JobResult) -> None:
     """Print a job's outcome in a line."""
-    reused = f", {result.rows_reused:,} reused" if result.rows_reused else ""
-    failed = f", {result.rows_failed:,} failed and skipped" if result.rows_failed else ""
-    say(
-        f"{result.status}: {result.rows_computed:,} rows computed{reused}{failed}, "
-        f"{result.rows_committed:,} committed in {result.progress.seconds:.1f} s"
-        f" (job {result.job_id})"
-    )
+    say(str(result))

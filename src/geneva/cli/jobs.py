@@ -66,6 +66,9 @@ def list_jobs(
         return emit({"jobs": [job_record(job) for job in found[:limit]]})
     if not found:
         return say("There are no such jobs.")
+    from geneva.storage.jobs.events import without_repeats
+
+    listed = without_repeats(found)
     grid(
         ("job", "type", "table", "column", "status", "started", "seconds", "rows"),
         [
@@ -74,17 +77,17 @@ def list_jobs(
                 job.job_type.lower(),
                 job.table_name,
                 job.column_name,
-                job.status.value,
+                job.state,
                 f"{job.created_at:%Y-%m-%d %H:%M:%S}",
                 f"{_seconds(job):.1f}",
-                f"{job.metrics.get('committed', 0):,}",
+                _rows(job, more),
             )
-            for job in found[:limit]
+            for job, more in listed[:limit]
         ],
         numbers=("seconds", "rows"),
     )
-    if len(found) > limit:
-        say(f"... and {len(found) - limit:,} older ones: --limit shows more", "dim")
+    if len(listed) > limit:
+        say(f"... and {len(listed) - limit:,} older ones: --limit shows more", "dim")
     return None
 
 
@@ -102,7 +105,7 @@ def show(
             ("type", found.job_type.lower()),
             ("table", found.table_name),
             ("column", found.column_name),
-            ("status", found.status.value),
+            ("status", found.state),
             ("started", timestamp(found.created_at)),
             ("seconds", f"{_seconds(found):.1f}"),
             ("driver", " ".join(f"{k} {v}" for k, v in found.driver.items()) or None),
@@ -186,8 +189,6 @@ def watch(
 def _follow(connection: Connection, job_id: str) -> JobRecord:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from geneva.storage.jobs.heartbeats import newest_metrics
-
     columns = (
         TextColumn("{task.description:<30}"),
         BarColumn(bar_width=30),
@@ -199,7 +200,7 @@ def _follow(connection: Connection, job_id: str) -> JobRecord:
         title = job.column_name or job.table_name
         bars = {name: display.add_task(f"{title} {name.replace('_', ' ')}") for name in _BARS}
         while True:
-            metrics = newest_metrics(job, connection._signals)
+            metrics = job.metrics
             for name, bar in bars.items():
                 total = metrics.get("total") or None
                 display.update(bar, completed=metrics.get(name, 0), total=total)
@@ -244,9 +245,19 @@ def _newest_running(connection: Connection) -> JobRecord:
     raise UserInputError("No job is running in this database: give the id of one.")
 
 
+def _rows(job: JobRecord, more: int) -> str:
+    """Rows that are safe; of a job that runs, of how many."""
+    if job.had_nothing_to_do:
+        return "nothing to do" + (f" ({more:,} more times)" if more else "")
+    saved, total = job.rows_done
+    return f"{saved:,}" if job.status.is_final else f"{saved:,} of {total:,}"
+
+
 def _seconds(job: JobRecord) -> float:
+    """Between two events by the job's own clock; of a running job by ours, if that can be."""
     end = job.updated_at if job.status.is_final else datetime.now(UTC)
-    return (end - job.created_at).total_seconds()
+    ran = float(job.metrics.get("seconds") or 0.0)
+    return max((end - job.created_at).total_seconds(), ran, 0.0)
 
 
 def _number(value: Any) -> str:
@@ -263,6 +274,7 @@ def job_record(job: JobRecord, *, events: bool = False) -> dict[str, Any]:
         "table": job.table_name,
         "column": job.column_name,
         "status": job.status.value,
+        "waiting_for": job.waiting_for,
         "created_at": job.created_at,
         "updated_at": job.updated_at,
         "seconds": round(_seconds(job), 3),

@@ -5,10 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from geneva.connection import Connection
     from geneva.model.tables import ColumnDefinition
     from geneva.planning.refresh import RefreshPlan
     from geneva.table import Table
     from geneva.view import MaterializedView
+
+
+def list_tables(connection: Connection) -> list[dict[str, Any]]:
+    """Every table in a line. One that can't be read says why, and hides no other."""
+    return [_listed(connection, name) for name in connection.all_table_names()]
+
+
+def _listed(connection: Connection, name: str) -> dict[str, Any]:
+    from geneva.cli.terminal import redact
+    from geneva.render.text import one_line
+
+    try:
+        return table_summary(connection.open_table(name))
+    except BaseException as error:  # noqa: BLE001
+        return {"name": name, "is_view": False, "error": redact(one_line(error))}
 
 
 def table_summary(table: Table) -> dict[str, Any]:

@@ -23,10 +23,9 @@ def tables(
     storage_option: StorageOption = None,
 ) -> None:
     """List the tables and views of a database, with their branches and those in namespaces."""
-    from geneva.cli.summaries import table_summary
+    from geneva.cli.summaries import list_tables
 
-    connection = connect(db, storage_option)
-    found = [table_summary(connection.open_table(name)) for name in connection.all_table_names()]
+    found = list_tables(connect(db, storage_option))
     if as_json:
         return emit({"tables": found})
     if not found:
@@ -34,7 +33,9 @@ def tables(
     return grid(
         ("name", "kind", "rows", "version", "fragments", "computed columns"),
         [
-            (
+            (table["name"], "unreadable", "", "", "", table["error"])
+            if "error" in table
+            else (
                 table["name"],
                 "view" if table["is_view"] else "table",
                 f"{table['rows']:,}",

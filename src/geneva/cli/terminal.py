@@ -52,6 +52,11 @@ def readable(error: Exception) -> str:
     text = str(error) or type(error).__name__
     if not isinstance(error, GenevaError):
         text = text.partition(", /")[0].partition(": /rustc")[0].strip()
+    return redact(text)
+
+
+def redact(text: str) -> str:
+    """A text without the values of storage options."""
     for options in _hidden:
         text = options.redact(text)
     return text

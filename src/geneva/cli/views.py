@@ -22,11 +22,13 @@ from geneva.cli.arguments import (
 from geneva.cli.backfills import result_record, show_result
 from geneva.cli.database import connect
 from geneva.cli.functions import FUNCTION, load_function
-from geneva.cli.terminal import emit, grid, say, warn
+from geneva.cli.terminal import emit, grid, redact, say, warn
 from geneva.errors import UserInputError
 from geneva.options import RefreshArguments
+from geneva.render.text import one_line
 
 if TYPE_CHECKING:
+    from geneva.connection import Connection
     from geneva.planning.refresh import RefreshPlan
     from geneva.query import Query
     from geneva.view import MaterializedView
@@ -175,8 +177,7 @@ def list_views(
 ) -> None:
     """List the views of a database, and which are up to date."""
     connection = connect(db, storage_option)
-    found: list[Any] = [connection.open_table(n) for n in connection.list_materialized_views()]
-    lines = [view_summary(view) for view in found]
+    lines = [_listed(connection, name) for name in connection.list_materialized_views()]
     if as_json:
         return emit({"views": lines})
     if not lines:
@@ -184,7 +185,9 @@ def list_views(
     return grid(
         ("name", "source", "source version", "rows", "state"),
         [
-            (
+            (line["name"], "", "", "", f"unreadable: {line['error']}")
+            if "error" in line
+            else (
                 line["name"],
                 line["source"],
                 line["source_version"],
@@ -195,6 +198,15 @@ def list_views(
         ],
         numbers=("source version", "rows"),
     )
+
+
+def _listed(connection: Connection, name: str) -> dict[str, Any]:
+    """A view in a line. One that can't be read says why, and hides no other."""
+    try:
+        view: Any = connection.open_table(name)
+        return view_summary(view)
+    except BaseException as error:  # noqa: BLE001
+        return {"name": name, "error": redact(one_line(error))}
 
 
 @app.command(epilog=epilog("geneva view drop my-database english --yes"))

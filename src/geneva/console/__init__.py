@@ -83,10 +83,17 @@ def serve(
         made, log_level="warning", server_header=False, timeout_graceful_shutdown=_PATIENCE_SECONDS
     )
     with _listen(host, port) as listener, suppress(KeyboardInterrupt):
-        shown = f"[{host}]" if ":" in host else host
-        sys.stderr.write(f"Console: http://{shown}:{listener.getsockname()[1]} (Ctrl-C ends it)\n")
+        address = _address(host, listener.getsockname()[1])
+        sys.stderr.write(f"Console: {address} (Ctrl-C ends it)\n")
         sys.stderr.flush()
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _address(host: str, port: int) -> str:
+    """Where a browser finds the console; of one that listens everywhere, by the machine's name."""
+    if host in ("0.0.0.0", "::"):
+        return f"http://127.0.0.1:{port}, from elsewhere http://{socket.gethostname()}:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -7,8 +7,8 @@ import hmac
 import logging
 import secrets
 import socket
-from collections.abc import Iterable
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,6 +22,10 @@ from geneva.errors import UserInputError
 _LOG = logging.getLogger("geneva.console")
 
 COOKIE = "geneva_console"
+ANY_ADDRESS = "*"
+"""Stands among the hosts for every IP address."""
+WILDCARDS = frozenset({"0.0.0.0", "::"})
+"""What a console is bound to that listens at all addresses of its machine."""
 _MIN_TOKEN = 16
 _OPEN_PATHS = ("/login", "/static/")
 
@@ -89,13 +93,27 @@ class Access:
         return scheme.lower() == "bearer" and self.is_token(given.strip())
 
     def _has_cookie(self, headers: Headers) -> bool:
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            return False
-        return found is not None and hmac.compare_digest(
-            found.value.encode(), self._session.encode()
-        )
+        name = cookie_name(headers)
+        given = [value for key, value in _cookies(headers) if key == name]
+        own = self._session.encode()
+        return any(hmac.compare_digest(value.encode(), own) for value in given)
+
+
+def cookie_name(headers: Headers) -> str:
+    """The name of the console's cookie, by its port: a browser sends a host's to all of its ports.
+
+    So that two consoles on one machine don't take each other's place.
+    """
+    port = headers.get("host", "").rpartition("]")[2].rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
+
+
+def _cookies(headers: Headers) -> Iterator[tuple[str, str]]:
+    """Names and values. Those of others on this host may have any form, and are in nobody's way."""
+    for header in headers.getlist("cookie"):
+        for pair in header.split(";"):
+            name, _, value = pair.partition("=")
+            yield name.strip(), value.strip().strip('"')
 
 
 def is_same_origin(headers: Headers) -> bool:
@@ -120,8 +138,16 @@ def is_loopback(host: str) -> bool:
 
 def answered_hosts(bound: str, more: Iterable[str] = ()) -> frozenset[str]:
     """The names under which a console that is bound to `bound` answers."""
-    own = set() if is_loopback(bound) else {bound, socket.gethostname()}
-    return LOOPBACK | {name.lower() for name in (*own, *more)} - {"0.0.0.0", "::"}
+    own = set() if is_loopback(bound) else {bound, socket.gethostname(), ANY_ADDRESS}
+    return LOOPBACK | {name.lower() for name in (*own, *more)} - WILDCARDS
+
+
+def is_address(name: str) -> bool:
+    """Whether a name is the number of a machine, and of one that can be called."""
+    try:
+        return not ip_address(name).is_unspecified
+    except ValueError:
+        return False
 
 
 class Guard:
@@ -158,8 +184,16 @@ class Guard:
             sorry = PlainTextResponse("Something went wrong; the console's log says what.", 500)
             await sorry(scope, receive, guarded)
 
+    def _answers(self, name: str) -> bool:
+        """Whether this is a name of the console's.
+
+        Another site's page reaches it through a name of its own, never through a number: numbers
+        are answered wherever the console is open to other machines.
+        """
+        return name in self._hosts or (ANY_ADDRESS in self._hosts and is_address(name))
+
     def _refusal(self, headers: Headers, path: str) -> Response | None:
-        if host_name(headers.get("host", "")) not in self._hosts:
+        if not self._answers(host_name(headers.get("host", ""))):
             return PlainTextResponse("This console doesn't answer under that name.", 421)
         if self._access.knows(headers) or path.startswith(_OPEN_PATHS):
             return None

@@ -8,10 +8,10 @@ from typing import Any
 
 from geneva.console.layout import badge, card, cut, facts, grid, heading, moment, nothing, path, row
 from geneva.console.plots import stage_times, throughput
-from geneva.model.jobs import JobStatus
+from geneva.model.jobs import JobStatus, metric
 from geneva.render.html import Child, Html, tag
-from geneva.render.text import count, rate, seconds
-from geneva.storage.jobs.events import JobEvent, JobRecord
+from geneva.render.text import count, rate, seconds, size
+from geneva.storage.jobs.events import JobEvent, JobRecord, without_repeats
 
 STATES = (
     ("checkpointed", "Checkpointed", "computed, and safe from a crash"),
@@ -47,38 +47,52 @@ def job_list(jobs: Sequence[JobRecord], chosen: JobFilter) -> Html:
             "No job has run yet.", "A backfill or refresh shows here as soon as it starts."
         )
     labels = ("Status", "Table", "Column", "Progress", "Rows/s", "Took", "Started")
-    rows = [_job_row(job, labels) for job in jobs[:MAX_LISTED]]
-    more = len(jobs) - MAX_LISTED
+    listed = without_repeats(jobs)
+    rows = [_job_row(job, repeats, labels) for job, repeats in listed[:MAX_LISTED]]
+    more = len(listed) - MAX_LISTED
     note = tag("p", f"{count(more, 'older job')} not shown.", class_="dim") if more > 0 else None
     return tag("div", grid("Jobs", ("Job", *labels), rows), note)
 
 
-def _job_row(job: JobRecord, labels: Sequence[str]) -> Html:
-    total, done = _number(job.metrics, "total"), _number(job.metrics, "committed")
-    share = f"{_percent(done, total)} %"
-    progress = [
-        tag("progress", value=min(done, total), max=max(1, total), aria_label=f"committed {share}"),
-        " ",
-        share,
-    ]
+def _job_row(job: JobRecord, repeats: int, labels: Sequence[str]) -> Html:
     link = tag(
         "a",
         tag("code", job.job_id[:8]),
         href=path("jobs", job.job_id),
         aria_label=f"Job {job.job_id[:8]}",
     )
-    took = float(job.metrics.get("seconds", 0.0))
+    took = metric(job.metrics, "seconds")
     return row(
         [link, tag("span", job.job_type.lower(), class_="dim small block")],
-        badge(job.status),
+        [badge(job.status), _waiting(job)],
         tag("a", cut(job.table_name, 60), href=path("tables", job.table_name)),
         tag("code", cut(job.column_name, 60)),
-        tag("span", progress, class_="nowrap"),
-        tag("span", f"{float(job.metrics.get('rows_per_second', 0.0)):,.0f}", class_="number"),
+        tag("span", _progress(job, repeats), class_="nowrap"),
+        tag("span", f"{metric(job.metrics, 'rows_per_second'):,.0f}", class_="number"),
         seconds(took) if took else "-",
         moment(job.created_at),
         labels=labels,
     )
+
+
+def _progress(job: JobRecord, repeats: int) -> list[Child]:
+    """A bar of what is safe: committed, or of a running job checkpointed."""
+    if job.had_nothing_to_do:
+        again = f", {repeats:,} more times" if repeats else ""
+        return [tag("span", f"nothing to do{again}", class_="dim")]
+    done, total = job.rows_done
+    share = f"{_percent(done, total)} %"
+    what = "committed" if job.status.is_final else "checkpointed"
+    label = f"{what} {share}"
+    bar = tag("progress", value=min(done, total), max=max(1, total), aria_label=label)
+    return [bar, " ", tag("span", share, title=f"{done:,} of {count(total, 'row')} {what}")]
+
+
+def _waiting(job: JobRecord) -> Child:
+    if not job.waiting_for:
+        return None
+    link = tag("a", job.waiting_for[:8], href=path("jobs", job.waiting_for))
+    return tag("span", " waiting for ", link, class_="dim small")
 
 
 def _filter_form(chosen: JobFilter, tables: Sequence[str]) -> Html:
@@ -200,7 +214,7 @@ def _bar_text(key: str, metrics: Mapping[str, Any]) -> Html:
 
 def _status(job: JobRecord, *, stopping: bool) -> Html:
     asked = tag("span", " cancel requested", class_="dim small") if stopping else None
-    return tag("span", badge(job.status), asked)
+    return tag("span", badge(job.status), _waiting(job), asked)
 
 
 def _trouble(job: JobRecord) -> Html:
@@ -211,7 +225,7 @@ def _trouble(job: JobRecord) -> Html:
 
 
 def _pace(job: JobRecord) -> str:
-    speed = float(job.metrics.get("rows_per_second", 0.0))
+    speed = metric(job.metrics, "rows_per_second")
     parts = [rate(speed)] if speed else []
     if not job.status.is_final and (left := _eta(job.metrics)) is not None:
         parts.append(f"about {seconds(left)} left")
@@ -221,7 +235,7 @@ def _pace(job: JobRecord) -> str:
 def _eta(metrics: Mapping[str, Any]) -> float | None:
     if isinstance(metrics.get("eta_seconds"), int | float):
         return float(metrics["eta_seconds"])
-    spent, total = float(metrics.get("seconds", 0.0)), _number(metrics, "total")
+    spent, total = metric(metrics, "seconds"), _number(metrics, "total")
     done = max(_number(metrics, "checkpointed"), _number(metrics, "committed"))
     return spent * (total - done) / done if done and spent else None
 
@@ -230,9 +244,10 @@ def _facts(job: JobRecord) -> Html:
     m = job.metrics
     pairs: list[tuple[str, Child]] = [
         ("Job", tag("code", job.job_id)),
-        ("Took" if job.status.is_final else "Runs for", seconds(float(m.get("seconds", 0.0)))),
+        ("Took" if job.status.is_final else "Runs for", seconds(metric(m, "seconds"))),
         ("UDF called for", count(_number(m, "udf_rows"), "row")),
         ("Reused", count(_number(m, "reused_rows"), "row")),
+        ("Skipped", f"{count(_number(m, 'skipped_rows'), 'row')} that needed nothing"),
         (
             "Fragments",
             f"{_number(m, 'fragments_committed'):,} of {_number(m, 'fragments'):,} committed",
@@ -241,6 +256,7 @@ def _facts(job: JobRecord) -> Html:
         ("Tasks", f"{_number(m, 'tasks'):,} in {count(_number(m, 'rounds'), 'round')}"),
     ]
     pairs += [(name.capitalize(), f"{_number(m, key):,}") for name, key in _EXTRA if m.get(key)]
+    pairs += _worker_facts(m)
     if job.driver:
         driver = f"{job.driver.get('host', '?')}, process {job.driver.get('pid', '?')}"
         pairs.append(("Driver", driver))
@@ -249,6 +265,19 @@ def _facts(job: JobRecord) -> Html:
             shown = tag("code", cut(str(value), 200))
             pairs.append((name.replace("_", " ").capitalize().replace("Udf", "UDF"), shown))
     return facts(pairs)
+
+
+def _worker_facts(m: Mapping[str, Any]) -> list[tuple[str, Child]]:
+    if not metric(m, "worker_seconds"):
+        return []
+    rate_ = metric(m, "checkpoints_per_second")
+    mean, longest = metric(m, "fragment_seconds"), metric(m, "max_fragment_seconds")
+    return [
+        ("Checkpoints", f"{_number(m, 'checkpoints'):,}, {rate_:,.2f} per second"),
+        ("Workers busy", f"{metric(m, 'worker_utilization'):.0%} of {_number(m, 'slots')} slots"),
+        ("Memory of a worker", f"up to {size(_number(m, 'worker_memory_bytes'))}"),
+        ("Time of a fragment", f"{seconds(mean)}, at most {seconds(longest)}"),
+    ]
 
 
 _EXTRA = (
@@ -289,8 +318,7 @@ def _event_text(event: JobEvent) -> str:
 
 
 def _number(metrics: Mapping[str, Any], key: str) -> int:
-    value = metrics.get(key, 0)
-    return int(value) if isinstance(value, int | float) else 0
+    return int(metric(metrics, key))
 
 
 def _percent(done: int, total: int) -> int:

@@ -12,9 +12,17 @@ from dataclasses import dataclass
 
 from geneva.console.plots import STAGES
 from geneva.console.queries import Freshness, TableInfo
-from geneva.model.jobs import JobStatus
+from geneva.model.jobs import JobStatus, metric
 from geneva.storage.jobs.events import JobRecord
 
+_GAUGES = (
+    ("geneva_job_reused_rows", "reused_rows", "Rows taken from earlier runs."),
+    ("geneva_job_skipped_rows", "skipped_rows", "Rows that needed nothing."),
+    ("geneva_job_checkpoints_per_second", "checkpoints_per_second", "Checkpoints per second."),
+    ("geneva_job_worker_utilization", "worker_utilization", "Share of time that slots were busy."),
+    ("geneva_job_worker_memory_bytes", "worker_memory_bytes", "Most memory that a worker had."),
+    ("geneva_job_fragment_seconds", "fragment_seconds", "Mean time of a fragment."),
+)
 _STATES = ("total", "checkpointed", "ready_to_commit", "committed")
 
 
@@ -70,15 +78,17 @@ def _table_families(
 
 def _job_families(running: Sequence[JobRecord]) -> Iterator[_Family]:
     rows = [
-        ({**_labels(job), "state": state}, float(job.metrics.get(state, 0)))
+        ({**_labels(job), "state": state}, metric(job.metrics, state))
         for job in running
         for state in _STATES
     ]
     yield _Family("geneva_job_rows", "Rows of a running job by state.", rows)
-    rates = [(_labels(job), float(job.metrics.get("rows_per_second", 0.0))) for job in running]
+    rates = [(_labels(job), metric(job.metrics, "rows_per_second")) for job in running]
     yield _Family("geneva_job_rows_per_second", "Rows per second of a running job.", rates)
+    for name, key, text in _GAUGES:
+        yield _Family(name, text, [(_labels(job), metric(job.metrics, key)) for job in running])
     stages = [
-        ({**_labels(job), "stage": name.lower()}, float(job.metrics.get(key, 0.0)))
+        ({**_labels(job), "stage": name.lower()}, metric(job.metrics, key))
         for job in running
         for name, key in STAGES
     ]

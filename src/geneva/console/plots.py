@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from geneva.console.layout import facts
+from geneva.model.jobs import metric
 from geneva.render.html import Html, tag
 from geneva.render.text import rate, seconds
 
@@ -57,7 +58,7 @@ def throughput(samples: Sequence[Mapping[str, Any]]) -> Html:
 
 def stage_times(metrics: Mapping[str, Any]) -> Html:
     """Where the time of all tasks went: a bar of shares, and the numbers."""
-    times = [(name, float(metrics.get(key, 0.0))) for name, key in STAGES]
+    times = [(name, metric(metrics, key)) for name, key in STAGES]
     total = sum(amount for _, amount in times)
     if not total:
         return tag("p", "No task has reported its times yet.", class_="dim")
@@ -98,10 +99,10 @@ def _rates(samples: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, flo
     """From, to, and rows per second: in even steps, so that a burst of reports is no peak."""
     times, rows = [0.0], [0]
     for sample in samples:
-        at = float(sample.get("seconds", 0.0))
+        at = metric(sample, "seconds")
         if at > times[-1]:
             times.append(at)
-            done = max(int(sample.get("udf_rows", 0)), int(sample.get("committed", 0)))
+            done = int(max(metric(sample, "udf_rows"), metric(sample, "committed")))
             rows.append(max(done, rows[-1]))
     end = times[-1]
     if not end or not rows[-1]:

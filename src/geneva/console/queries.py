@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geneva.connection import Connection, connect
-from geneva.errors import GenevaError, TableNotFoundError
+from geneva.errors import TableNotFoundError
 from geneva.model.addresses import offset_of
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import ColumnDefinition, Secrets
@@ -19,9 +19,11 @@ from geneva.model.uris import same_place
 from geneva.model.view_query import ViewQuery
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
+from geneva.render.text import one_line
 from geneva.storage.jobs.events import JobRecord
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
-from geneva.storage.jobs.heartbeats import JobSignals, newest_metrics
+from geneva.storage.jobs.feed import JobFeed
+from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 from geneva.storage.views.definition import reads_source
 from geneva.table import Table
 from geneva.view import MaterializedView
@@ -100,6 +102,7 @@ class DatabaseReader:
         self._secrets = Secrets(storage_options)
         self._signals = JobSignals(self._db.uri, self._secrets)
         self._failures = FailureStore(self._db.uri, self._secrets)
+        self._feed = JobFeed(self._db._history)
         self._plans: dict[tuple[str, int], tuple[float, Freshness]] = {}
         self._planning = threading.Semaphore(_PLANS_AT_ONCE)
         self._samples: OrderedDict[str, deque[Metrics]] = OrderedDict()
@@ -125,7 +128,7 @@ class DatabaseReader:
             return self.table(name)
         except TableNotFoundError as error:
             # Dropped just now, or a folder of a name that LanceDB doesn't take for a table.
-            return TableInfo(name, trouble=self.redact(str(error)[:300]))
+            return TableInfo(name, trouble=self._trouble(error))
 
     def table(self, name: str) -> TableInfo:
         """What is known of a table without planning anything."""
@@ -133,15 +136,20 @@ class DatabaseReader:
             return self._table_info(self._db.open_table(name))
         except TableNotFoundError:
             raise
-        except (GenevaError, OSError, ValueError, KeyError) as error:
-            return TableInfo(name, trouble=self.redact(str(error).partition("\n")[0][:300]))
+        except BaseException as error:  # noqa: BLE001
+            return TableInfo(name, trouble=self._trouble(error))
+
+    def _trouble(self, error: BaseException) -> str:
+        """What is wrong with one table, column or view. The others are shown all the same."""
+        return self.redact(one_line(error))
 
     def open(self, name: str) -> Table:
         """A table; a name that can't be one is not found either."""
         try:
             return self._db.open_table(name)
-        except (ValueError, OSError) as error:
-            raise TableNotFoundError(f"There is no table {name!r} that can be opened.") from error
+        except BaseException as error:
+            why = self._trouble(error)
+            raise TableNotFoundError(f"Table {name!r} can't be opened: {why}") from error
 
     def _table_info(self, table: Table) -> TableInfo:
         info = TableInfo(
@@ -175,22 +183,21 @@ class DatabaseReader:
         return {name: found for (name, _), (_, found) in list(self._plans.items())}
 
     def _plan(self, table: Table) -> Freshness:
-        columns = []
-        for name in table.computed_columns():
-            if not reads_source(table.schema.field(name)):
-                columns.append(self._plan_column(table, name))
-        if not isinstance(table, MaterializedView):
-            return Freshness(tuple(columns))
+        columns: list[ColumnFreshness] = []
         try:
-            return Freshness(tuple(columns), refresh=table.plan_refresh())
-        except (GenevaError, OSError, ValueError) as error:
-            return Freshness(tuple(columns), trouble=self.redact(str(error)[:300]))
+            for name in table.computed_columns():
+                if not reads_source(table.schema.field(name)):
+                    columns.append(self._plan_column(table, name))
+            refresh = table.plan_refresh() if isinstance(table, MaterializedView) else None
+            return Freshness(tuple(columns), refresh=refresh)
+        except BaseException as error:  # noqa: BLE001
+            return Freshness(tuple(columns), trouble=self._trouble(error))
 
     def _plan_column(self, table: Table, name: str) -> ColumnFreshness:
         try:
             plan: BackfillPlan = table.plan_backfill(name)
-        except (GenevaError, OSError, ValueError) as error:
-            return ColumnFreshness(name, len(table), 0, (), trouble=self.redact(str(error)[:300]))
+        except BaseException as error:  # noqa: BLE001
+            return ColumnFreshness(name, len(table), 0, (), trouble=self._trouble(error))
         reasons = sorted(plan.reasons().items(), key=lambda item: -item[1])
         return ColumnFreshness(
             column=name,
@@ -204,11 +211,18 @@ class DatabaseReader:
 
     def jobs(self, table: str | None = None, status: JobStatus | None = None) -> list[JobRecord]:
         """The jobs, newest first, with the latest that is known of those that run."""
-        return [self._live(job) for job in self._db.list_jobs(table, status)]
+        return [
+            self._live(as_it_runs(job, self._signals))
+            for job in self._feed.records()
+            if table in (None, job.table_name) and status in (None, job.status)
+        ]
 
     def job(self, job_id: str) -> JobRecord:
         """One job, with the latest that is known of it."""
-        return self._live(self._db.get_job(job_id))
+        running = self._feed.unfinished(job_id)
+        if running is None:
+            return self._live(self._db.get_job(job_id))
+        return self._live(as_it_runs(running, self._signals))
 
     def cancel(self, job_id: str) -> None:
         """Ask a job to stop."""
@@ -220,16 +234,17 @@ class DatabaseReader:
 
     def samples(self, job: JobRecord) -> list[Metrics]:
         """The job's metrics over time, from its events and the beats that were seen here."""
-        recorded = [e.payload["metrics"] for e in job.events if "metrics" in e.payload]
+        payloads = (e.payload.get("metrics") for e in job.events)
+        recorded = [metrics for metrics in payloads if isinstance(metrics, dict)]
         seen = list(self._samples.get(job.job_id, ()))
-        by_time = {float(m.get("seconds", 0.0)): m for m in (*seen, *recorded)}
+        timed = [m for m in (*seen, *recorded) if isinstance(m.get("seconds"), int | float)]
+        by_time = {float(m["seconds"]): m for m in timed}
         return [by_time[at] for at in sorted(by_time)]
 
     def _live(self, job: JobRecord) -> JobRecord:
         job = replace(job, error=None if job.error is None else self.redact(job.error))
         if job.status.is_final:
             return job
-        job = replace(job, metrics=newest_metrics(job, self._signals))
         self._keep_sample(job)
         return job
 
@@ -247,7 +262,7 @@ class DatabaseReader:
         """Rows that failed, newest first, and then jobs that failed without one."""
         rows = [self._error_row(error) for error in reversed(self._failures.list(table))]
         shown = {row.job_id for row in rows}
-        failed = self._db.list_jobs(table, JobStatus.FAILED)
+        failed = self.jobs(table, JobStatus.FAILED)
         jobs = [self._job_error(job) for job in failed if job.error and job.job_id not in shown]
         return [*rows, *jobs]
 

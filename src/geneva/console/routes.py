@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from geneva.console.cells import MAX_PICTURE_BYTES
 from geneva.console.error_pages import errors_page
-from geneva.console.guard import COOKIE, Access, Guard, is_same_origin
+from geneva.console.guard import Access, Guard, cookie_name, is_same_origin
 from geneva.console.job_pages import (
     JobFilter,
     job_bars,
@@ -147,7 +147,7 @@ class Console:
             jobs = [job for job in self._reader.jobs() if _fits(job, chosen)]
             return {"html": {"jobs": job_list(jobs, chosen)}}
 
-        return self._streams.respond(read)
+        return self._streams.respond(chosen, read)
 
     def job(self, request: Request) -> Response:
         """One job."""
@@ -173,7 +173,7 @@ class Console:
                 parts["cancel"] = Html("")
             return {"html": parts, "bars": job_bars(job), "say": spoken(job), "final": final}
 
-        return self._streams.respond(read)
+        return self._streams.respond(job_id, read)
 
     async def cancel(self, request: Request) -> Response:
         """Ask a job to stop, for those who may."""
@@ -234,7 +234,8 @@ class Console:
             given = (await _form(request)).get("token", "")
             if is_same_origin(request.headers) and self._access.is_token(given):
                 answer = RedirectResponse("/", 303)
-                answer.set_cookie(COOKIE, self._access.session, httponly=True, samesite="strict")
+                name = cookie_name(request.headers)
+                answer.set_cookie(name, self._access.session, httponly=True, samesite="strict")
                 return answer
             wrong = True
         status = 403 if wrong else 200

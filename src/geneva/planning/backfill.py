@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from geneva.model.rows import RowRange, RowSet
@@ -115,6 +115,10 @@ class BackfillPlan:
     skipped_fragments: int
     total_rows: int
     """Live rows of the table."""
+    right_fragments: int = field(default=0, compare=False)
+    """Fragments in which every row is right already."""
+    right_rows: int = field(default=0, compare=False)
+    """Rows that are right already, and are not computed again; of deleted rows at a guess."""
     checked_rows: int = 0
     """Rows that were checked by their receipts, as neither files nor history proved them."""
     upstream: tuple[BackfillPlan, ...] = ()
@@ -133,6 +137,29 @@ class BackfillPlan:
     def rows_to_compute(self) -> int:
         """Rows that get a new value."""
         return sum(f.compute.count for f in self.fragments)
+
+    def log_lines(self) -> list[str]:
+        """What the log says of it: what is taken over, what is stale and why."""
+        reused = [f for f in self.fragments if f.rows_to_run < f.compute.count]
+        taken = sum(f.compute.count - f.rows_to_run for f in reused)
+        lines = [
+            f"Collected {self.right_fragments + len(reused):,} checkpointed fragments with "
+            f"{self.right_rows + taken:,} rows for column {self.column!r} of table "
+            f"{self.table!r}: {self.right_rows:,} rows are right, {self.right_fragments:,} "
+            f"fragments wholly; {taken:,} rows of {len(reused):,} others were computed before"
+        ]
+        if self.rows_to_compute:
+            why = ", ".join(f"{rows:,} {reason.value}" for reason, rows in self.reasons().items())
+            lines.append(f"Stale rows of column {self.column!r} of table {self.table!r}: {why}")
+        changed = [f.fragment_id for f in self.fragments if f.reason is Reason.INPUT_CHANGED]
+        if changed:
+            named = ", ".join(map(str, changed[:10])) + (", ..." if len(changed) > 10 else "")
+            lines.append(
+                f"Checkpoint data files mismatch: {len(changed):,} fragments of table "
+                f"{self.table!r} have values of {self.column!r} that were computed from other "
+                f"input data than they have now ({named})"
+            )
+        return lines
 
     @property
     def rows_to_adopt(self) -> int:

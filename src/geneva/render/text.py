@@ -66,3 +66,17 @@ def ago(at: datetime, now: datetime | None = None) -> str:
     if past < 86_400:
         return f"{past // 3600:.0f} h ago"
     return f"{at:%d %b %Y}"
+
+
+def one_line(error: BaseException) -> str:
+    """What is wrong with one thing of many, in a line: it is to hide no other.
+
+    What damaged data makes libraries raise can't be listed, and a panic of Lance's is no Exception.
+    Only requests to stop are raised again.
+    """
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
+        raise error
+    text = str(error).partition("\n")[0].partition(", /")[0].strip()
+    kind = type(error)
+    plain = text and (kind in (OSError, RuntimeError, ValueError) or "geneva" in kind.__module__)
+    return shorten(text if plain else f"{type(error).__name__}: {text}", 300)

@@ -8,6 +8,7 @@ starts Spark.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import sys
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
 
+_LOG = logging.getLogger("geneva")
 _starting = threading.RLock()
 
 
@@ -94,7 +96,8 @@ def _start(options: LocalOptions) -> SparkSession:
     settings = local_settings(directory, options)
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     try:
-        with unchanged_interrupt_handler():
+        # Without it Spark's web pages are open to the network.
+        with unchanged_interrupt_handler(), environment(SPARK_LOCAL_IP="127.0.0.1"):
             gateway = SparkContext._gateway or _launch(directory, settings, options)
             context = SparkContext(conf=conf, gateway=gateway)
             # Taken from the environment otherwise, where "python3" is any Python on the PATH.
@@ -112,6 +115,8 @@ def _start(options: LocalOptions) -> SparkSession:
     if reused:  # the JVM's shell looks after the folder that the JVM was started with
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
     (directory / STARTED_MARKER).touch()
+    if options.ui:
+        _LOG.warning("Spark's web pages are at %s", context.uiWebUrl)
     return session
 
 

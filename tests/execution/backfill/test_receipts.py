@@ -186,7 +186,7 @@ class TestChains:
         assert by_id(table, "b") == {i: i * 3 + 1 for i in range(8)}
         assert len(calls.taken()) == 16
         (job,) = local_db.list_jobs("t")
-        assert (job.job_id, job.column_name) == (str(result), "b")
+        assert (job.job_id, job.column_name) == (result.job_id, "b")
         assert job.metrics["udf_rows"] == 16
 
     def test_only_what_is_stale_of_the_rows_asked_for(

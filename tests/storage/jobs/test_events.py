@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 
 import lance
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from geneva.errors import JobNotFoundError
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
 from geneva.storage.jobs import append_only
-from geneva.storage.jobs.events import JobEvent, JobHistory, fold_events
+from geneva.storage.jobs.events import JobEvent, JobHistory, fold_events, read_events
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -93,6 +99,141 @@ def test_a_record_goes_by_the_order_of_writing_not_by_clocks() -> None:
     (record,) = fold_events(events)
     assert record.status is JobStatus.DONE
     assert record.events == tuple(events)
+
+
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_a_record_does_not_depend_on_the_order_of_rows(random: Random, numbered: bool) -> None:
+    """Compaction moves rows about, and clocks go back."""
+    count = random.randrange(6)
+    ends = random.choice([JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED, None])
+    events = [created("j"), changed("j", JobStatus.RUNNING, START)]
+    for i in range(count):
+        progress = {"metrics": {"committed": i}}
+        events.append(JobEvent("j", "committed", progress, START + timedelta(seconds=i)))
+    if ends is not None:
+        events.append(changed("j", ends, START + timedelta(seconds=count)))
+    if numbered:
+        events = [
+            replace(e, seq=i, at=START + timedelta(seconds=random.randrange(-9, 9)))
+            for i, e in enumerate(events)
+        ]
+    shuffled = random.sample(events, len(events))
+    (record,) = fold_events(shuffled)
+    assert record.events == tuple(events)
+    assert record.status is (ends or JobStatus.RUNNING)
+    assert record.metrics == ({"committed": count - 1} if count else {})
+
+
+@given(st.permutations(range(5)))
+def test_the_word_of_a_job_counts_for_more_than_that_of_an_observer(order: list[int]) -> None:
+    own = [
+        created("j"),
+        changed("j", JobStatus.RUNNING, START),
+        JobEvent("j", "committed", {}, START),
+        changed("j", JobStatus.DONE, START),
+    ]
+    own = [replace(e, seq=i) for i, e in enumerate(own)]
+    lost = replace(changed("j", JobStatus.FAILED, START, error="lost: x"), seq=1, by_observer=True)
+    every = [*own, lost]
+    (record,) = fold_events([every[i] for i in order])
+    assert (record.status, record.error) == (JobStatus.DONE, None)
+    assert [e.by_observer for e in record.events] == [False, False, True, False, False]
+    (record,) = fold_events([e for e in (every[i] for i in order) if e not in own[2:]])
+    assert (record.status, record.error) == (JobStatus.FAILED, "lost: x")
+    (record,) = fold_events([e for e in (every[i] for i in order) if e is not own[3]])
+    assert record.status is JobStatus.RUNNING, "a sign of life takes it back"
+
+
+def test_verdicts_of_older_releases() -> None:
+    later = START + timedelta(seconds=9)
+    lost = read_events(
+        pa.table(
+            {
+                "job_id": ["j"],
+                "at": [later],
+                "kind": ["status"],
+                "payload": ['{"status": "FAILED", "error": "lost: the process ..."}'],
+            }
+        )
+    )
+    own = [created("j"), changed("j", JobStatus.RUNNING, START)]
+    assert fold_events([*lost, *own])[0].status is JobStatus.FAILED
+    assert fold_events([*lost, changed("j", JobStatus.DONE, START), *own])[0].status == "DONE"
+
+
+def test_a_job_that_ended_just_before_its_process_did(tmp_path: Path) -> None:
+    """Who has read its events, and then sees that the process is gone, reads them again."""
+    plain = JobHistory(str(tmp_path), Secrets())
+    plain.append([created("j"), changed("j", JobStatus.RUNNING, START)])
+
+    def ends(job: object) -> bool:
+        plain.append([changed("j", JobStatus.DONE, START)])
+        return True
+
+    watching = JobHistory(str(tmp_path), Secrets(), ends)
+    assert watching.get("j").status is JobStatus.DONE
+    plain.append([created("k"), changed("k", JobStatus.RUNNING, START)])
+    assert watching.close_lost("j") is False
+    assert plain.get("j").error is None
+
+
+def test_a_long_history_of_many_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compactions in between, and every job says what it said last, in its order."""
+    monkeypatch.setattr(append_only, "_COMPACT_AT_FRAGMENTS", 6)
+
+    def write(writer: int) -> None:
+        history = JobHistory(str(tmp_path), Secrets())
+        for job in range(4):
+            name, number = f"{writer}-{job}", itertools.count()
+            for events in (
+                [created(name), changed(name, JobStatus.RUNNING, START)],
+                [JobEvent(name, "committed", {"metrics": {"committed": 1}}, START)],
+                [JobEvent(name, "committed", {"metrics": {"committed": 2}}, START)],
+                [changed(name, JobStatus.DONE, START)],
+            ):
+                history.append([replace(e, seq=next(number)) for e in events])
+
+    writers = [threading.Thread(target=write, args=(n,)) for n in range(5)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    records = JobHistory(str(tmp_path), Secrets(), lambda job: True).list()
+    assert {(r.status, r.metrics["committed"]) for r in records} == {(JobStatus.DONE, 2)}
+    kinds = ("created", "status", "committed", "committed", "status")
+    assert [tuple(e.kind for e in r.events) for r in records] == [kinds] * 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        ("created", "{"),
+        ("created", "null"),
+        ("created", '{"table": null, "config": 3, "driver": []}'),
+        ("created", None),
+        ("status", '{"status": "UPSIDE_DOWN"}'),
+        ("status", '{"status": []}'),
+        ("status", '{"status": "RUNNING", "metrics": {"committed": "many", "total": NaN}}'),
+        ("status", '{"status": "FAILED", "error": {"a": 1}}'),
+        ("committed", '{"metrics": 7}'),
+        ("what", "{}"),
+        (None, "{}"),
+    ],
+)
+def test_a_bad_record_hides_no_other(
+    history: JobHistory, tmp_path: Path, kind: str | None, payload: str | None
+) -> None:
+    history.append([created("good"), changed("good", JobStatus.DONE, START)])
+    row = {"job_id": "bad", "at": None, "kind": kind, "payload": payload}
+    uri = str(tmp_path / "db" / "_geneva" / "jobs.lance")
+    schema = lance.dataset(uri).schema
+    lance.write_dataset(pa.Table.from_pylist([row], schema=schema), uri, mode="append")
+    records = {record.job_id: record for record in history.list()}
+    assert records["good"].status is JobStatus.DONE
+    bad = records["bad"]
+    assert all(isinstance(v, str) for v in (bad.table_name, bad.column_name, bad.job_type))
+    assert bad.metrics == {}
+    assert history.get("bad") == bad
 
 
 def test_events_of_one_instant_keep_the_order_they_were_written_in(history: JobHistory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from geneva.storage.checkpoints.staging import open_checkpoints, record_staged
 from geneva.storage.checkpoints.store import CheckpointKey
 from geneva.storage.columns.publish import CommitOutcome, commit_columns
 from geneva.storage.columns.staged_files import StagedFile
+
+_LOG = logging.getLogger("geneva")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class TableCommitter:
         with span("geneva.commit", {"job_id": self._job_id, "fragments": len(group)}):
             outcome = self._publish(prepared, group, self._job_id, self._max_retries)
         commit = Commit(outcome, time.monotonic() - started)
+        self._log(prepared, outcome)
         self._record_lost(prepared, outcome)
         self._delete_checkpoints(prepared, [file.fragment_id for file in outcome.landed])
         return commit
@@ -96,6 +100,22 @@ class TableCommitter:
         group = [file for file in self._ready if file.field_ids == fields][:size]
         self._ready = [file for file in self._ready if file not in group]
         return group
+
+    def _log(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> None:
+        """Say what others did to the table meanwhile."""
+        table, column = prepared.ref.name, prepared.plan.column
+        if outcome.moved_on:
+            _LOG.info(
+                "Job %s: conflict: somebody else committed to table %r while column %r was "
+                "committed; %d files landed, %d don't fit any more.",
+                *(self._job_id, table, column, len(outcome.landed), len(outcome.lost)),
+            )
+        for file, why in outcome.lost:
+            _LOG.info(
+                "Job %s: data file %s of fragment %d of table %r doesn't match: %s. Its rows are "
+                "looked up by their receipts.",
+                *(self._job_id, file.path, file.fragment_id, table, why),
+            )
 
     def _record_lost(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> None:
         """Keep files on record whose fragment is gone: the next plan finds where its rows are."""

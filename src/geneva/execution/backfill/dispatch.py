@@ -67,6 +67,7 @@ class Dispatcher:
         runner = self._get_runner()
         asked = self._prepared.request.options.concurrency
         slots = max(1, min(asked, runner.slots) if asked else runner.slots)
+        self._ledger.slots(slots)
         per_job = max(1, slots // _MAX_JOBS_IN_FLIGHT)
         limit = slots if asked else slots + 1
         while self._tasks and sum(map(len, self._in_flight.values())) < limit:

@@ -129,7 +129,12 @@ class JobState:
     def begin(cls, prepared: PreparedBackfill, control: JobControl) -> JobState:
         """The state before the first round."""
         plan = prepared.plan
-        progress = JobProgress(total=plan.rows_to_compute, fragments=len(plan.fragments))
+        progress = JobProgress(
+            total=plan.rows_to_compute,
+            fragments=len(plan.fragments),
+            skipped_fragments=plan.right_fragments,
+            skipped_rows=plan.right_rows,
+        )
         return cls(
             ledger=Ledger(progress, control.listeners),
             committer=control.make_committer(control.job_id, control.max_conflict_retries),

@@ -23,6 +23,7 @@ class Ledger:
         self._progress, self._listeners, self._clock = progress, listeners, clock
         self._started = clock()
         self._rows_per_second: float | None = None
+        self._fragment_seconds: dict[int, float] = {}
 
     @property
     def progress(self) -> JobProgress:
@@ -75,10 +76,29 @@ class Ledger:
         working = report.timings.read + report.timings.udf
         if rows and working > 0:
             self._rows_per_second = rows / working
+        now = self._progress
+        self._time_fragments(report)
         self._set(
-            timings=self._progress.timings.plus(report.timings),
-            retries=self._progress.retries + report.retries,
+            timings=now.timings.plus(report.timings),
+            retries=now.retries + report.retries,
+            checkpoints=now.checkpoints + len(report.recorded),
+            worker_seconds=now.worker_seconds + report.seconds,
+            worker_memory_bytes=max(now.worker_memory_bytes, report.memory_bytes),
+            max_fragment_seconds=max(self._fragment_seconds.values(), default=0.0),
         )
+
+    def _time_fragments(self, report: TaskReport) -> None:
+        """Share the time of a task out among its fragments, by their rows."""
+        rows = sum(result.rows.end - result.rows.start for result in report.results)
+        for result in report.results:
+            share = (result.rows.end - result.rows.start) / rows if rows else 0.0
+            known = self._fragment_seconds.get(result.fragment_id, 0.0)
+            self._fragment_seconds[result.fragment_id] = known + report.seconds * share
+
+    def slots(self, number: int) -> None:
+        """Note how many tasks can run at once."""
+        if number > self._progress.slots:
+            self._set(slots=number)
 
     def failed(self, rows: int) -> None:
         """Book rows that were skipped."""
@@ -91,6 +111,7 @@ class Ledger:
             checkpointed=now.checkpointed + result.rows_run + result.rows_reused,
             udf_rows=now.udf_rows + calls,
             reused_rows=now.reused_rows + result.rows_reused,
+            checkpoints=now.checkpoints + len(result.checkpoints),
         )
 
     def assembled(self, *, calls: int) -> None:

@@ -242,6 +242,7 @@ def _plan(
 ) -> BackfillPlan:
     snapshot, computation, request = scope.snapshot, scope.computation, scope.request
     found = survey.validity.values()
+    right_fragments, right_rows = _right_already(scope, survey, needed)
     notes = (
         stale_outside_clause(survey.states),
         failed_before(survey.states),
@@ -261,10 +262,27 @@ def _plan(
         fragments=in_mixed_order(needed, request.options.task_shuffle_diversity),
         skipped_fragments=len(snapshot.fragments) - len(needed),
         total_rows=sum(f.live_rows for f in snapshot.fragments),
+        right_fragments=right_fragments,
+        right_rows=right_rows,
         checked_rows=sum(v.checked_rows for v in found),
         unreadable=tuple(survey.unreadable.items()),
         notes=tuple(note for note in notes if note is not None),
     )
+
+
+def _right_already(scope: Scope, survey: Survey, needed: Sequence[FragmentPlan]) -> tuple[int, int]:
+    """Fragments that are wholly right, and rows that are right and stay as they are."""
+    plans = {plan.fragment_id: plan for plan in needed}
+    fragments = rows = 0
+    for fragment_id, validity in survey.validity.items():
+        plan, live = plans.get(fragment_id), scope.facts[fragment_id].live_rows
+        if plan is None and validity.right.is_full:
+            fragments, rows = fragments + 1, rows + live
+            continue
+        kept = validity.right if plan is None else validity.right.minus(plan.compute)
+        rows += min(live, kept.count)
+        fragments += plan is None and kept.count >= live
+    return fragments, rows
 
 
 def useful_prefixes(ref: TableRef, dataset: Dataset, definition: ColumnDefinition) -> set[str]:

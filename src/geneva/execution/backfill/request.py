@@ -16,6 +16,8 @@ class BackfillRequest:
     """Of the rows that `where` selects, only those that are not right."""
     only_fragments: frozenset[int] | None = None
     """Leave all other fragments alone; None: none is left out."""
+    done_files: frozenset[str] = frozenset()
+    """Data files of jobs of the same work that this one followed: what they did counts as done."""
 
     @property
     def follows_table(self) -> bool:

@@ -13,6 +13,7 @@ from geneva.execution.runner import Runner
 from geneva.model.rows import RowSet
 from geneva.model.tables import Reason, Unproven
 from geneva.planning.backfill import FragmentState, after_inputs_changed
+from geneva.storage.columns.provenance import read_provenance
 from geneva.storage.columns.validity import Validity, output_file
 from geneva.storage.lance.dataset import (
     FragmentFacts,
@@ -112,6 +113,19 @@ def _forgets_failed(scope: Scope, fragment: FragmentFacts) -> bool:
     return asked and not _is_of_job(scope, fragment)
 
 
+def _done_by_followed(scope: Scope, fragment: FragmentFacts, found: Validity) -> RowSet:
+    """Rows that a job of the same work has computed while this one waited, and that are right.
+
+    Just these: by now a clause may select others, too.
+    """
+    path = output_file(scope.computation, fragment)
+    if path is not None and scope.request.selects_rows and path in scope.request.done_files:
+        provenance = read_provenance(scope.ref, path)
+        if provenance is not None:
+            return provenance.made.intersect(found.right)
+    return RowSet.empty(fragment.physical_rows)
+
+
 def _overtaken(scope: Scope) -> frozenset[int]:
     """Fragments of an older version that can't be filled: rewritten, or computed since."""
     if scope.request.options.read_version is None:
@@ -188,7 +202,9 @@ def _states(
                 has_output=output_file(scope.computation, fragment) is not None,
                 adopt=adopt if compute_unproven else adopt.union(found.unproven),
                 failed=found.failed.minus(retried) if retried else found.failed,
-                selected=selected[fragment.id] if selected is not None else None,
+                selected=None
+                if selected is None
+                else selected[fragment.id].minus(_done_by_followed(scope, fragment, found)),
                 only_stale=scope.request.only_stale,
                 retry_failed=_asks_for_failed(scope),
             )

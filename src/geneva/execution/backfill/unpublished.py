@@ -6,6 +6,7 @@ the computation are looked up row by row, by their receipts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,11 +28,13 @@ from geneva.storage.checkpoints.reuse import (
     reused_rows,
 )
 from geneva.storage.checkpoints.staging import open_checkpoints, read_staged
-from geneva.storage.checkpoints.store import CheckpointKey, head_of, index_keys
+from geneva.storage.checkpoints.store import CheckpointKey, head_of, index_keys, without_where
 from geneva.storage.columns.provenance import read_provenance
 from geneva.storage.columns.staged_files import StagedFile
 from geneva.storage.columns.validity import output_file
 from geneva.storage.lance.dataset import read_live_rows
+
+_LOG = logging.getLogger("geneva")
 
 Keys: TypeAlias = Mapping[tuple[str, int], Sequence[CheckpointKey]]
 """What is in the checkpoint store, by prefix and fragment."""
@@ -67,6 +70,7 @@ def find_unpublished(
     """Look up what is there for these fragments; `right` are the rows with a right value."""
     keys = index_keys(open_checkpoints(scope.ref).list_keys("udf-"))
     found, used = _same_work(scope, states, prefixes, keys)
+    _log_mismatches(scope, prefixes, keys)
     results = _results_of_others(scope, prefixes, keys, used)
     if len(results):
         receipts = committed_receipts(scope.dataset, scope.computation, _live(scope, right))
@@ -103,6 +107,26 @@ def _same_work(
         checkpointed = tuple(key.rows for key in ranges if key.rows is not None)
         found.append(replace(state, checkpointed=checkpointed, staged=fragment_id in staged))
     return Unpublished(tuple(found), staged), used
+
+
+def _log_mismatches(scope: Scope, prefixes: Mapping[int, str], keys: Keys) -> None:
+    """Say which checkpoints of these fragments are of other data files than the fragments have."""
+    wanted = {fragment_id: without_where(prefix) for fragment_id, prefix in prefixes.items()}
+    heads = {head_of(prefix) for prefix in wanted.values()}
+    others = [
+        key
+        for (prefix, fragment_id), found in keys.items()
+        if head_of(other := without_where(prefix)) in heads and other != wanted.get(fragment_id)
+        for key in found
+    ]
+    if others:
+        _LOG.info(
+            "Checkpoint data files mismatch: %d checkpoints of column %r of table %r are of other "
+            "data files than the table has now, in fragments %s. Their rows are looked up by "
+            "their receipts.",
+            *(len(others), scope.computation.name, scope.ref.name),
+            sorted({key.fragment_id for key in others})[:10],
+        )
 
 
 def _still_fits(scope: Scope, file: StagedFile, state: FragmentState) -> bool:

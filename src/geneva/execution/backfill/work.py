@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from geneva.execution.backfill.chain import PreparedChain, run_chain
+from geneva.execution.backfill.chain import PreparedChain, prepare_chain, run_chain
 from geneva.execution.backfill.driver import JobControl
+from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.execution.jobs.progress import JobProgress
+from geneva.planning.backfill import BackfillPlan
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
 from geneva.storage.columns.definitions import commit_has_receipts
 from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.transactions import files_of_jobs
 
 
 class Work(Protocol):
@@ -37,12 +43,33 @@ class Work(Protocol):
         """Remarks shown with the plan."""
 
     @property
+    def plans(self) -> Sequence[BackfillPlan]:
+        """The plan of every column that it fills."""
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
 
     @property
     def total_rows(self) -> int:
         """Values to compute."""
+
+    @property
+    def identity(self) -> str | None:
+        """What makes other work the same: the later of two such jobs follows the earlier one.
+
+        None: it never is.
+        """
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the job may take."""
+
+    def overtaken_by(self, job_ids: Collection[str]) -> Sequence[str]:
+        """Which of these jobs have published something since this was planned."""
+
+    def again(self, followed: Sequence[str], seconds: float) -> Work:
+        """The same, planned on the latest version, after `seconds` of waiting for those jobs."""
 
     def run(self, control: JobControl) -> JobProgress:
         """Do it."""
@@ -89,6 +116,11 @@ class BackfillWork:
         return tuple(note for step in self.chain.steps for note in step.plan.notes)
 
     @property
+    def plans(self) -> Sequence[BackfillPlan]:
+        """The plans of the inputs, and of the column itself."""
+        return [step.plan for step in self.chain.steps]
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
         return self.chain.plan.is_empty
@@ -97,6 +129,48 @@ class BackfillWork:
     def total_rows(self) -> int:
         """Rows that get a new value."""
         return sum(step.plan.rows_to_compute for step in self.chain.steps)
+
+    @property
+    def identity(self) -> str | None:
+        """The column, its function, and what bounds the rows; not how the work is done."""
+        own, options = self.chain.own, self.chain.own.request.options
+        bounds = (options.where, options.read_version, options.num_frags, options.retry_failed)
+        # By name, which a branch and a namespace are part of: a path may be written in many ways.
+        key = (own.ref.name, own.computation.id, own.computation.version, *bounds)
+        return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the job may take."""
+        return self.chain.own.request.options.timeout
+
+    def overtaken_by(self, job_ids: Collection[str]) -> Sequence[str]:
+        """Which of these jobs have published values since this was planned."""
+        own = self.chain.own
+        if not job_ids or own.request.options.read_version is not None:
+            return ()
+        latest = open_dataset(own.ref)
+        return sorted(files_of_jobs(latest, job_ids, after=own.snapshot.version))
+
+    def again(self, followed: Sequence[str], seconds: float) -> BackfillWork:
+        """Plan what is left; rows that a clause asked for are done where the others did them."""
+        own, request = self.chain.own, self.chain.own.request
+        options = request.options
+        if options.timeout is not None:
+            options = replace(options, timeout=max(0.0, options.timeout - seconds))
+        latest = open_dataset(own.ref)
+        if request.selects_rows:
+            files = files_of_jobs(latest, followed).values()
+            done = request.done_files.union(*files)
+            request = replace(request, done_files=done)
+        request = replace(request, options=options)
+        subject = own.subject
+        assert isinstance(subject, ColumnSubject)
+        dataset = latest if options.read_version is None else own.dataset
+        chain = prepare_chain(
+            own.ref, dataset, subject.definition, request, make_runner=own.make_runner
+        )
+        return replace(self, chain=chain)
 
     def run(self, control: JobControl) -> JobProgress:
         """Carry the plan out."""

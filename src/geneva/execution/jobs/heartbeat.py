@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +21,22 @@ POLL_SECONDS = 2.0
 BEAT_SECONDS = 10.0
 """How often to report that the job is alive."""
 LOST_SECONDS = 180.0
-"""After this long without a heartbeat a job counts as lost."""
+"""After this long without a heartbeat, by the clock of who watches, a job counts as lost."""
+WATCH_SECONDS = 3 * BEAT_SECONDS
+"""How long to watch a job that seems to be silent, for who has to know whether it lives."""
+MAX_SKEW_SECONDS = 86_400.0
+"""Clocks of two machines differ by less than this, time zones that were set wrong included."""
 
 
 def driver_identity() -> dict[str, Any]:
     """Which process drives a job: on the same machine its death shows at once."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "world": _pid_namespace()}
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(),
+        "pid": pid,
+        "world": _pid_namespace(),
+        "started": _process_start(pid),
+    }
 
 
 def _pid_namespace() -> str:
@@ -37,28 +48,123 @@ def _pid_namespace() -> str:
         return ""
 
 
-def is_lost(job: JobRecord, signals: JobSignals) -> bool:
-    """Whether the driver of a job that has not ended is dead, or silent for too long."""
-    if is_gone(job.driver):
-        return True
-    beat = signals.last_beat(job.job_id)
-    last = max(job.updated_at, beat.at) if beat is not None else job.updated_at
-    return (datetime.now(UTC) - last).total_seconds() > LOST_SECONDS
+def _process_start(pid: int) -> str:
+    """When a process was started, in ticks since boot: ids are used again, these are not.
 
-
-def is_gone(driver: dict[str, Any]) -> bool:
-    """Whether a driver on this machine has died; False when it lives or can't be seen from here."""
-    here = driver_identity()
-    known = driver.get("host") == here["host"] and driver.get("world") == here["world"]
-    if not known or not isinstance(driver.get("pid"), int):
-        return False
+    "" where that can't be known; "gone" for a process that has ended and was not waited for.
+    """
     try:
-        os.kill(driver["pid"], 0)
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    state, *rest = stat.rpartition(")")[2].split()
+    return "gone" if state in "ZX" else rest[18]
+
+
+class Liveness:
+    """Tells living jobs from lost ones, as one observer sees them over time.
+
+    Clocks of two machines are not compared. A job is lost when its process is known to be gone, or
+    when nothing was heard of it for `LOST_SECONDS` in which this observer has watched, by its own
+    clock. Who looks only once can't know that. It goes by the clocks only where they are more
+    apart than wrong clocks are: by a day. Who has to know, because it would be refused or would
+    keep something, and finds a job silent by the clocks, watches it for three heartbeats.
+    """
+
+    def __init__(
+        self,
+        signals: JobSignals,
+        monotonic: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Nothing was seen yet."""
+        self._signals, self._monotonic, self._now = signals, monotonic, now
+        self._sleep = sleep
+        self._heard: dict[str, tuple[object, float]] = {}
+        """Per job, what was heard of it last, and when that was new."""
+        self._seen_alive: set[str] = set()
+        """Jobs of which something new was heard while they were watched."""
+
+    def is_lost(self, job: JobRecord) -> bool:
+        """Whether the driver of a job that has not ended is dead, or silent for too long."""
+        if is_gone(job):
+            return True
+        watched, by_clocks = self._silence(job)
+        return watched > LOST_SECONDS or by_clocks > MAX_SKEW_SECONDS
+
+    def watch(self, job: JobRecord) -> bool:
+        """Whether a job is lost, for who has to know: takes up to three heartbeats."""
+        if self.is_lost(job):
+            return True
+        watched, by_clocks = self._silence(job)
+        if by_clocks <= LOST_SECONDS or job.job_id in self._seen_alive:
+            return False
+        while watched < WATCH_SECONDS:
+            self._sleep(POLL_SECONDS)
+            before, (watched, _) = watched, self._silence(job)
+            if watched < before:
+                return False
+        return True
+
+    def _silence(self, job: JobRecord) -> tuple[float, float]:
+        """Seconds since something new was heard of a job: while it was watched, and by clocks."""
+        beat = self._signals.last_beat(job.job_id)
+        said = (len(job.events), job.updated_at, beat.at if beat is not None else None)
+        known = self._heard.get(job.job_id)
+        if known is None or known[0] != said:
+            if known is not None:
+                self._seen_alive.add(job.job_id)
+            known = (said, self._monotonic())
+            self._heard[job.job_id] = known
+        last = max(job.updated_at, beat.at) if beat is not None else job.updated_at
+        return self._monotonic() - known[1], (self._now() - last).total_seconds()
+
+
+_here: dict[str, int] = {}
+"""The jobs that this process drives, and the thread of each."""
+
+
+def will_be_driven_here(job_id: str) -> None:
+    """Let this process know that one of its threads is about to drive a job."""
+    _here[job_id] = 0
+
+
+@contextmanager
+def driven_here(job_id: str) -> Iterator[None]:
+    """Let this process know that the calling thread drives a job, for as long as it does."""
+    _here[job_id] = threading.get_ident()
+    try:
+        yield
+    finally:
+        _here.pop(job_id, None)
+
+
+def is_driven_by_this_thread(job_id: str) -> bool:
+    """Whether the calling thread is inside that job: then it can't wait for its end."""
+    return _here.get(job_id) == threading.get_ident()
+
+
+def is_gone(job: JobRecord) -> bool:
+    """Whether the driver of a job is known to have ended.
+
+    False when it lives or can't be seen from here.
+    """
+    driver, here = job.driver, driver_identity()
+    pid, started = driver.get("pid"), driver.get("started")
+    known = driver.get("host") == here["host"] and driver.get("world") == here["world"]
+    if not known or not isinstance(pid, int):
+        return False
+    if pid == here["pid"] and started == here["started"]:
+        return job.job_id not in _here
+    try:
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:
+    except (PermissionError, OverflowError):
         return False
-    return False
+    now = _process_start(pid)
+    return now == "gone" or bool(started and now and now != started)
 
 
 class Heartbeat:

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 from geneva.execution.worker.task import Timings
 
+_MAXIMA = ("slots", "worker_memory_bytes", "max_fragment_seconds")
+"""Numbers of which a job has the largest of its parts, and not the sum."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
@@ -36,6 +39,20 @@ class JobProgress:
     commits: int = 0
     tasks: int = 0
     rounds: int = 0
+    skipped_fragments: int = 0
+    """Fragments that were right already."""
+    skipped_rows: int = 0
+    """Rows that were right already, and were not computed again."""
+    checkpoints: int = 0
+    """Checkpoints that were made, records of whole fragments included."""
+    slots: int = 0
+    """Tasks that can run at once."""
+    worker_seconds: float = 0.0
+    """Time that tasks took, added up."""
+    worker_memory_bytes: int = 0
+    """The most memory that a worker had."""
+    max_fragment_seconds: float = 0.0
+    """The longest time that a fragment took, over all of its tasks."""
     rows_left: int = 0
     """Rows that others added or changed faster than the job could follow: left to the next."""
     seconds: float = 0.0
@@ -47,13 +64,15 @@ class JobProgress:
         numbers = {
             name: getattr(self, name) + getattr(other, name)
             for name in self.__dataclass_fields__
-            if name not in ("total", "timings", "seconds")
+            if name not in ("total", "timings", "seconds", *_MAXIMA)
         }
+        maxima = {name: max(getattr(self, name), getattr(other, name)) for name in _MAXIMA}
         return JobProgress(
             total=max(self.total, numbers["checkpointed"]),
             seconds=max(self.seconds, other.seconds),
             timings=self.timings.plus(other.timings),
             **numbers,
+            **maxima,
         )
 
     def metrics(self) -> dict[str, Any]:
@@ -63,9 +82,21 @@ class JobProgress:
         return {
             **flat,
             **{f"{name}_seconds": round(value, 4) for name, value in timings.items()},
-            "rows_per_second": round(self.udf_rows / self.seconds, 1) if self.seconds else 0.0,
+            "rows_per_second": self._per_second(self.udf_rows, 1),
+            "checkpoints_per_second": self._per_second(self.checkpoints, 3),
+            "worker_utilization": self.worker_utilization,
+            "fragment_seconds": round(self.worker_seconds / max(1, self.fragments), 4),
             "eta_seconds": self.eta_seconds,
         }
+
+    def _per_second(self, number: int, digits: int) -> float:
+        return round(number / self.seconds, digits) if self.seconds else 0.0
+
+    @property
+    def worker_utilization(self) -> float:
+        """The share of their time that slots were busy, by the tasks that have ended; up to 1."""
+        available = self.slots * self.seconds
+        return round(min(1.0, self.worker_seconds / available), 3) if available else 0.0
 
     @property
     def eta_seconds(self) -> float | None:

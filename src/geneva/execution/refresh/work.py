@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.explode import PreparedChunkRefresh, run_chunk_refresh
 from geneva.execution.refresh.prepare import PreparedRefresh
 from geneva.execution.refresh.run import run_refresh
+from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
 
@@ -53,6 +55,11 @@ class RefreshWork:
         return self.plan.notes
 
     @property
+    def plans(self) -> Sequence[BackfillPlan]:
+        """The plan of each group of columns."""
+        return [column.plan for column in self.plan.columns]
+
+    @property
     def is_empty(self) -> bool:
         """Whether the view is up to date."""
         return self.plan.is_empty
@@ -61,6 +68,24 @@ class RefreshWork:
     def total_rows(self) -> int:
         """Values to compute or carry over."""
         return self.plan.rows_to_compute
+
+    @property
+    def identity(self) -> str | None:
+        """None: a view that is being refreshed refuses a second refresh by itself."""
+        return None
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the job may take."""
+        return self._filled.request.backfill.options.timeout
+
+    def overtaken_by(self, job_ids: Collection[str]) -> Sequence[str]:
+        """None: it follows nobody."""
+        return ()
+
+    def again(self, followed: Sequence[str], seconds: float) -> RefreshWork:
+        """The same: it follows nobody."""
+        return self
 
     @property
     def _filled(self) -> PreparedRefresh:

@@ -6,6 +6,10 @@ are unique, checkpoints of one key hold the same rows, and only the driver publi
 
 from __future__ import annotations
 
+import sys
+import time
+from dataclasses import replace
+
 from geneva.execution.worker.pipeline import Pipeline
 from geneva.execution.worker.records import open_task
 from geneva.execution.worker.resume import is_retry, resume_task
@@ -17,6 +21,19 @@ def run_task(task: Task) -> str:
 
     A failure of the user's function is reported, not raised: Spark would run the task again.
     """
+    started = time.monotonic()
     pipeline = Pipeline(open_task(task.work), is_retry=is_retry(task))
     parts, done = resume_task(task)
-    return pipeline.run(parts, done).to_json()
+    report = pipeline.run(parts, done)
+    seconds = time.monotonic() - started
+    return replace(report, seconds=seconds, memory_bytes=_peak_memory()).to_json()
+
+
+def _peak_memory() -> int:
+    """The most memory that this process has had, in bytes; 0 where that can't be known."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

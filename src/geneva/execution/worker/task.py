@@ -188,6 +188,10 @@ class TaskReport:
     """Fragments whose staged file is recorded in the checkpoint store."""
     retries: int = 0
     """Calls that were made again after a failure."""
+    seconds: float = 0.0
+    """How long the task took."""
+    memory_bytes: int = 0
+    """The most memory that its process has had so far; 0: not known."""
 
     def to_json(self) -> str:
         """The report as text, as it travels."""
@@ -205,6 +209,8 @@ class TaskReport:
             timings=Timings(**record["timings"]),
             recorded=tuple(record["recorded"]),
             retries=record["retries"],
+            seconds=record["seconds"],
+            memory_bytes=record["memory_bytes"],
         )
 
 

@@ -41,13 +41,15 @@ class LocalOptions:
     ``slots``: tasks at once (None: the cores this process may use). ``memory_mb``: heap of the
     JVM, which only schedules; Python workers come on top. ``class_archive``: use, and after
     the first run make, a file of preloaded classes in the user's cache folder (150 MB).
-    ``jvm_flags``: flags for the JVM on top of ours.
+    ``jvm_flags``: flags for the JVM on top of ours. ``ui``: serve Spark's own web pages, on this
+    machine only.
     """
 
     slots: int | None = None
     memory_mb: int = 1024
     class_archive: bool = True
     jvm_flags: tuple[str, ...] = ()
+    ui: bool = False
 
 
 def available_cores() -> int:
@@ -81,7 +83,7 @@ def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
         "spark.driver.memory": f"{options.memory_mb}m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
+        "spark.ui.enabled": str(options.ui).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": (directory / "warehouse").as_uri(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import lance
 import pyarrow as pa
@@ -13,6 +13,14 @@ _COMPACT_AT_FRAGMENTS = 200
 
 
 @dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far somebody has read: the version, and the fragments that it had."""
+
+    version: int = 0
+    fragments: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class AppendOnlyTable:
     """Opened at every use, so that all processes see the same."""
 
@@ -20,16 +28,38 @@ class AppendOnlyTable:
     schema: pa.Schema
     storage_options: Secrets
 
-    def append(self, table: pa.Table) -> None:
-        """Add rows, in one commit; made when it is not there, and compacted now and then."""
+    def append(self, table: pa.Table) -> lance.LanceDataset:
+        """Add rows, in one commit; made when it is not there, and compacted now and then.
+
+        Returns the table as of this very commit: of several writers each sees the rows of those
+        who came before it, and of nobody who came after.
+        """
         dataset = lance.write_dataset(table, self.open() or self._create(), mode="append")
         if len(dataset.get_fragments()) >= _COMPACT_AT_FRAGMENTS:
-            self._compact(dataset)
+            self._compact(lance.dataset(self.uri, storage_options=self.storage_options.plain()))
+        return dataset
 
     def read(self, condition: str | None = None) -> pa.Table:
         """The rows that satisfy an SQL condition."""
         dataset = self.open()
         return self.schema.empty_table() if dataset is None else dataset.to_table(filter=condition)
+
+    def read_new(self, cursor: Cursor) -> tuple[pa.Table, bool, Cursor]:
+        """The rows since `cursor`, whether they are all there are, and where reading ended.
+
+        A compaction puts rows that were read into new fragments: then all are read again.
+        """
+        dataset = self.open()
+        version = 0 if dataset is None else int(dataset.version)
+        if dataset is None or version == cursor.version:
+            return self.schema.empty_table(), dataset is None, replace(cursor, version=version)
+        fragments = dataset.get_fragments()
+        now = Cursor(version, frozenset(f.fragment_id for f in fragments))
+        if version < cursor.version or not cursor.fragments <= now.fragments:
+            return dataset.to_table(), True, now
+        new = [f for f in fragments if f.fragment_id not in cursor.fragments]
+        rows = dataset.scanner(fragments=new).to_table() if new else self.schema.empty_table()
+        return rows, False, now
 
     def open(self) -> lance.LanceDataset | None:
         """The table; None when it is not there yet."""

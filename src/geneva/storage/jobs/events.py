@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from geneva.errors import JobNotFoundError
-from geneva.model.jobs import JobStatus
+from geneva.model.jobs import JobStatus, metric
 from geneva.model.tables import Secrets
 from geneva.model.uris import table_uri
 from geneva.render import html
 from geneva.render.text import timestamp
-from geneva.storage.jobs.append_only import AppendOnlyTable, quoted
+from geneva.storage.jobs.append_only import AppendOnlyTable, Cursor, quoted
 
 _SCHEMA = pa.schema(
     [
@@ -29,10 +30,14 @@ _SCHEMA = pa.schema(
 )
 
 
+_LOST_MARK = "lost: "
 _LOST = (
-    "lost: the process that drove the job died or was not heard of for minutes. What it finished "
-    "is kept; run the same again to go on."
+    f"{_LOST_MARK}the process that drove the job died or was not heard of for minutes. What it "
+    "finished is kept; run the same again to go on."
 )
+_UNREADABLE = "unreadable"
+_NO_TIME = datetime.fromtimestamp(0, UTC)
+_FINAL = frozenset(status.value for status in JobStatus if status.is_final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,10 @@ class JobEvent:
     kind: str
     payload: dict[str, Any] = field(default_factory=dict)
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    seq: int | None = None
+    """Its place among the events of its job; None: of a release that didn't number them."""
+    by_observer: bool = False
+    """Whether another process says so of the job; `seq` is then the last number that it saw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,29 @@ class JobRecord:
     driver: dict[str, Any] = field(default_factory=dict)
     """Host and process id of the driver."""
     events: tuple[JobEvent, ...] = ()
+    """In the order in which they happened, whatever order their rows are in."""
+    waiting_for: str | None = None
+    """The job that this one waits for: one of the same work that was there before it."""
+
+    @property
+    def had_nothing_to_do(self) -> bool:
+        """Whether the job ended well because everything was up to date."""
+        idle = not self.metrics.get("total") and not self.metrics.get("seconds")
+        return self.status is JobStatus.DONE and idle
+
+    @property
+    def state(self) -> str:
+        """The status, and what it waits for."""
+        waits = f" (waiting for {self.waiting_for[:8]})" if self.waiting_for else ""
+        return f"{self.status}{waits}"
+
+    @property
+    def rows_done(self) -> tuple[int, int]:
+        """Rows that are safe, and rows in all: of a running job those that are checkpointed."""
+        saved = metric(self.metrics, "committed")
+        if not self.status.is_final:
+            saved = max(saved, metric(self.metrics, "checkpointed"))
+        return int(saved), int(metric(self.metrics, "total"))
 
     def _repr_html_(self) -> str:
         """Show the job in a notebook."""
@@ -78,6 +110,15 @@ class JobRecord:
         return html.section(f"Job {self.job_id}", html.facts(pairs))
 
 
+@dataclass(frozen=True, slots=True)
+class SameWork:
+    """Jobs on the same work that were on record before another one came."""
+
+    unfinished: tuple[str, ...] = ()
+    """Those whose end is not on record: they run, or died."""
+    finished: frozenset[str] = frozenset()
+
+
 class JobHistory:
     """The jobs of a database. It lives beside the tables and shows in no list of them."""
 
@@ -86,38 +127,54 @@ class JobHistory:
         database_uri: str,
         storage_options: Secrets,
         is_lost: Callable[[JobRecord], bool] = lambda job: False,
+        watch: Callable[[JobRecord], bool] = lambda job: False,
     ) -> None:
         """Point at a database; nothing is read or written yet.
 
         `is_lost` says of a job that has not ended whether its driver is dead. Such a job is read
-        as FAILED. Reading never writes: `close_lost` makes it durable.
+        as FAILED. Reading never writes: `close_lost` makes it durable. `watch` says it, too, and
+        takes its time.
         """
         uri = table_uri(database_uri, "_geneva/jobs")
         self._table = AppendOnlyTable(uri, _SCHEMA, storage_options)
-        self._is_lost = is_lost
+        self._is_lost, self._watch = is_lost, watch
 
     def append(self, events: Sequence[JobEvent]) -> None:
         """Write events, in one commit."""
-        table = pa.Table.from_pylist(
-            [
-                {
-                    "job_id": event.job_id,
-                    "at": event.at,
-                    "kind": event.kind,
-                    "payload": json.dumps(event.payload, default=str),
-                }
-                for event in events
-            ],
-            schema=_SCHEMA,
+        self._table.append(_rows(events))
+
+    def announce(self, events: Sequence[JobEvent], work: str | None) -> SameWork:
+        """Write the first events of a job; return the jobs of the same work before it.
+
+        Which job was first is decided by the order of commits, which is the same for everybody,
+        and not by clocks. `work` is what the "created" event of such jobs says under that name.
+        """
+        landed = self._table.append(_rows(events))
+        if work is None:
+            return SameWork()
+        begun = f"(kind = 'created' AND payload LIKE {quoted(f'%{_work_text(work)}%')})"
+        ended = " OR ".join(
+            f"payload LIKE {quoted(f'%{_status_text(status)}%')}"
+            for status in JobStatus
+            if status.is_final
         )
-        self._table.append(table)
+        condition = f"{begun} OR (kind = 'status' AND ({ended}))"
+        found = landed.to_table(columns=["job_id", "kind"], filter=condition).to_pylist()
+        own = {event.job_id for event in events}
+        same = {row["job_id"]: None for row in found if row["kind"] == "created"}
+        over = {row["job_id"] for row in found if row["kind"] == "status"}
+        before = [job_id for job_id in same if job_id not in own]
+        return SameWork(
+            unfinished=tuple(job_id for job_id in before if job_id not in over),
+            finished=frozenset(job_id for job_id in before if job_id in over),
+        )
 
     def list(
         self, table_name: str | None = None, status: JobStatus | str | None = None
     ) -> list[JobRecord]:
         """The jobs, newest first."""
         wanted = JobStatus(str(status).upper()) if status is not None else None
-        records = [self._as_of_now(record) for record in fold_events(self._read(None))]
+        records = self.as_of_now(fold_events(self._read(None)))
         return [
             record
             for record in sorted(records, key=lambda r: r.created_at, reverse=True)
@@ -126,58 +183,162 @@ class JobHistory:
 
     def get(self, job_id: str) -> JobRecord:
         """One job; JobNotFoundError when there is none of that id."""
-        return self._as_of_now(self._recorded(job_id))
+        return self.as_of_now([self._recorded(job_id)])[0]
 
     def close_lost(self, job_id: str) -> bool:
         """Whether a job is running; one whose driver died is put on record as FAILED.
 
-        For those who write because of it: a job that releases the tags of dead ones.
+        For those who write because of it: a job that releases the tags of dead ones. The job's
+        own word counts for more: what it says later takes this back.
         """
         try:
             recorded = self._recorded(job_id)
         except JobNotFoundError:
             return False
-        now = self._as_of_now(recorded)
-        if now.status is not recorded.status:
+        now = self.as_of_now([recorded])[0]
+        if not now.status.is_final and self._watch(now):
+            now = as_lost(self._recorded(job_id))
+        if now.status is JobStatus.FAILED and now.error == _LOST and not recorded.status.is_final:
             payload = {"status": now.status.value, "error": now.error}
+            seen = max((e.seq for e in now.events if e.seq is not None), default=None)
             with suppress(OSError):
-                self.append([JobEvent(job_id, "status", payload)])
+                self.append([JobEvent(job_id, "status", payload, seq=seen, by_observer=True)])
         return not now.status.is_final
 
+    def as_of_now(self, records: Sequence[JobRecord]) -> Sequence[JobRecord]:
+        """The records; a job whose driver died has failed, also when nobody wrote that down.
+
+        A driver may have died because its job was over: what it wrote last is read after its
+        death was seen.
+        """
+        lost = {r.job_id for r in records if self.is_lost(r)}
+        if not lost:
+            return records
+        last = {record.job_id: record for record in fold_events(self._read(*lost))}
+        return [as_lost(last.get(r.job_id, r)) if r.job_id in lost else r for r in records]
+
+    def is_lost(self, record: JobRecord) -> bool:
+        """Whether the driver of a job is dead, if it has not ended."""
+        return not record.status.is_final and self._is_lost(record)
+
+    def read_new(self, cursor: Cursor) -> tuple[Sequence[JobEvent], bool, Cursor]:
+        """The events since `cursor`, whether they are all there are, and where reading ended."""
+        rows, whole, now = self._table.read_new(cursor)
+        return read_events(rows), whole, now
+
+    def events_of(self, job_id: str) -> Sequence[JobEvent]:
+        """The events of one job, in whatever order."""
+        return self._read(plain_id(job_id))
+
     def _recorded(self, job_id: str) -> JobRecord:
-        records = fold_events(self._read(str(job_id)))
+        plain = plain_id(job_id)
+        records = fold_events(self.events_of(plain))
         if not records:
-            raise JobNotFoundError(f"There is no job {str(job_id)!r} in this database.")
+            raise JobNotFoundError(f"There is no job {plain!r} in this database.")
         return records[0]
 
-    def _as_of_now(self, record: JobRecord) -> JobRecord:
-        """The record; a job whose driver died has failed, also when nobody wrote that down."""
-        if record.status.is_final or not self._is_lost(record):
-            return record
-        return replace(record, status=JobStatus.FAILED, error=_LOST)
+    def _read(self, *job_ids: str | None) -> Sequence[JobEvent]:
+        """The events of some jobs; of all for None."""
+        ids = ", ".join(quoted(job_id) for job_id in job_ids if job_id is not None)
+        return read_events(self._table.read(f"job_id IN ({ids})" if ids else None))
 
-    def _read(self, job_id: str | None) -> Sequence[JobEvent]:
-        condition = None if job_id is None else f"job_id = {quoted(job_id)}"
-        rows = self._table.read(condition).to_pylist()
-        return [
-            JobEvent(row["job_id"], row["kind"], json.loads(row["payload"]), row["at"])
-            for row in rows
-        ]
+
+def without_repeats(records: Sequence[JobRecord]) -> list[tuple[JobRecord, int]]:
+    """The jobs, newest first, and how many before each are left out because they are the same.
+
+    Jobs that had nothing to do say little, and a timer makes many: of each column the newest is
+    enough until one has something to do again.
+    """
+    listed: list[tuple[JobRecord, int]] = []
+    places: dict[tuple[str, str], int] = {}
+    for record in records:
+        column = (record.table_name, record.column_name)
+        place = places.pop(column, None)
+        if not record.had_nothing_to_do:
+            listed.append((record, 0))
+            continue
+        if place is None:
+            place = len(listed)
+            listed.append((record, 0))
+        else:
+            listed[place] = (listed[place][0], listed[place][1] + 1)
+        places[column] = place
+    return listed
+
+
+def plain_id(job_id: object) -> str:
+    """A job's id as a plain string; what a job returned is an id, too, and prints as more."""
+    return str.__str__(job_id) if isinstance(job_id, str) else str(job_id)
+
+
+# -------------------------------------------------------------------------------- on disk
+
+
+def _work_text(work: str) -> str:
+    return f'"work": {json.dumps(work)}'
+
+
+def _status_text(status: JobStatus) -> str:
+    return f'"status": {json.dumps(status.value)}'
+
+
+def _rows(events: Sequence[JobEvent]) -> pa.Table:
+    rows = []
+    for event in events:
+        payload = dict(event.payload)
+        if event.seq is not None:
+            payload["seq"] = event.seq
+        if event.by_observer:
+            payload["by_observer"] = True
+        text = json.dumps(payload, default=str)
+        rows.append({"job_id": event.job_id, "at": event.at, "kind": event.kind, "payload": text})
+    return pa.Table.from_pylist(rows, schema=_SCHEMA)
+
+
+def read_events(rows: pa.Table) -> list[JobEvent]:
+    """Events from their rows. One that can't be read says so, and hides no other."""
+    return [_event(row) for row in rows.to_pylist()]
+
+
+def _event(row: dict[str, Any]) -> JobEvent:
+    try:
+        payload = json.loads(row["payload"])
+    except (TypeError, ValueError):
+        payload = None
+    if not isinstance(payload, dict):
+        payload = {_UNREADABLE: f"{row['payload']!r:.80}"}
+    seq, error = payload.pop("seq", None), payload.get("error")
+    # Releases that didn't number events marked what observers said by its text alone.
+    lost = isinstance(error, str) and error.startswith(_LOST_MARK)
+    return JobEvent(
+        job_id=str(row["job_id"] or ""),
+        kind=str(row["kind"] or ""),
+        payload=payload,
+        at=row["at"] or _NO_TIME,
+        seq=seq if isinstance(seq, int) else None,
+        by_observer=bool(payload.pop("by_observer", lost)),
+    )
+
+
+# ------------------------------------------------------------------------------- the fold
 
 
 def fold_events(events: Iterable[JobEvent]) -> list[JobRecord]:
-    """Jobs out of their events, which are in the order they were written in.
-
-    Not in that of their times: clocks of different machines differ.
-    """
+    """Jobs out of their events, in whatever order these are: compaction moves rows about."""
     by_job: dict[str, list[JobEvent]] = {}
     for event in events:
         by_job.setdefault(event.job_id, []).append(event)
-    return [_fold(own) for own in by_job.values()]
+    return [fold_job(own) for own in by_job.values()]
 
 
-def _fold(events: list[JobEvent]) -> JobRecord:
-    first = events[0]
+def fold_job(events: Iterable[JobEvent]) -> JobRecord:
+    """One job out of its events.
+
+    Its own events go by their numbers. What an observer said of it ("it is lost") comes after the
+    last one that the observer knew, and counts as long as the job has said nothing since.
+    """
+    ordered = sorted(events, key=_place)
+    first = ordered[0]
     record = JobRecord(
         job_id=first.job_id,
         table_name="",
@@ -187,30 +348,79 @@ def _fold(events: list[JobEvent]) -> JobRecord:
         created_at=first.at,
         updated_at=first.at,
     )
-    for event in events:
-        record = _apply(record, event)
-    return replace(record, events=tuple(events))
+    last_own = max((i for i, e in enumerate(ordered) if not e.by_observer), default=0)
+    for i, event in enumerate(ordered):
+        if not event.by_observer or i > last_own:
+            record = _apply(record, event)
+    return replace(record, events=tuple(ordered))
+
+
+def _place(event: JobEvent) -> tuple[bool, int, bool, datetime]:
+    """Where an event belongs among those of its job.
+
+    Without numbers: what begins a job is first, what ends it last, the rest by its own clock.
+    """
+    if event.seq is not None:
+        return True, event.seq, event.by_observer, _NO_TIME
+    if str(event.payload.get("status")) in _FINAL:
+        return False, 3 if event.by_observer else 4, False, event.at
+    return False, {"created": 0, "status": 1}.get(event.kind, 2), False, event.at
 
 
 def _apply(record: JobRecord, event: JobEvent) -> JobRecord:
-    payload = event.payload
+    payload, error = event.payload, event.payload.get("error")
     record = replace(record, updated_at=event.at)
+    metrics = {**record.metrics, **_numbers(payload.get("metrics"))}
+    if _UNREADABLE in payload:
+        return _with_trouble(record, f"{event.kind} {payload[_UNREADABLE]}")
     match event.kind:
         case "created":
             return replace(
                 record,
-                table_name=payload["table"],
-                column_name=payload["column"],
-                job_type=payload["type"],
-                config=payload.get("config", {}),
-                driver=payload.get("driver", {}),
+                table_name=str(payload.get("table", "")),
+                column_name=str(payload.get("column", "")),
+                job_type=str(payload.get("type", "")),
+                config=_mapping(payload.get("config")),
+                driver=_mapping(payload.get("driver")),
             )
+        case "status" if str(payload.get("status")) not in JobStatus.__members__:
+            return _with_trouble(record, f"status {payload.get('status')!r:.80}")
         case "status":
             return replace(
                 record,
                 status=JobStatus(payload["status"]),
-                error=payload.get("error", record.error),
-                metrics={**record.metrics, **payload.get("metrics", {})},
+                error=record.error if error is None else str(error),
+                metrics=metrics,
+                waiting_for=None,
+            )
+        case "waiting":
+            return replace(
+                record, status=JobStatus.PENDING, waiting_for=str(payload.get("for", ""))
             )
         case _:
-            return replace(record, metrics={**record.metrics, **payload.get("metrics", {})})
+            return replace(record, metrics=metrics)
+
+
+def _with_trouble(record: JobRecord, what: str) -> JobRecord:
+    trouble = f"An event of this job can't be read: {what}"
+    return record if record.error else replace(record, error=trouble)
+
+
+def as_lost(record: JobRecord) -> JobRecord:
+    """The record of a job whose driver died: it has failed, unless it had ended."""
+    if record.status.is_final:
+        return record
+    return replace(record, status=JobStatus.FAILED, error=_LOST)
+
+
+def _mapping(found: object) -> dict[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _numbers(found: object) -> dict[str, Any]:
+    """The metrics of an event: finite numbers, and None for what was not known."""
+    return {
+        name: value
+        for name, value in _mapping(found).items()
+        if value is None or (isinstance(value, int | float) and math.isfinite(value))
+    }

@@ -12,6 +12,7 @@ from geneva.model.tables import Secrets
 from geneva.model.uris import table_uri
 from geneva.render import html
 from geneva.storage.jobs.append_only import AppendOnlyTable, quoted
+from geneva.storage.jobs.events import plain_id
 
 _SHOWN_RECORDS = 50
 
@@ -107,7 +108,9 @@ class FailureStore:
         """The records, in the order of time, then of rows."""
         wanted = {"table_name": table_name, "job_id": job_id, "column_name": column_name}
         conditions = [
-            f"{name} = {quoted(str(value))}" for name, value in wanted.items() if value is not None
+            f"{name} = {quoted(plain_id(value))}"
+            for name, value in wanted.items()
+            if value is not None
         ]
         found = self._table.read(" AND ".join(conditions) or None)
         records = [ErrorRecord(**row) for row in found.to_pylist()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -71,6 +71,11 @@ class JobSignals:
             return Signal(row["at"], json.loads(row["payload"]))
         except (OSError, ValueError, IndexError):
             return None
+
+
+def as_it_runs(job: JobRecord, signals: JobSignals) -> JobRecord:
+    """The job with its newest numbers."""
+    return job if job.status.is_final else replace(job, metrics=newest_metrics(job, signals))
 
 
 def newest_metrics(job: JobRecord, signals: JobSignals) -> dict[str, Any]:

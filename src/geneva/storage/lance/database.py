@@ -13,6 +13,7 @@ from lancedb.util import validate_table_name
 from geneva.errors import UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import TableName
+from geneva.render.text import one_line
 
 
 def open_database(uri: str, storage_options: Secrets, options: Mapping[str, Any]) -> Any:
@@ -61,8 +62,9 @@ def _branches_of(database: Any, name: TableName, secrets: Secrets) -> list[str]:
     try:
         table = open_lancedb_table(database, name, secrets)
         return sorted(table.branches.list()) if table is not None else []
-    except (ValueError, OSError, RuntimeError):
-        return []  # it can't be opened: whoever tries to will say why
+    except BaseException as error:  # noqa: BLE001
+        one_line(error)  # it can't be opened: whoever tries to will say why
+        return []
 
 
 def _pages(read: Callable[..., Any], what: str, namespace: Sequence[str]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,29 @@ def fragments_of_commit(dataset: lance.LanceDataset, version: int) -> list[Fragm
     }
     present = [fragment_facts(f.metadata) for f in dataset.get_fragments()]
     return [f for f in present if any(file.path in brought for file in f.files)]
+
+
+def files_of_jobs(
+    dataset: lance.LanceDataset, job_ids: Collection[str], after: int = 0
+) -> dict[str, set[str]]:
+    """The data files that each of some jobs has committed, as far back as commits are looked at.
+
+    `after`: only in versions after this one. Jobs without a commit are not in it.
+    """
+    found: dict[str, set[str]] = {}
+    newest = int(dataset.version)
+    for version in range(newest, max(after, newest - MAX_COMMITS_BACK), -1):
+        try:
+            transaction = read_transaction(dataset, version)
+        except OSError as error:
+            if not is_missing(error):
+                raise
+            break
+        job_id = (transaction.transaction_properties or {}).get(JOB_PROPERTY)
+        if job_id is not None and job_id in job_ids:
+            files = found.setdefault(job_id, set())
+            files.update(path for path, _ in _written_by(transaction.operation))
+    return found
 
 
 class _AnyRecord:

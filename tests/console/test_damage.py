@@ -1,0 +1,102 @@
+"""One bad thing is one bad line: in the lists of the command, of the console and of the library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("starlette")
+
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from geneva.cli import app as command
+from geneva.connection import Connection
+from geneva.console import app
+from support import Calls, make_table, tripled
+
+STABLE = {"new_table_enable_stable_row_ids": "true"}
+COMPUTED = {"virtual_column": "true", "virtual_column.format": "geneva-spark/1"}
+BAD = ["computed", "empty", "manifest", "view_0", "view_1"]
+
+
+@pytest.fixture
+def folder(local_db: Connection, calls: Calls) -> Path:
+    """A database with a good table, a good view, and what nobody should have to see."""
+    table = make_table(local_db, [4], "good")
+    table.add_columns({"c": tripled(calls)})
+    table.backfill("c")
+    source = local_db.create_table("source", pa.table({"x": [1]}), storage_options=STABLE)
+    local_db.create_materialized_view("a_view", source).refresh()
+    folder = Path(local_db.uri)
+    (folder / "empty.lance").mkdir()
+    (folder / "manifest.lance" / "_versions").mkdir(parents=True)
+    (folder / "manifest.lance" / "_versions" / "1.manifest").write_bytes(b"rubbish" * 10)
+    column = pa.field("c", pa.int64(), metadata={**COMPUTED, "virtual_column.udf_inputs": "{"})
+    write(folder, "computed", pa.schema([column]))
+    for i, query in enumerate(("{", "[]")):
+        metadata = {"geneva::view::query": query, "geneva::view::version": "2"}
+        write(folder, f"view_{i}", pa.schema([pa.field("c", pa.int64())], metadata=metadata))
+    jobs = str(folder / "_geneva" / "jobs.lance")
+    row = {"job_id": "bad-job", "at": None, "kind": "created", "payload": "{"}
+    schema = lance.dataset(jobs).schema
+    lance.write_dataset(pa.Table.from_pylist([row], schema=schema), jobs, mode="append")
+    return folder
+
+
+def write(folder: Path, name: str, schema: pa.Schema) -> None:
+    lance.write_dataset(pa.table({"c": [1]}, schema=schema), str(folder / f"{name}.lance"))
+
+
+@pytest.mark.parametrize("page", ["/", "/views", "/metrics", "/jobs", "/errors"])
+def test_the_pages(folder: Path, page: str) -> None:
+    client = TestClient(app(str(folder), hosts=["testserver"]))
+    answer = client.get(page)
+    assert answer.status_code == 200
+    if page == "/":
+        assert all(name in answer.text for name in ("good", "a_view", *BAD))
+        assert "without a version of a table" in answer.text
+    if page == "/metrics":
+        assert 'geneva_table_rows{table="good"} 4' in answer.text
+    if page == "/views":
+        assert "a_view" in answer.text
+    if page == "/jobs":
+        assert "bad-job" in answer.text
+        assert answer.text.count('href="/tables/good"') >= 1
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_page_of_its_own(folder: Path, name: str) -> None:
+    client = TestClient(app(str(folder), hosts=["testserver"]))
+    assert client.get(f"/tables/{name}").status_code in (200, 404)
+    assert client.get(f"/tables/{name}/freshness").status_code in (200, 404)
+    assert client.get("/jobs/bad-job").status_code == 200
+
+
+def test_the_command(folder: Path) -> None:
+    def run(*args: str) -> str:
+        result = CliRunner().invoke(command, [*args, str(folder)])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    shown = run("tables")
+    assert all(name in shown for name in ("good", "a_view", *BAD))
+    assert "unreadable" in shown
+    tables = {t["name"]: t for t in json.loads(run("tables", "--json"))["tables"]}
+    assert tables["good"]["rows"] == 4
+    assert "error" not in tables["good"]
+    assert tables["empty"]["error"]
+    assert "a_view" in run("view", "list")
+    assert "unreadable" in run("view", "list")
+    assert "bad-job" in run("jobs", "list")
+
+
+def test_the_library(folder: Path, local_db: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    assert "a_view" in local_db.list_materialized_views()
+    assert "Table 'empty' can't be opened" in caplog.text
+    assert {job.table_name for job in local_db.list_jobs()} >= {"good"}
+    assert local_db.open_table("good").plan_backfill("c").is_empty
