@@ -57,6 +57,7 @@ def scan_ids(
         filter=condition,
         with_row_id=True,
         fragments=_handles(dataset, fragment_ids) if fragment_ids is not None else None,
+        use_scalar_index=False,  # Lance 14 may miss rows that an update moved.
     )
     return sorted_ids([batch.column("_rowid").to_numpy() for batch in scanner.to_batches()])
 
