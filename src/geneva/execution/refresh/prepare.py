@@ -218,7 +218,10 @@ def _changes(
         if not source.has_stable_row_ids or version == target.version:
             continue
         try:
-            found[version] = read_changes(target.source, version, target.version, watched)
+            # A view reads columns by name: another field of the name has other values, maybe.
+            found[version] = read_changes(
+                target.source, version, target.version, watched, by_name=True
+            )
         except TableChangedError:
             found[version] = None
             notes.append(

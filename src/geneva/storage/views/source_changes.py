@@ -69,11 +69,14 @@ class SourceChanges:
     """
 
 
-def read_changes(ref: TableRef, old: int, new: int, columns: Sequence[str]) -> SourceChanges:
+def read_changes(
+    ref: TableRef, old: int, new: int, columns: Sequence[str], *, by_name: bool = False
+) -> SourceChanges:
     """Compare two versions of a table, in either order. `columns` are paths at the new one.
 
     A column is what it was under the same field id; where that is not the same column (it was
-    dropped and added again), under the same name; otherwise it was NULL.
+    dropped and added again), under the same name; otherwise it was NULL. `by_name`: it is what had
+    its name, whatever field that was: for those who read the column by its name at both versions.
     """
     after = _open(ref, new, "which is to be read")
     before = after if old == new else _open(ref, old, "which the view was computed from")
@@ -93,7 +96,7 @@ def read_changes(ref: TableRef, old: int, new: int, columns: Sequence[str]) -> S
             )
     if old == new:
         return SourceChanges(NO_IDS, NO_IDS, dict.fromkeys(columns, NO_IDS))
-    return _Comparison(ref, before, after, columns).changes()
+    return _Comparison(ref, before, after, columns, by_name=by_name).changes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +137,10 @@ class _Comparison:
         before: lance.LanceDataset,
         after: lance.LanceDataset,
         columns: Sequence[str],
+        *,
+        by_name: bool,
     ) -> None:
-        self._before, self._after = before, after
+        self._before, self._after, self._by_name = before, after, by_name
         self._route = read_route(ref, before, after)
         self._old = {f.fragment_id: f.metadata for f in before.get_fragments()}
         self._new = {f.fragment_id: f.metadata for f in after.get_fragments()}
@@ -191,13 +196,14 @@ class _Comparison:
     def _watch(self, path: str) -> _Watched:
         old_nodes, node = nodes_of(self._before.lance_schema), self._new_nodes[path]
         continuous = self._route is None or node in self._route.fields
-        names = {i: name for name, i in old_nodes.items()} if continuous else {}
+        follows = continuous and not self._by_name
+        names = {i: name for name, i in old_nodes.items()} if follows else {}
         before = names.get(node, path if path in old_nodes else None)
         new = _Watched(path=path, new_fields=field_ids_of(self._after)[path])
         if before is None:
             return new
         old_fields = field_ids_of(self._before)[before]
-        same = old_fields == new.new_fields and (
+        same = (old_fields, old_nodes[before]) == (new.new_fields, node) and (
             field_at(self._before.schema, before).type == field_at(self._after.schema, path).type
         )
         watched = replace(new, before=before, old_fields=old_fields, same=same)
