@@ -20,7 +20,15 @@ from geneva.execution.runner import Runner
 from geneva.jobs import Job, JobHandle, JobServices
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets, TableRef
-from geneva.model.uris import TableName, branch_uri, resolve, table_uri, without_file_scheme
+from geneva.model.uris import (
+    TableName,
+    branch_uri,
+    joined_uri,
+    relative_uri,
+    resolve,
+    table_uri,
+    without_file_scheme,
+)
 from geneva.model.view_query import ViewQuery
 from geneva.query import Query
 from geneva.render.text import one_line
@@ -234,7 +242,9 @@ class Connection:
         create_view(
             TableRef(name, table_uri(self._uri, name), self._storage_options),
             open_dataset(query.source, query.source_version),
-            query.definition(digests),
+            replace(
+                query.definition(digests), base_address=relative_uri(self._uri, query.source.uri)
+            ),
             query.view_schema(digests),
             udfs,
         )
@@ -289,7 +299,7 @@ class Connection:
         warnings.warn(message, UserWarning, stacklevel=3)
 
     def _source_ref(self, query: ViewQuery) -> TableRef:
-        uri = table_uri(query.base_db_uri, query.base_table)
+        uri = joined_uri(self._uri, query.source_address)
         branch = TableName.parse(query.base_table).branch
         return TableRef(query.base_table, uri, self._storage_options, branch)
 

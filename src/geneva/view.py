@@ -269,7 +269,8 @@ class MaterializedView(Table):
         group = next((g for g in view_groups(view, info) if g.name == column), None)
         if group is None:
             raise UserInputError(f"Column {column!r} of view {self.name!r} is not computed.")
-        target = RefreshTarget(self.ref, self._source(), info.base_version, {})
+        address = info.query.source_address
+        target = RefreshTarget(self.ref, self._source(), info.base_version, {}, address)
         return GroupSubject(target, group)
 
     def _prepare_refresh(

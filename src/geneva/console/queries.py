@@ -15,7 +15,7 @@ from geneva.errors import TableNotFoundError
 from geneva.model.addresses import offset_of
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import ColumnDefinition, Secrets
-from geneva.model.uris import same_place
+from geneva.model.uris import joined_uri, same_place, table_uri
 from geneva.model.view_query import ViewQuery
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
@@ -162,7 +162,9 @@ class DatabaseReader:
         if not isinstance(table, MaterializedView):
             return info
         query = table.definition
-        here = same_place(query.base_db_uri, self.uri)
+        # A page can be linked to where the source is a table of this database, in no namespace.
+        place = joined_uri(self.uri, query.source_address)
+        here = same_place(place, table_uri(self.uri, query.base_table))
         return replace(info, view=query, source_version=table.source_version, source_is_here=here)
 
     def freshness(self, name: str) -> Freshness:

@@ -50,16 +50,18 @@ class Source:
     version: int
     expressions: tuple[tuple[str, str], ...]
     """What to read of each row: names and Lance SQL, in order."""
+    address: str = ""
+    """What provenance calls it, the same when the database was moved; empty: by its URI."""
 
     @property
     def signature(self) -> str:
         """What the values were computed from."""
-        return source_signature(self.ref, self.version)
+        return source_signature(self.address or self.ref.uri, self.version)
 
 
-def source_signature(ref: TableRef, version: int) -> str:
+def source_signature(address: str, version: int) -> str:
     """One version of a source, as the provenance of a view's files names it."""
-    return f"{ref.uri}@{version}"
+    return f"{address}@{version}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,30 @@ def without_file_scheme(uri: str) -> str:
     return unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
 
 
+def relative_uri(database: str, uri: str) -> str:
+    """The address of a table from its database on; unchanged where the table is in another one."""
+    inside, place = (without_file_scheme(where.rstrip("/")) for where in (uri, database))
+    if inside.startswith(f"{place}/"):
+        return inside.removeprefix(f"{place}/")
+    folder, table = local_path(place), local_path(inside)
+    if folder is not None and table is not None:
+        # Also where one of them is spelled through a link.
+        folder, table = folder.resolve(), table.resolve()
+        if table.is_relative_to(folder):
+            return table.relative_to(folder).as_posix()
+    return inside
+
+
+def is_relative(address: str) -> bool:
+    """Whether an address is one from a database on."""
+    return "://" not in address and not Path(address).is_absolute()
+
+
+def joined_uri(database: str, address: str) -> str:
+    """The address of a table, from one that `relative_uri` gave."""
+    return f"{database.rstrip('/')}/{address}" if is_relative(address) else address
+
+
 def same_place(one: str, other: str) -> bool:
     """Whether two addresses are those of one database."""
     return one.rstrip("/") == other.rstrip("/")

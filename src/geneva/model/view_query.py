@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from geneva.errors import UserInputError
+from geneva.model.uris import table_uri
 from geneva.udf.declare import UDF
 
 SOURCE_ROW_ID = "__source_row_id"
@@ -79,6 +80,9 @@ class ViewQuery:
     shuffle_seed: int | None = None
     limit: int | None = None
     offset: int | None = None
+    base_address: str = ""
+    """Where the source is, from the view's database on, so that both can be moved together; a whole
+    URI where it is in another database. Empty: made by a release that went by URI and name."""
 
     def __post_init__(self) -> None:
         """Refuse a shuffle whose order nobody could repeat."""
@@ -95,6 +99,11 @@ class ViewQuery:
         """The column that makes several rows of one, if there is one."""
         return next((c for c in self.columns if c.kind is ColumnKind.CHUNKER), None)
 
+    @property
+    def source_address(self) -> str:
+        """Where the source is: relative to the view's database, or a whole URI."""
+        return self.base_address or table_uri(self.base_db_uri, self.base_table)
+
     def to_json(self) -> str:
         """The query as text, always the same for the same query."""
         stored = {
@@ -110,6 +119,7 @@ class ViewQuery:
             "shuffle_seed": self.shuffle_seed,
             "limit": self.limit,
             "offset": self.offset,
+            **({"address": self.base_address} if self.base_address else {}),
         }
         return json.dumps(stored, sort_keys=True)
 
@@ -142,6 +152,7 @@ class ViewQuery:
             shuffle_seed=stored["shuffle_seed"],
             limit=stored["limit"],
             offset=stored["offset"],
+            base_address=stored.get("address", ""),
         )
 
     def digest(self) -> str:

@@ -49,6 +49,8 @@ class RefreshTarget:
     version: int
     changed: dict[int, ChangedRows | None]
     """Per version that values may be of, what changed since; None: that version is gone."""
+    address: str = ""
+    """Where the source is, as the view's definition says it; empty: by its URI."""
 
     def changed_since(self, version: int, paths: Iterable[str]) -> RowIds | None:
         """Rows of the source in which one of these columns changed; None: nobody knows."""
@@ -175,7 +177,8 @@ class GroupSubject:
         """The group's computation at one version of the view."""
         target = self.target
         schema = open_dataset(target.source, target.version).schema
-        source = Source(target.source, target.version, self.group.expressions(schema))
+        expressions = self.group.expressions(schema)
+        source = Source(target.source, target.version, expressions, target.address)
         computation = self.group.computation(snapshot, source)
         verify_column(snapshot.schema, target.ref, computation)
         return computation
@@ -226,8 +229,9 @@ class _ChangedInSource:
         if not made_from:
             return versions
         names = {
-            named_inputs((source_signature(target.source, version),)): version
+            named_inputs((source_signature(address, version),)): version
             for version in (target.version, *versions)
+            for address in (target.address, target.source.uri)
         }
         found = {names[name] for name in made_from if name in names}
         if len(found) < len(made_from):

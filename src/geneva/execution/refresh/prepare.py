@@ -75,7 +75,7 @@ def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) ->
     groups = view_groups(view, info)
     state = read_view_state(view.schema)
     up_to_date = PreparedRefresh(
-        target=RefreshTarget(ref, source, version, {}),
+        target=RefreshTarget(ref, source, version, {}, info.query.source_address),
         request=request,
         view_version=int(view.version),
         groups=groups,
