@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, NoReturn, Unpack
 
 import pyarrow as pa
@@ -13,7 +14,12 @@ from geneva.execution import declarations
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import Subject
 from geneva.execution.refresh.explode import prepare_chunk_refresh
-from geneva.execution.refresh.groups import GroupSubject, RefreshTarget, view_groups
+from geneva.execution.refresh.groups import (
+    GroupSubject,
+    RefreshTarget,
+    refreshed_columns,
+    view_groups,
+)
 from geneva.execution.refresh.prepare import RefreshRequest, prepare_refresh
 from geneva.execution.refresh.work import RefreshWork
 from geneva.jobs import JobFuture, JobResult
@@ -28,6 +34,7 @@ from geneva.options import (
     with_options,
 )
 from geneva.planning.refresh import RefreshPlan
+from geneva.storage.checkpoints.cleanup import CleanupReport
 from geneva.storage.jobs.failures import ErrorRecord, ErrorRecords
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.views.definition import ViewInfo, read_view
@@ -218,6 +225,22 @@ class MaterializedView(Table):
         if set(names) & self._query_columns() or any(n.startswith(_SYSTEM) for n in names):
             self._refuse("drop_columns of a column of its query")
         return super().drop_columns(names)
+
+    def cleanup_checkpoints(self, older_than: timedelta = timedelta(hours=1)) -> CleanupReport:
+        """Remove checkpoints that nothing can use again, and staged files of dead jobs.
+
+        What a refresh that was cut off has computed stays, for the next one to take over.
+        """
+        refs = [self.ref] if self.definition.chunker is None else [self.ref, inner_ref(self.ref)]
+        return sum(
+            (
+                declarations.cleanup(
+                    ref, self._connection._history.close_lost, older_than, refreshed_columns(ref)
+                )
+                for ref in refs
+            ),
+            CleanupReport(0, 0, 0),
+        )
 
     def add(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a view's rows come from its source."""

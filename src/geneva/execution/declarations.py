@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -24,6 +24,7 @@ from geneva.render.text import did_you_mean
 from geneva.storage.checkpoints.cleanup import (
     CleanupReport,
     forget_attempts,
+    is_of_column,
     remove_leftovers,
 )
 from geneva.storage.checkpoints.pins import release_dead_tags, tags_on
@@ -309,9 +310,16 @@ def release_dead(ref: TableRef, is_running: Callable[[str], bool]) -> None:
 
 
 def cleanup(
-    ref: TableRef, is_running: Callable[[str], bool], older_than: timedelta
+    ref: TableRef,
+    is_running: Callable[[str], bool],
+    older_than: timedelta,
+    refreshed: Collection[str] = (),
 ) -> CleanupReport:
-    """Remove what no plan can use again. While a job runs on the table, checkpoints all stay."""
+    """Remove what no plan can use again. While a job runs on the table, checkpoints all stay.
+
+    So do those of columns that are `refreshed` from another table: by their receipts the next
+    refresh finds them, whatever version it goes to, and when it ends it removes what is left.
+    """
     dataset = open_dataset(ref)
     release_dead_tags(dataset, is_running)
     busy = bool(tags_on(dataset, ref.branch))
@@ -325,7 +333,11 @@ def cleanup(
     return remove_leftovers(
         ref,
         dataset,
-        lambda key: busy or without_where(key.prefix) in useful,
+        lambda key: (
+            busy
+            or without_where(key.prefix) in useful
+            or any(is_of_column(key, column) for column in refreshed)
+        ),
         older_than,
         may_delete_files=not busy,
     )

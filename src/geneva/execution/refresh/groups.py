@@ -31,7 +31,7 @@ from geneva.storage.lance.dataset import (
     open_dataset,
     quote_path,
 )
-from geneva.storage.views.definition import FragmentRows, ViewInfo, read_source_ids
+from geneva.storage.views.definition import FragmentRows, ViewInfo, read_source_ids, read_view
 
 CARRIED = "__carried"
 NO_ROWS: RowIds = np.zeros(0, dtype=np.uint64)
@@ -146,6 +146,15 @@ def view_groups(view: Dataset, info: ViewInfo) -> tuple[Group, ...]:
         CarriedColumns(carried, info.query.digest()),
         *(_udf_column(view, column) for column in udfs),
     )
+
+
+def refreshed_columns(ref: TableRef) -> tuple[str, ...]:
+    """The names of a view's groups; none for a chunked view, whose hidden one has them."""
+    view = open_dataset(ref)
+    info = read_view(view.schema)
+    if info is None or info.query.chunker is not None:
+        return ()
+    return tuple(group.name for group in view_groups(view, info))
 
 
 def _udf_column(view: Dataset, column: ViewColumn) -> UdfColumn:

@@ -33,6 +33,14 @@ class CleanupReport:
     staged_files: int
     staged_bytes: int
 
+    def __add__(self, other: CleanupReport) -> CleanupReport:
+        """What was removed from two tables."""
+        return CleanupReport(
+            checkpoints=self.checkpoints + other.checkpoints,
+            staged_files=self.staged_files + other.staged_files,
+            staged_bytes=self.staged_bytes + other.staged_bytes,
+        )
+
 
 def delete_keys(store: CheckpointStore, keys: Iterable[str]) -> int:
     """Delete checkpoints; those that are gone already are no matter."""
@@ -46,9 +54,13 @@ def delete_keys(store: CheckpointStore, keys: Iterable[str]) -> int:
 
 def keys_of_column(store: CheckpointStore, column: str) -> list[CheckpointKey]:
     """The checkpoints of a column, of any UDF and any inputs."""
-    part = f"_{WorkIdentity.column_part(column)}_"
-    keys = index_keys(key for key in store.list_keys("udf-") if part in key)
-    return [key for found in keys.values() for key in found]
+    keys = index_keys(store.list_keys("udf-"))
+    return [key for found in keys.values() for key in found if is_of_column(key, column)]
+
+
+def is_of_column(key: CheckpointKey, column: str) -> bool:
+    """Whether a checkpoint is of a column, of any UDF and any inputs."""
+    return f"_{WorkIdentity.column_part(column)}_" in key.prefix
 
 
 def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
