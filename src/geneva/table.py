@@ -304,6 +304,7 @@ class Table:
         """
         self._refuse_checked_out("alter_columns")
         udfs, others = declarations.split_alterations(alterations)
+        declarations.refuse_altering_hidden(self.ref, alterations)
         declarations.refuse_casts(self.ref, others)
         if udfs:
             declarations.alter_udf_columns(self.ref, udfs)

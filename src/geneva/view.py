@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from geneva.errors import TypeMismatchError, UserInputError
 from geneva.execution import declarations
+from geneva.execution.backfill.chain import PreparedChain
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import Subject
 from geneva.execution.refresh.explode import prepare_chunk_refresh
@@ -144,7 +145,8 @@ class MaterializedView(Table):
         own = self._query_columns()
         alterations = tuple(map(self._with_chunker, alterations))
         udfs, others = declarations.split_alterations(alterations)
-        if any(str(a.get("path", "")) in own for a in others):
+        declarations.refuse_altering_hidden(self.ref, alterations)
+        if any(str(a.get("path", "")).split(".")[0] in own for a in others):
             self._refuse("alter_columns of a column of its query")
         for name in own & udfs.keys():
             self._alter_own(name, udfs.pop(name))
@@ -222,7 +224,9 @@ class MaterializedView(Table):
     def drop_columns(self, columns: str | Sequence[str]) -> Any:
         """Drop columns that were added to the view."""
         names = [columns] if isinstance(columns, str) else list(columns)
-        if set(names) & self._query_columns() or any(n.startswith(_SYSTEM) for n in names):
+        if {name.split(".")[0] for name in names} & self._query_columns() or any(
+            n.startswith(_SYSTEM) for n in names
+        ):
             self._refuse("drop_columns of a column of its query")
         return super().drop_columns(names)
 
@@ -257,6 +261,23 @@ class MaterializedView(Table):
     def merge_insert(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a view's rows come from its source."""
         self._refuse("merge_insert")
+
+    def _prepare(
+        self,
+        column: str,
+        udf: UDF | tuple[UDF, Sequence[str]] | None,
+        options: JobOptions,
+        *,
+        planning_only: bool,
+    ) -> PreparedChain:
+        if column in self._query_columns():
+            raise UserInputError(
+                f"Column {column!r} of view {self.name!r} is one of its query over table "
+                f"{self.definition.base_table!r}: refresh() fills it, and backfill can't. To give a "
+                "UDF column another UDF use alter_columns, then refresh; to compute something else, "
+                "add a column to the view with add_columns."
+            )
+        return super()._prepare(column, udf, options, planning_only=planning_only)
 
     def _refuse(self, operation: str) -> NoReturn:
         raise UserInputError(

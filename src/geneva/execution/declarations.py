@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -43,7 +43,7 @@ from geneva.storage.columns.definitions import (
 from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path, open_dataset
 from geneva.storage.lance.fragments import is_blob
-from geneva.storage.views.definition import reads_source
+from geneva.storage.views.definition import is_view, reads_source, visible_schema
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
 
 
@@ -151,6 +151,25 @@ def alter_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] 
     commit_redefinitions(dataset, changes)
 
 
+def refuse_hidden(ref: TableRef, schema: pa.Schema, paths: Iterable[str]) -> None:
+    """Refuse to change a column of Geneva's own, or to give a column such a name."""
+    visible = visible_schema(schema).names
+    for path in paths:
+        name = path.split(".")[0]
+        if name.startswith(RECEIPT_PREFIX) or (name in schema.names and name not in visible):
+            raise UserInputError(
+                f"Column {name!r} of {'view' if is_view(schema) else 'table'} {ref.name!r} is "
+                "Geneva's own: it can't be computed, renamed, altered or dropped by itself."
+            )
+
+
+def refuse_altering_hidden(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
+    """The same for what `alter_columns` is given: columns, and names that they are to get."""
+    keys = ("path", "rename", "name")
+    names = [str(a[key]) for a in alterations for key in keys if a.get(key) is not None]
+    refuse_hidden(ref, open_dataset(ref).schema, names)
+
+
 def refuse_casts(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
     """Refuse another type for a computed column: Lance would make a plain column of it."""
     for alteration in alterations:
@@ -213,6 +232,7 @@ def inputs_of(udf: UDF, own: list[str] | None, schema: pa.Schema, column: str) -
 def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
     """Refuse to drop a column that a computed one still reads."""
     schema = open_dataset(ref).schema
+    refuse_hidden(ref, schema, names)
     missing = [name for name in names if name.split(".")[0] not in schema.names]
     if missing:
         raise ColumnNotFoundError(
@@ -271,6 +291,7 @@ def definition_for(
     planning, nothing is written.
     """
     schema = dataset.schema
+    refuse_hidden(ref, schema, [column])
     if column in schema.names and reads_source(schema.field(column)):
         raise UserInputError(
             f"Column {column!r} of view {ref.name!r} is computed from the view's source: use "
