@@ -42,7 +42,7 @@ from geneva.storage.lance.database import (
     open_database,
     open_lancedb_table,
 )
-from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.dataset import has_versions, open_dataset
 from geneva.storage.views.definition import is_view
 from geneva.table import Table
 from geneva.udf.chunker import Chunker
@@ -234,13 +234,14 @@ class Connection:
             query = query.query()
         query.check_viewable()
         check_table_name(name)
-        if name in self.table_names():
+        ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
+        if name in self.table_names() and has_versions(ref):
             raise UserInputError(f"There is a table or view {name!r} already.")
         self._check_stable_ids(query, strict=strict)
         udfs = query.udfs()
         digests = {column: udf_digest(serialize_udf(udf)) for column, udf in udfs.items()}
         create_view(
-            TableRef(name, table_uri(self._uri, name), self._storage_options),
+            ref,
             open_dataset(query.source, query.source_version),
             replace(
                 query.definition(digests), base_address=relative_uri(self._uri, query.source.uri)
@@ -274,6 +275,11 @@ class Connection:
 
     def drop_materialized_view(self, name: str) -> None:
         """Drop a view; its source stays."""
+        ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
+        if name in self.table_names() and not has_versions(ref):
+            # What a job left in the folder of a view that was dropped under it.
+            self._database.drop_table(name)
+            return
         view = self.open_table(name)
         if not isinstance(view, MaterializedView):
             raise UserInputError(f"{name!r} is a table, not a view: drop it with drop_table.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn, Unpack
@@ -113,10 +114,14 @@ class MaterializedView(Table):
         asked = read_refresh_options(options)
         prepared = self._prepare_refresh(src_version, max_rows_per_fragment, asked)
         try:
-            return self._connection._job(prepared, on_commit=self._follow).run()
-        finally:
-            # Also what a refresh that failed has finished.
-            self._follow()
+            result = self._connection._job(prepared, on_commit=self._follow).run()
+        except BaseException:
+            # Show what a refresh that failed has finished, unless the view was dropped under it.
+            with suppress(RuntimeError):
+                self._follow()
+            raise
+        self._follow()
+        return result
 
     @with_options(RefreshArguments)
     def refresh_async(
@@ -273,9 +278,9 @@ class MaterializedView(Table):
         if column in self._query_columns():
             raise UserInputError(
                 f"Column {column!r} of view {self.name!r} is one of its query over table "
-                f"{self.definition.base_table!r}: refresh() fills it, and backfill can't. To give a "
-                "UDF column another UDF use alter_columns, then refresh; to compute something else, "
-                "add a column to the view with add_columns."
+                f"{self.definition.base_table!r}: refresh() fills it, and backfill can't. To give "
+                "a UDF column another UDF use alter_columns, then refresh; to compute something "
+                "else, add a column to the view with add_columns."
             )
         return super()._prepare(column, udf, options, planning_only=planning_only)
 

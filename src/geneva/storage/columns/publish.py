@@ -22,6 +22,7 @@ from geneva.storage.lance.commit import is_conflict, retry_conflicts
 from geneva.storage.lance.dataset import (
     FragmentFacts,
     TableSnapshot,
+    check_not_dropped,
     is_damage,
     open_dataset,
     read_live_rows,
@@ -93,6 +94,7 @@ class _ColumnCommit:
         self._attempts += 1
         if not self._fitting:
             return self._outcome()
+        check_not_dropped(self._ref, self._base)
         try:
             if add_missing_fields(self._ref, self._base, self._fitting):
                 # After a commit of its own it looks at the table anew, as after one of others.

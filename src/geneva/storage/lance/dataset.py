@@ -88,6 +88,29 @@ def open_dataset(ref: TableRef, version: int | None = None) -> lance.LanceDatase
         raise TableNotFoundError(f"There is no table {ref.name!r}{where}.") from error
 
 
+def has_versions(ref: TableRef) -> bool:
+    """Whether there is a table at a place, and not only what a job left in a dropped one."""
+    try:
+        open_dataset(ref)
+    except TableNotFoundError:
+        return False
+    return True
+
+
+def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:
+    """Make sure that a table is still there: Lance would commit to a folder that was deleted."""
+    try:
+        latest = int(dataset.latest_version)
+    except (OSError, ValueError) as error:
+        if not is_missing(error):
+            raise
+        latest = 0
+    if latest < dataset.version:
+        raise TableNotFoundError(
+            f"{ref.name!r} was dropped while it was being computed. Nothing more is written to it."
+        )
+
+
 def compact(ref: TableRef, options: Mapping[str, Any]) -> Any:
     """Merge small fragments of a table."""
     return open_dataset(ref).optimize.compact_files(**options)

@@ -1,0 +1,68 @@
+"""A view or table that is dropped while it is computed: it stays dropped, and its name is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geneva import Connection, JobStatus, Table
+from geneva.errors import GenevaError
+from geneva.execution.backfill.committer import publish_columns
+from support import Calls, make_table, publishing, tripled
+from view_support import make_source, make_view, values
+
+
+def dropping(db: Connection, drop: Any) -> Any:
+    """Publish after somebody has dropped the table."""
+
+    def publish(*args: Any) -> Any:
+        drop()
+        return publish_columns(*args)
+
+    return publishing(db, publish)
+
+
+def test_a_view_that_was_dropped_stays_dropped(local_db: Connection, calls: Calls) -> None:
+    source = make_source(local_db)
+    view = make_view(local_db, source, calls)
+    with (
+        dropping(local_db, lambda: local_db._database.drop_table("v", ignore_missing=True)),
+        pytest.raises(GenevaError, match="dropped while it was being computed"),
+    ):
+        view.refresh()
+    assert local_db.list_jobs()[0].status is JobStatus.FAILED
+    assert local_db.list_materialized_views() == []
+    calls.clear()
+    again = make_view(local_db, source, calls)
+    again.refresh()
+    assert values(again) == {i: i * 3 for i in range(0, 10, 2)}
+    assert calls.taken() == [0, 2, 4, 6, 8]
+
+
+def test_what_is_left_of_one_can_be_dropped(local_db: Connection, calls: Calls) -> None:
+    source = make_source(local_db)
+    rest = Path(local_db.uri) / "v.lance" / "data"
+    rest.mkdir(parents=True)
+    (rest / "geneva-part.lance").write_bytes(b"")
+    assert local_db.list_materialized_views() == []
+    local_db.drop_materialized_view("v")
+    assert not rest.exists()
+    rest.mkdir(parents=True)
+    view = make_view(local_db, source, calls)
+    view.refresh()
+    assert len(view) == 5
+
+
+def test_a_table_that_was_dropped_stays_dropped(local_db: Connection, calls: Calls) -> None:
+    table = make_table(local_db, [4])
+    table.add_columns({"x": tripled(calls)})
+    with (
+        dropping(local_db, lambda: local_db._database.drop_table("t", ignore_missing=True)),
+        pytest.raises(GenevaError, match="dropped while it was being computed"),
+    ):
+        table.backfill("x")
+    made: Table = make_table(local_db, [3])
+    assert made.schema.names == ["id"]
+    assert made.version == 1
