@@ -66,8 +66,6 @@ def read_validity(
         if isinstance(checked, Unreadable):
             unreadable[fragment.id] = checked
             continue
-        if check_source is not None and computation.receipt is None:
-            checked = check_source(fragment, checked) or checked.without(checked.right)
         found[fragment.id] = found[fragment.id].joined(checked)
     return {**found, **unreadable}
 

@@ -16,10 +16,17 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.execution.backfill.subjects import SourceCheck
-from geneva.model.computation import Carry, Computation, Input, Source, source_signature
+from geneva.model.computation import (
+    Carry,
+    Computation,
+    Input,
+    Source,
+    receipt_name,
+    source_signature,
+)
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import ColumnDefinition, TableRef
-from geneva.model.view_query import IS_SET, ColumnKind, ViewColumn
+from geneva.model.view_query import IS_SET, SYSTEM_COLUMNS, ColumnKind, ViewColumn
 from geneva.storage.columns.definitions import bound_output, computation_of, read_definition
 from geneva.storage.columns.provenance import named_inputs
 from geneva.storage.columns.publish import verify_column
@@ -78,6 +85,11 @@ class CarriedColumns:
         """The source's columns that they depend on."""
         return tuple(dict.fromkeys(path for c in self.columns for path in c.inputs))
 
+    @property
+    def columns_filled(self) -> tuple[str, ...]:
+        """The view's columns that hold them."""
+        return tuple(column.name for column in self.columns)
+
     def expressions(self, source: pa.Schema) -> tuple[tuple[str, str], ...]:
         """What to read from the source, by name."""
         return tuple((column.name, _expression(column, source)) for column in self.columns)
@@ -119,6 +131,11 @@ class UdfColumn:
         """The source's columns that the function is fed from."""
         return self.definition.inputs
 
+    @property
+    def columns_filled(self) -> tuple[str, ...]:
+        """The view's columns that hold its values and receipts."""
+        return (self.name, receipt_name(self.definition.uuid))
+
     def expressions(self, source: pa.Schema) -> tuple[tuple[str, str], ...]:
         """What to read from the source, by name."""
         return tuple((path, quote_path(path, source)) for path in self.input_paths)
@@ -146,6 +163,12 @@ def view_groups(view: Dataset, info: ViewInfo) -> tuple[Group, ...]:
         CarriedColumns(carried, info.query.digest()),
         *(_udf_column(view, column) for column in udfs),
     )
+
+
+def own_columns(view: Dataset, groups: Iterable[Group]) -> list[str]:
+    """The columns of a view that only its refreshes write."""
+    names = {*SYSTEM_COLUMNS, *(name for group in groups for name in group.columns_filled)}
+    return [name for name in view.schema.names if name in names]
 
 
 def refreshed_columns(ref: TableRef) -> tuple[str, ...]:
@@ -217,9 +240,7 @@ class _ChangedInSource:
         ]
         known = [ids for ids in changes if ids is not None]
         if len(known) < len(changes):
-            if self._computation.receipt is not None:
-                return None
-            return validity.without(RowSet.full(fragment.physical_rows))
+            return None
         ids = union_of(known)
         if not len(ids):
             return validity

@@ -18,6 +18,7 @@ from geneva.execution.refresh.groups import (
     Group,
     GroupSubject,
     RefreshTarget,
+    own_columns,
     view_groups,
 )
 from geneva.execution.refresh.rows import Membership, read_first_membership, read_membership
@@ -26,8 +27,14 @@ from geneva.model.tables import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
 from geneva.storage.views.definition import ROW_ADDRESSES, ViewInfo, read_view
+from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.source_changes import SourceChanges, read_changes
 from geneva.storage.views.state import ViewState, read_view_state, version_identity
+
+_TOUCHED = (
+    "others may have written into the view since its last refresh (or its history was cleaned up): "
+    "all of its rows are compared with the source"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,27 +100,34 @@ def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) ->
         ),
     )
     _check_source(source, info, state)
-    current = (
-        state.refreshed and info.base_version == version and state.udf_versions == _versions(groups)
+    untouched = state.refreshed and is_untouched(
+        ref, view, state.settled_at, own_columns(view, groups)
     )
+    reached = info.base_version == version and state.udf_versions == _versions(groups)
+    current = untouched and reached
     if current and not request.backfill.options.retry_failed:
         return up_to_date
-    planned = _with_work(up_to_date, view, info, state)
+    planned = _with_work(up_to_date, view, info, state, untouched=untouched)
     # With rows to try again there may be work left in a view that is up to date.
     return up_to_date if current and not planned.plan.rows_to_compute else planned
 
 
 def _with_work(
-    prepared: PreparedRefresh, view: Dataset, info: ViewInfo, state: ViewState
+    prepared: PreparedRefresh, view: Dataset, info: ViewInfo, state: ViewState, *, untouched: bool
 ) -> PreparedRefresh:
-    """Add what there is to do, at least that the version is to be recorded."""
+    """Add what there is to do, at least that the version is to be recorded.
+
+    A view that is `untouched` since its last refresh has the rows that it had then.
+    """
     target, request = prepared.target, prepared.request
     source = _open_target(target.source, target.version)
     watched = _watched(info, prepared.groups)
     check_stored_sql(target.ref.name, info.query, source.schema)
     _check_columns(watched, source, target.source)
     changes, notes = _changes(target, state, source, watched)
-    since = changes.get(info.base_version) if state.refreshed else None
+    since = changes.get(info.base_version) if untouched else None
+    if state.refreshed and not untouched:
+        notes = (*notes, _TOUCHED)
     if state.computed_at:
         membership = read_membership(view, source, info.query, since)
     else:
@@ -130,7 +144,7 @@ def _with_work(
     plan = replace(
         prepared.plan,
         rows_entering=len(membership.entering),
-        rows_leaving=len(membership.leaving),
+        rows_leaving=membership.rows_leaving,
         columns=tuple(
             ColumnRefresh(backfill.plan, backfill.computation.runs_user_code)
             for backfill in backfills

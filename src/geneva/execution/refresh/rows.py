@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ from geneva.planning.membership import choose_rows, rows_that_enter_and_leave
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.row_ids import read_matching_ids, read_row_ids
-from geneva.storage.views.definition import delete_view_rows, read_source_ids
+from geneva.storage.views.definition import FragmentRows, delete_view_rows, read_source_ids
 from geneva.storage.views.source_changes import SourceChanges
 
 
@@ -27,16 +28,23 @@ class Membership:
     leaving: RowIds
     places: dict[int, RowSet] = field(default_factory=dict)
     """Where the leaving rows are, per fragment of the view."""
+    repeated: RowIds = field(default_factory=lambda: NO_ROWS)
+    """Source rows that several rows of the view stand for: the first of them stays."""
 
     @property
     def changes_rows(self) -> bool:
         """Whether any row comes or goes."""
-        return bool(len(self.entering) or len(self.leaving))
+        return bool(len(self.entering) or self.rows_leaving)
 
     @property
     def commits(self) -> int:
         """How many commits it takes: one to delete rows, one to append placeholders."""
-        return bool(len(self.entering)) + bool(len(self.leaving))
+        return bool(len(self.entering)) + bool(self.rows_leaving)
+
+    @property
+    def rows_leaving(self) -> int:
+        """How many rows of the view go."""
+        return sum(rows.count for rows in self.places.values()) or len(self.leaving)
 
 
 def read_membership(
@@ -54,13 +62,13 @@ def read_membership(
         wanted = _wanted_rows(source, query)
         ids = read_source_ids(view)
         present = np.concatenate([rows.live_ids() for rows in ids] or [NO_ROWS])
-        doubled = _doubled(present)
-        if len(doubled):
-            # Left by two refreshes that ran into each other: they go, and come once.
-            present = np.setdiff1d(present, doubled)
+        # Left by two refreshes that ran into each other, or added by hand.
+        repeated = _repeated(present)
+        if len(repeated):
+            present = _each_once(present)
         entering, leaving = rows_that_enter_and_leave(present, wanted)
-        leaving = np.union1d(leaving, doubled) if len(doubled) else leaving
-        return Membership(entering, leaving, places_of(ids, leaving))
+        places = leaving_places(ids, leaving, repeated)
+        return Membership(entering, leaving, places, repeated)
     touched = union_of(changes.changed.get(path, NO_ROWS) for path in query.where_inputs)
     still = read_matching_ids(source, touched, query.where)
     gone = np.union1d(changes.deleted, np.setdiff1d(touched, still))
@@ -103,7 +111,36 @@ def _wanted_rows(source: Dataset, query: ViewQuery) -> RowIds:
     )
 
 
-def _doubled(ids: RowIds) -> RowIds:
+def leaving_places(
+    rows: Sequence[FragmentRows], leaving: RowIds, repeated: RowIds
+) -> dict[int, RowSet]:
+    """Where the rows are that go: all of some source rows, of others all but the first."""
+    places = places_of(rows, leaving)
+    seen = leaving
+    for fragment in rows if len(repeated) else ():
+        found = places_of([fragment], repeated).get(fragment.fragment_id)
+        if found is None:
+            continue
+        offsets = found.offsets()
+        ids = fragment.source_ids[offsets].astype(np.uint64)
+        first = np.zeros(len(ids), dtype=np.bool_)
+        first[np.unique(ids, return_index=True)[1]] = True
+        stays = first & ~np.isin(ids, seen)
+        seen = np.union1d(seen, ids)
+        mask = found.mask()
+        mask[offsets[stays]] = False
+        more, there = RowSet.from_mask(mask), places.get(fragment.fragment_id)
+        if more:
+            places[fragment.fragment_id] = more if there is None else there.union(more)
+    return places
+
+
+def _each_once(ids: RowIds) -> RowIds:
+    """The ids in their order, each where it comes first."""
+    return ids[np.sort(np.unique(ids, return_index=True)[1])]
+
+
+def _repeated(ids: RowIds) -> RowIds:
     """The ids that are there more than once."""
     ordered = np.sort(ids)
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
@@ -113,17 +150,19 @@ def _ordered(ids: RowIds, query: ViewQuery) -> RowIds:
     return choose_rows(np.sort(ids), shuffle_seed=query.seed, offset=None, limit=None)
 
 
-def drop_rows(ref: TableRef, leaving: RowIds, max_retries: int) -> None:
-    """Delete the rows of these source rows, wherever a compaction may have put them meanwhile."""
-    if not len(leaving):
+def drop_rows(ref: TableRef, membership: Membership, job_id: str, max_retries: int) -> None:
+    """Delete the rows that leave, wherever a compaction may have put them meanwhile."""
+    if not membership.rows_leaving:
         return
 
     def attempt() -> None:
         dataset = open_dataset(ref)
-        delete_view_rows(dataset, places_of(read_source_ids(dataset), leaving))
+        rows = read_source_ids(dataset)
+        places = leaving_places(rows, membership.leaving, membership.repeated)
+        delete_view_rows(dataset, places, job_id)
 
     exhausted = TableChangedError(
-        f"Could not remove {len(leaving):,} rows from view {ref.name!r}, because other writers "
-        "kept getting in between. Refresh again when it is calmer."
+        f"Could not remove {membership.rows_leaving:,} rows from view {ref.name!r}, because other "
+        "writers kept getting in between. Refresh again when it is calmer."
     )
     retry_conflicts(attempt, max_retries, exhausted)

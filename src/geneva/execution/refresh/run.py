@@ -11,7 +11,7 @@ from geneva.execution.backfill.parallel import run_side_by_side
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.forecast import come_true
-from geneva.execution.refresh.groups import UdfColumn
+from geneva.execution.refresh.groups import UdfColumn, own_columns
 from geneva.execution.refresh.prepare import PreparedRefresh, prepare_refresh
 from geneva.execution.refresh.rows import drop_rows
 from geneva.model.rows import RowSet
@@ -21,6 +21,7 @@ from geneva.storage.columns.definitions import commit_receipt_columns
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.transactions import fragments_of_commit
 from geneva.storage.views.definition import append_placeholders, delete_view_rows
+from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.state import (
     commit_refreshed,
     commit_refreshing,
@@ -58,6 +59,9 @@ def run_refresh(prepared: PreparedRefresh, control: JobControl) -> tuple[JobProg
         control.job_id,
         prepared.udf_versions,
         identity=version_identity(target.source, target.version),
+        is_settled=lambda view: is_untouched(
+            ref, view, prepared.view_version, own_columns(view, prepared.groups), control.job_id
+        ),
     )
     return progress, int(ended.version)
 
@@ -67,10 +71,10 @@ def _change_rows(prepared: PreparedRefresh, control: JobControl) -> int:
     ref, membership = prepared.ref, prepared.membership
     udfs = [group.definition for group in prepared.groups if isinstance(group, UdfColumn)]
     commit_receipt_columns(open_dataset(ref), udfs)
-    drop_rows(ref, membership.leaving, control.max_conflict_retries)
+    drop_rows(ref, membership, control.job_id, control.max_conflict_retries)
     before = open_dataset(ref)
     rows = prepared.request.max_rows_per_fragment
-    after = append_placeholders(ref, before, membership.entering, rows)
+    after = append_placeholders(ref, before, membership.entering, rows, control.job_id)
     if after.version != before.version:
         _check_still_ours(ref, after, control.job_id)
     return int(after.version)
@@ -97,7 +101,7 @@ def _check_still_ours(ref: TableRef, after: Dataset, job_id: str) -> None:
     if read_view_state(after.schema).job_id == job_id:
         return
     added = {f.id: RowSet.full(f.physical_rows) for f in fragments_of_commit(after, after.version)}
-    delete_view_rows(after, added)
+    delete_view_rows(after, added, job_id)
     raise TableChangedError(
         f"View {ref.name!r} was taken over by another refresh while job {job_id} was not heard of. "
         "Refresh again."

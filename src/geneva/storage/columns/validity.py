@@ -46,8 +46,15 @@ from geneva.storage.lance.dataset import (
     file_uri,
     file_version,
 )
-from geneva.storage.lance.fragments import fitting_window, read_windows, size_of_inputs, window_rows
+from geneva.storage.lance.fragments import (
+    RowTaker,
+    fitting_window,
+    read_windows,
+    size_of_inputs,
+    window_rows,
+)
 from geneva.storage.lance.transactions import Compaction, CompactionHistory
+from geneva.storage.lance.values import equal_rows
 
 _MAX_GENERATIONS = 64
 """How many compactions of compactions to follow."""
@@ -328,6 +335,9 @@ class ValidityReader:
         fits, former = self._compare_inputs(fragment, stored, to_check)
         right = fits & stored.intact & ~stored.failed
         supplied = wanted & stored.supplied
+        if self._computation.source is not None:
+            # A view's values are its query's: what a person wrote there is to be computed.
+            supplied &= bool(self._computation.older_than_receipts) & ~stored.present
         stale = wanted & stored.present & stored.intact & ~fits
         is_unproven = self._computation.older_than_receipts & ~stored.present
         masks = {
@@ -438,7 +448,7 @@ class ValidityReader:
             yield batch
 
     def _by_value(self, fragment: FragmentFacts, rows: RowSet) -> Validity:
-        """Without receipts: what has a value is unproven, or filled where a flag says so."""
+        """Without receipts: what has a value is unproven, or right where the source has it."""
         computation = self._computation
         flag = computation.filled_flag
         names = [flag.name] if flag is not None else [o.name for o in computation.outputs]
@@ -454,10 +464,28 @@ class ValidityReader:
         found = RowSet.from_mask(present & rows.mask())
         size = fragment.physical_rows
         if flag is not None:
-            return Validity(size, Reason.PARTIAL, {ValueState.RIGHT: found})
+            same = self._same_as_source(fragment, found.offsets())
+            return Validity(size, Reason.PARTIAL, {ValueState.RIGHT: same})
         older = computation.older_than_receipts
         state = ValueState.UNPROVEN if older else ValueState.SUPPLIED
         return Validity(size, Reason.PARTIAL, {state: found}, checked_rows=rows.count)
+
+    def _same_as_source(self, fragment: FragmentFacts, rows: Offsets) -> RowSet:
+        """The rows among some whose values are those of their row in the source."""
+        flag = self._computation.filled_flag
+        carried = [output for output in self._computation.outputs if output != flag]
+        same = np.zeros(fragment.physical_rows, dtype=np.bool_)
+        if not carried:
+            same[rows] = True
+            return RowSet.from_mask(same)
+        taker = RowTaker(self._dataset, fragment.id, [output.name for output in carried])
+        for offsets, batch in self._read_inputs(fragment, rows):
+            own = taker.take(offsets)
+            equal = np.ones(len(offsets), dtype=np.bool_)
+            for i, output in enumerate(carried):
+                equal &= equal_rows(own.column(i), batch.column(output.name).cast(output.type))
+            same[offsets] = equal
+        return RowSet.from_mask(same)
 
 
 def _held(fragment: FragmentFacts, fields: Iterable[int]) -> frozenset[int]:

@@ -31,6 +31,7 @@ from geneva.storage.columns.definitions import (
     receipt_field,
 )
 from geneva.storage.lance.fragments import field_at, is_blob
+from geneva.storage.lance.transactions import JOB_PROPERTY
 from geneva.udf.declare import UDF
 
 _KEY = "geneva::view::"
@@ -203,6 +204,7 @@ def append_placeholders(
     dataset: lance.LanceDataset,
     source_ids: npt.NDArray[Any],
     max_rows_per_fragment: int | None = None,
+    job_id: str = "",
 ) -> lance.LanceDataset:
     """Add a placeholder row for each source row, in order, in one commit; return the new version.
 
@@ -222,6 +224,7 @@ def append_placeholders(
         mode="append",
         max_rows_per_file=fragment_rows(len(ids), max_rows_per_fragment),
         storage_options=ref.storage_options.plain(),
+        transaction_properties={JOB_PROPERTY: job_id},
     )
 
 
@@ -230,7 +233,9 @@ def fragment_rows(count: int, max_rows: int | None) -> int:
     return max_rows or max(DEFAULT_FRAGMENT_ROWS, -(-count // _MAX_NEW_FRAGMENTS))
 
 
-def delete_view_rows(dataset: lance.LanceDataset, rows: Mapping[int, RowSet]) -> int:
+def delete_view_rows(
+    dataset: lance.LanceDataset, rows: Mapping[int, RowSet], job_id: str = ""
+) -> int:
     """Delete rows, given by fragment, in one commit; return the version.
 
     Deleting a row again does no harm. A fragment that is left without rows goes as a whole.
@@ -253,7 +258,9 @@ def delete_view_rows(dataset: lance.LanceDataset, rows: Mapping[int, RowSet]) ->
     if not changed and not gone:
         return int(dataset.version)
     operation = LanceOperation.Delete(changed, gone, "rows that left the view")
-    transaction = Transaction(dataset.version, operation)
+    transaction = Transaction(
+        dataset.version, operation, transaction_properties={JOB_PROPERTY: job_id}
+    )
     return int(lance.LanceDataset.commit(dataset, transaction).version)
 
 
@@ -271,7 +278,8 @@ def read_source_ids(
     at = 0
     for batch in _scan_physical(dataset, [SOURCE_ROW_ID], fragments):
         rows = slice(at, at + batch.num_rows)
-        ids[rows] = batch.column(SOURCE_ROW_ID).to_numpy(zero_copy_only=False)
+        # A row that somebody added by hand may stand for none.
+        ids[rows] = batch.column(SOURCE_ROW_ID).fill_null(-1).to_numpy(zero_copy_only=False)
         live[rows] = batch.column("_rowid").is_valid().to_numpy(zero_copy_only=False)
         at += batch.num_rows
     if at != total:

@@ -41,6 +41,8 @@ class ViewState:
     view, of its hidden one."""
     job_id: str | None
     """The job that began the refresh that has not ended."""
+    settled_at: int | None = None
+    """The view's version that the last refresh left it at; None: others wrote into it meanwhile."""
     identity: str | None = None
     """Which commit made the source's version of the last refresh: its number may come again."""
 
@@ -56,6 +58,7 @@ def read_view_state(schema: pa.Schema) -> ViewState:
             udf_versions=ended["udfs"],
             computed_at=(ended["version"],),
             job_id=None,
+            settled_at=ended.get("settled"),
             identity=ended.get("identity"),
         )
     begun = json.loads(refreshing) if refreshing else {"versions": [], "job": None}
@@ -72,7 +75,7 @@ def commit_refreshing(
 ) -> lance.LanceDataset:
     """Record that a job begins to bring the view to a version; refused while another one does."""
 
-    def begun(state: ViewState) -> dict[str, str]:
+    def begun(state: ViewState, _: lance.LanceDataset) -> dict[str, str]:
         if state.job_id not in (None, job_id) and is_running(str(state.job_id)):
             raise TableChangedError(
                 f"View {ref.name!r} is being refreshed by job {state.job_id}. Wait until that has "
@@ -94,36 +97,44 @@ def commit_refreshed(
     udf_versions: Mapping[str, str],
     computed_at: int | None = None,
     identity: str | None = None,
+    is_settled: Callable[[lance.LanceDataset], bool] = lambda _: False,
 ) -> lance.LanceDataset:
     """Record that the view equals its definition at a version of its source. The last commit.
 
     `computed_at` is the version that its values are of, where that is not the source's.
+    `is_settled` says whether only this job has written into the view since it was planned.
     """
     version = base_version if computed_at is None else computed_at
 
-    def ended(state: ViewState) -> dict[str, str]:
+    def ended(state: ViewState, view: lance.LanceDataset) -> dict[str, str]:
         if state.job_id != job_id:
             raise TableChangedError(
                 f"View {ref.name!r} was restored or taken over by job {state.job_id} while job "
                 f"{job_id} refreshed it. What was computed is kept: refresh again."
             )
+        record = {
+            "version": version,
+            "udfs": dict(udf_versions),
+            "identity": identity,
+            "settled": int(view.version) if is_settled(view) else None,
+        }
         return {
             BASE_VERSION_KEY: str(base_version),
-            _REFRESHED_KEY: json.dumps(
-                {"version": version, "udfs": dict(udf_versions), "identity": identity}
-            ),
+            _REFRESHED_KEY: json.dumps(record),
             _REFRESHING_KEY: "",
         }
 
     return _update(ref, ended)
 
 
-def _update(ref: TableRef, change: Callable[[ViewState], dict[str, str]]) -> lance.LanceDataset:
+def _update(
+    ref: TableRef, change: Callable[[ViewState, lance.LanceDataset], dict[str, str]]
+) -> lance.LanceDataset:
     """Change the metadata of the latest version; on a conflict, read it again."""
 
     def attempt() -> lance.LanceDataset:
         dataset = open_dataset(ref)
-        updates = change(read_view_state(dataset.schema))
+        updates = change(read_view_state(dataset.schema), dataset)
         operation = LanceOperation.UpdateConfig(
             schema_metadata_updates=LanceOperation.UpdateMap(updates=updates, replace=False)
         )

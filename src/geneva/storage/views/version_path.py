@@ -19,7 +19,7 @@ from geneva.storage.lance.dataset import (
     nodes_of,
     open_dataset,
 )
-from geneva.storage.lance.transactions import read_transaction
+from geneva.storage.lance.transactions import JOB_PROPERTY, read_transaction
 
 _MAX_COMMITS = 10_000
 """How many commits apart two versions may be; beyond that their way counts as gone."""
@@ -33,6 +33,8 @@ class Step:
 
     version: int
     operation: Any
+    job: str | None = None
+    """The job of Geneva's that made it, if it says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,10 @@ class Route:
             for steps in (self.old, self.new)
         )
         return old, new
+
+    def touches_at(self, step: Step, fields: Iterable[int]) -> bool:
+        """Whether one commit may have changed values of the fields."""
+        return self._touch(step, frozenset(fields)) is not None
 
     def _touch(self, step: Step, fields: frozenset[int]) -> int | None:
         match step.operation:
@@ -112,12 +118,13 @@ def read_route(
             break
         version = max(old, new)
         try:
-            operation = read_transaction(newest, version).operation
+            transaction = read_transaction(newest, version)
         except OSError:
             return None
+        operation, properties = transaction.operation, transaction.transaction_properties
         restored = isinstance(operation, LanceOperation.Restore)
         parent = operation.version if restored else version - 1
-        branches[old < new].append(Step(version, operation))
+        branches[old < new].append(Step(version, operation, (properties or {}).get(JOB_PROPERTY)))
         old, new = (old, parent) if old < new else (parent, new)
     if old != new:
         return None

@@ -1,0 +1,122 @@
+"""Writes into a view by plain LanceDB: the next refresh finds them, and mends what they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lance
+import lancedb
+import pyarrow as pa
+import pytest
+
+from geneva import Connection
+from support import Calls
+from support import tripled as make_udf
+from view_support import make_source, make_view, numbers, values
+
+EXPECTED = {i: i * 3 for i in range(0, 10, 2)}
+
+
+def by_hand(db: Connection, name: str = "v") -> Any:
+    """The view as somebody sees it who has only LanceDB."""
+    return lancedb.connect(db.uri).open_table(name)
+
+
+def row(**values: Any) -> pa.Table:
+    kinds = {"__source_row_id": pa.int64(), "__is_set": pa.bool_()}
+    return pa.table({k: pa.array([v], kinds.get(k, pa.int64())) for k, v in values.items()})
+
+
+WRITES: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
+    "a carried column": (lambda t: t.update(where="id = 4", values={"id": 44}), []),
+    "a UDF column": (lambda t: t.update(where="id = 4", values={"t": -1}), [4]),
+    "a UDF column to NULL": (lambda t: t.update(where="id = 4", values_sql={"t": "NULL"}), [4]),
+    "both": (lambda t: t.update(where="id >= 6", values={"id": 1, "t": -1}), [6, 8]),
+    "all": (lambda t: t.update(values={"t": 0}), [2, 4, 6, 8]),  # 0 is right for row 0
+    "the flag": (lambda t: t.update(where="id = 4", values={"__is_set": False}), []),
+    "the id": (lambda t: t.update(where="id = 4", values={"__source_row_id": 99}), [4]),
+    "the id of another": (lambda t: t.update(where="id = 4", values={"__source_row_id": 6}), [4]),
+    "deleted": (lambda t: t.delete("id = 4"), [4]),
+    "all deleted": (lambda t: t.delete("true"), [0, 2, 4, 6, 8]),
+    "added": (lambda t: t.add(row(id=5, t=15)), []),
+    "added twice": (lambda t: (t.add(row(id=5, t=15)), t.add(row(id=5, t=15))), []),
+    "added again": (lambda t: t.add(row(__source_row_id=4, __is_set=True, id=4, t=1)), []),
+    "added to the rest": (lambda t: t.add(row(__source_row_id=5, __is_set=True, id=5, t=1)), []),
+    "upserted": (
+        lambda t: (
+            t.merge_insert("id")
+            .when_matched_update_all()
+            .when_not_matched_insert_all()
+            .execute(pa.table({"id": [4, 5], "t": [40, 50]}))
+        ),
+        [4],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+@pytest.mark.parametrize("changed", [False, True])
+def test_what_was_written_is_mended(
+    local_db: Connection, calls: Calls, what: str, changed: bool
+) -> None:
+    write, needed = WRITES[what]
+    source = make_source(local_db)
+    view = make_view(local_db, source, calls)
+    view.refresh()
+    calls.clear()
+    write(by_hand(local_db))
+    expected = dict(EXPECTED)
+    if changed:
+        source.add(numbers(10, 11))
+        expected[10] = 30
+    view = local_db.open_table("v")  # type: ignore[assignment]
+    assert not view.plan_refresh().is_empty
+    planned = view.plan_refresh().rows_to_run
+    view.refresh()
+    assert values(view) == expected
+    assert len(view) == len(expected)
+    assert calls.taken() == [*needed, *([10] if changed else [])]
+    assert planned == len(needed) + changed
+    assert all(view.to_arrow(include_system=True)["__is_set"].to_pylist())
+    assert view.plan_refresh().is_empty
+    view.refresh()
+    assert calls.taken() == []
+
+
+def test_what_keeps_rows_and_values_is_no_write(local_db: Connection, calls: Calls) -> None:
+    source = make_source(local_db)
+    view = make_view(local_db, source, calls)
+    view.refresh()
+    source.add(numbers(10, 14))
+    view.refresh()
+    view.add_columns({"u": (make_udf(calls, name="u"), ["id"])})
+    view.backfill("u")
+    by_hand(local_db).create_index("id")
+    lance.dataset(view.ref.uri).optimize.compact_files()
+    assert view.plan_refresh().is_empty
+
+
+def test_a_write_in_the_middle_of_a_refresh_is_found(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from geneva.execution.refresh import run
+
+    source = make_source(local_db)
+    view = make_view(local_db, source, calls)
+    view.refresh()
+    source.add(numbers(10, 11))
+    real = run.append_placeholders
+
+    def disturbed(*args: Any) -> Any:
+        by_hand(local_db).delete("id = 4")
+        return real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "append_placeholders", disturbed)
+        view.refresh()
+    calls.clear()
+    assert not view.plan_refresh().is_empty
+    view.refresh()
+    assert values(view) == {**EXPECTED, 10: 30}
+    assert calls.taken() == [4]
