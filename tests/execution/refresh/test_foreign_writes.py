@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lance
@@ -10,7 +10,7 @@ import lancedb
 import pyarrow as pa
 import pytest
 
-from geneva import Connection
+from geneva import Connection, Table, chunker
 from support import Calls
 from support import tripled as make_udf
 from view_support import make_source, make_view, numbers, values
@@ -120,3 +120,66 @@ def test_a_write_in_the_middle_of_a_refresh_is_found(
     view.refresh()
     assert values(view) == {**EXPECTED, 10: 30}
     assert calls.taken() == [4]
+
+
+@chunker(output_schema=pa.schema([("n", pa.int64())]), version="1")
+def twice(id: int) -> Iterator[tuple[int]]:
+    CALLED.append(id)
+    yield from ((id * 10,), (id * 10 + 1,))
+
+
+CALLED: list[int] = []
+"""The rows that the chunker ran for."""
+
+
+def chunks_of(view: Table) -> list[tuple[int, int]]:
+    table = view.to_arrow()
+    return sorted(zip(table["id"].to_pylist(), table["n"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("write", "lost"),
+    [
+        (lambda t: t.update(where="n = 20", values={"n": 7}), [2]),
+        (lambda t: t.update(where="n = 20", values={"id": 7}), []),
+        (lambda t: t.update(where="n = 20", values={"__is_set": False}), [2]),
+        (lambda t: t.update(where="n = 20", values={"__source_row_id": 1}), [2]),
+        (lambda t: t.delete("n = 11"), [1]),
+        (lambda t: t.delete("true"), [0, 0, 1, 1, 2, 2]),
+        (lambda t: t.add(row(id=5, n=50)), []),
+        (lambda t: t.update(where="n = 20", values={"u": 5}), []),
+    ],
+)
+def test_rows_of_a_chunked_view_are_mended(
+    local_db: Connection, calls: Calls, write: Callable[[Any], Any], lost: list[int]
+) -> None:
+    source = make_source(local_db, rows=3)
+    view = local_db.create_udtf_view("v", source.query().select(["id"]), twice)
+    view.refresh()
+    view.add_columns({"u": (make_udf(calls, name="u"), ["id"])})
+    view.backfill("u")
+    CALLED.clear()
+    calls.clear()
+    write(by_hand(local_db))
+    view = local_db.open_table("v")  # type: ignore[assignment]
+    assert not view.plan_refresh().is_empty
+    view.refresh()
+    assert CALLED == []
+    assert chunks_of(view) == [(i, i * 10 + part) for i in range(3) for part in range(2)]
+    view.backfill("u")
+    assert calls.taken() == lost
+    assert view.plan_refresh().is_empty
+
+
+def test_what_keeps_the_rows_of_a_chunked_view_is_no_write(local_db: Connection) -> None:
+    source = make_source(local_db, rows=3)
+    view = local_db.create_udtf_view("v", source.query().select(["id"]), twice)
+    view.refresh()
+    source.add(numbers(3, 4))
+    view.refresh()
+    by_hand(local_db).create_index("n")
+    lance.dataset(view.ref.uri).optimize.compact_files()
+    assert view.plan_refresh().is_empty
+    source.delete("id = 1")
+    view.refresh()
+    assert sorted({i for i, _ in chunks_of(view)}) == [0, 2, 3]

@@ -23,12 +23,14 @@ from geneva.execution.refresh.run import run_refresh
 from geneva.execution.runner import Runner
 from geneva.model.rows import RowIds
 from geneva.model.tables import TableRef
+from geneva.model.view_query import SYSTEM_COLUMNS
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.lance.commit import retry_conflicts
-from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.row_ids import read_row_ids
 from geneva.storage.views.definition import read_view
 from geneva.storage.views.explode import CHUNKS, RewrittenColumns, commit_chunks, inner_ref
+from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.source_changes import read_changes
 from geneva.storage.views.state import commit_refreshed, commit_refreshing, read_view_state
 
@@ -52,11 +54,11 @@ def prepare_chunk_refresh(
 ) -> PreparedChunkRefresh:
     """Plan the refresh of a chunked view: that of its hidden view, which the rows follow."""
     inner = prepare_refresh(inner_ref(ref), source, request)
-    schema = open_dataset(ref).schema
-    info, state = read_view(schema), read_view_state(schema)
+    view = open_dataset(ref)
+    info, state = read_view(view.schema), read_view_state(view.schema)
     current = (
         inner.plan.is_empty
-        and state.refreshed
+        and _is_untouched(ref, view, Lists.read(inner.ref, inner.view_version))
         and state.computed_at == (inner.view_version,)
         and info is not None
         and info.base_version == inner.target.version
@@ -80,9 +82,11 @@ def _lay_out_changes(prepared: PreparedChunkRefresh, version: int, control: JobC
     Done again after a crash it gives the same: what is there is compared with what should be.
     """
     outer, inner = prepared.ref, prepared.inner.ref
-    before = read_view_state(open_dataset(outer).schema).computed_at
+    planned, lists = open_dataset(outer), Lists.read(inner, version)
+    # Where others may have written into the rows, all of them are compared.
+    untouched = _is_untouched(outer, planned, lists)
+    before = read_view_state(planned.schema).computed_at if untouched else ()
     commit_refreshing(outer, version, control.job_id, control.is_running)
-    lists = Lists.read(inner, version)
     gone, fresh = _changed_rows(inner, before, version, [CHUNKS, *lists.carried])
     written = RowChanges(), list[str]()
 
@@ -100,11 +104,31 @@ def _lay_out_changes(prepared: PreparedChunkRefresh, version: int, control: JobC
             RewrittenColumns(item.fragment_id, item.columns, item.rows, path)
             for item, path in zip(items, paths, strict=True)
         ]
-        commit_chunks(view, changes.gone, files, written[1])
+        commit_chunks(view, changes.gone, files, written[1], control.job_id)
 
     # After a compaction, say, the rows are elsewhere.
     retry_conflicts(attempt, _MAX_RETRIES)
-    commit_refreshed(outer, prepared.inner.target.version, control.job_id, {}, computed_at=version)
+    commit_refreshed(
+        outer,
+        prepared.inner.target.version,
+        control.job_id,
+        {},
+        computed_at=version,
+        is_settled=lambda view: is_untouched(
+            outer, view, int(planned.version), _columns(lists), control.job_id
+        ),
+    )
+
+
+def _is_untouched(outer: TableRef, view: Dataset, lists: Lists) -> bool:
+    """Whether the rows of a chunked view are as its last refresh left them."""
+    state = read_view_state(view.schema)
+    return state.refreshed and is_untouched(outer, view, state.settled_at, _columns(lists))
+
+
+def _columns(lists: Lists) -> tuple[str, ...]:
+    """The columns of a chunked view that only its refreshes write."""
+    return (*SYSTEM_COLUMNS, *lists.columns)
 
 
 def _layouts(prepared: PreparedChunkRefresh, lists: Lists, changes: RowChanges) -> list[Layout]:

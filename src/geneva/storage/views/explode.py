@@ -20,17 +20,20 @@ from geneva.model.addresses import Addresses, split_by_fragment
 from geneva.model.rows import Offsets, RowIds
 from geneva.model.tables import TableRef
 from geneva.model.uris import branch_uri
-from geneva.model.view_query import SOURCE_ROW_ID
+from geneva.model.view_query import IS_SET, SOURCE_ROW_ID
 from geneva.storage.columns.dictionaries import has_narrow_dictionary
 from geneva.storage.columns.staged_files import data_file, storable, written_schema
 from geneva.storage.lance.dataset import Dataset, field_ids_of, nodes_of, open_dataset
 from geneva.storage.lance.pieces import concat_batches
+from geneva.storage.lance.transactions import JOB_PROPERTY
 from geneva.storage.views.definition import DEFAULT_FRAGMENT_ROWS
 from geneva.storage.views.state import read_view_state
 
 CHUNKS = "__chunks"
 """The hidden view's column of lists."""
 _MAX_FRAGMENT_BYTES = 1 << 30
+_NO_SOURCE = -1
+"""As a source row: that of rows that somebody wrote by hand, which stand for none."""
 _TOMBSTONE = -2
 """What stands in a data file's list of fields for one that another file has by now."""
 
@@ -91,11 +94,15 @@ def read_rows_of(view: Dataset, source_ids: RowIds | None) -> RowsOfSources:
     empty = np.zeros(0, dtype=np.uint64)
     parts = [(empty, empty, empty)]
     scanner = view.scanner(
-        columns=[SOURCE_ROW_ID], with_row_id=True, with_row_address=True, scan_in_order=True
+        columns=[SOURCE_ROW_ID, IS_SET], with_row_id=True, with_row_address=True, scan_in_order=True
     )
     for batch in scanner.to_batches() if source_ids is None or len(source_ids) else ():
         ids, addresses = (batch.column(n).to_numpy() for n in ("_rowid", "_rowaddr"))
-        sources = batch.column(SOURCE_ROW_ID).to_numpy().astype(np.uint64)
+        sources = np.where(
+            np.asarray(batch.column(IS_SET).fill_null(False)),
+            np.asarray(batch.column(SOURCE_ROW_ID).fill_null(_NO_SOURCE)),
+            _NO_SOURCE,
+        ).astype(np.uint64)
         if source_ids is not None:
             hit = np.isin(sources, source_ids)
             ids, addresses, sources = ids[hit], addresses[hit], sources[hit]
@@ -194,6 +201,7 @@ def commit_chunks(
     gone: Addresses,
     rewritten: Sequence[RewrittenColumns],
     fragments: Sequence[str],
+    job_id: str = "",
 ) -> None:
     """Take rows out, publish rewritten columns and add fragments, in one commit on a version."""
     new = [
@@ -219,7 +227,10 @@ def commit_chunks(
         # So that just these rows count as updated, for whoever compares versions.
         updated_fragment_offsets={f.fragment_id: _bitmap(f.rows) for f in rewritten} or None,
     )
-    lance.LanceDataset.commit(view, Transaction(view.version, operation))
+    transaction = Transaction(
+        view.version, operation, transaction_properties={JOB_PROPERTY: job_id}
+    )
+    lance.LanceDataset.commit(view, transaction)
 
 
 def _without(view: Dataset, gone: Addresses) -> tuple[dict[int, Any], list[int]]:
