@@ -299,9 +299,6 @@ def _collect_rows(
         columns=[],
         with_row_address=True,
         fragments=None if whole_table else [dataset.get_fragment(f.id) for f in fragments],
-        # Which rows are computed is not left to an index: behind a BTREE Lance 14 may miss rows
-        # that an update moved, where row ids are stable.
-        use_scalar_index=False,
     )
     addresses = (batch.column("_rowaddr").to_numpy() for batch in scanner.to_batches())
     return rows_at(addresses, fragments)
