@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ ROWS, BAD = 40, 35
 
 
 def through_a_link(folder: Path) -> Path:
-    os.symlink(folder / "db", folder / "link")
+    (folder / "link").symlink_to(folder / "db")
     return folder / "link"
 
 
