@@ -13,6 +13,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Protocol, TypeVar
 
 import cloudpickle
@@ -74,7 +75,10 @@ class InProcessRunner:
             # Not loaded again, only proven to be shippable: a test that passes here must not
             # fail on Spark because an item holds a lock or an open file.
             cloudpickle.dumps((function, item))
-        calls = [self._threads.submit(self._call, function, item) for item in items]
+        # In the caller's context: whoever asks from inside a task which job it is part of, is told.
+        calls = [
+            self._threads.submit(copy_context().run, self._call, function, item) for item in items
+        ]
         return _gather(calls)
 
     def cancel(self) -> None:

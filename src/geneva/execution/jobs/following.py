@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from geneva.errors import JobCancelledError, JobNotFoundError, JobTimeoutError
-from geneva.execution.jobs.heartbeat import is_driven_by_this_thread
+from geneva.execution.jobs.heartbeat import is_inside
 from geneva.storage.jobs.events import JobHistory, JobRecord
 
 _FIRST_PAUSE_SECONDS = 0.1
@@ -37,14 +37,14 @@ def wait_for(
 ) -> list[JobRecord]:
     """Wait until the jobs are over, well or not, or lost; return those that were waited for.
 
-    `on_wait` is told of each of them when its turn comes. A job that the calling thread itself
-    drives can't end before this does: it is not waited for.
+    `on_wait` is told of each of them when its turn comes. A job that the calling code is part
+    of can't end before this does: it is not waited for.
     """
     started = time.monotonic()
     followed: list[JobRecord] = []
     for job_id in earlier:
         job = _look(history, job_id)
-        if job is None or job.status.is_final or is_driven_by_this_thread(job_id):
+        if job is None or job.status.is_final or is_inside(job_id):
             continue
         on_wait(job)
         pause = _FIRST_PAUSE_SECONDS

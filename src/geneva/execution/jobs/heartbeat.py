@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -121,28 +122,32 @@ class Liveness:
         return self._monotonic() - known[1], (self._now() - last).total_seconds()
 
 
-_here: dict[str, int] = {}
-"""The jobs that this process drives, and the thread of each."""
+_here: set[str] = set()
+"""The jobs that this process drives."""
+_inside: ContextVar[frozenset[str]] = ContextVar("inside", default=frozenset())
+"""The jobs that the calling code is part of: drives them, or runs in one of their tasks here."""
 
 
 def will_be_driven_here(job_id: str) -> None:
     """Let this process know that one of its threads is about to drive a job."""
-    _here[job_id] = 0
+    _here.add(job_id)
 
 
 @contextmanager
 def driven_here(job_id: str) -> Iterator[None]:
     """Let this process know that the calling thread drives a job, for as long as it does."""
-    _here[job_id] = threading.get_ident()
+    _here.add(job_id)
+    before = _inside.set(_inside.get() | {job_id})
     try:
         yield
     finally:
-        _here.pop(job_id, None)
+        _inside.reset(before)
+        _here.discard(job_id)
 
 
-def is_driven_by_this_thread(job_id: str) -> bool:
-    """Whether the calling thread is inside that job: then it can't wait for its end."""
-    return _here.get(job_id) == threading.get_ident()
+def is_inside(job_id: str) -> bool:
+    """Whether the calling code is part of that job: then it can't wait for its end."""
+    return job_id in _inside.get()
 
 
 def is_gone(job: JobRecord) -> bool:
