@@ -299,8 +299,9 @@ class Table:
     def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
         """Alter columns: `{"path": "c", "udf": new_udf}` gives a computed column another UDF.
 
-        The next backfill computes it anew. Other alterations (rename, nullable, data_type) are
-        LanceDB's.
+        The next backfill computes it anew. With `"keep": "computed"` it keeps what is there, and
+        runs the new UDF only for rows that failed, are missing, or whose inputs changed: a fix for
+        a few bad rows costs these rows. Other alterations (rename, nullable) are LanceDB's.
         """
         self._refuse_checked_out("alter_columns")
         udfs, others = declarations.split_alterations(alterations)
@@ -430,7 +431,14 @@ class Table:
         dataset = open_dataset(ref, options.read_version)
         if options.read_version is not None:
             declarations.check_column_was_there(ref, dataset, column)
-        definition = declarations.definition_for(ref, dataset, column, udf, store=not planning_only)
+        definition = declarations.definition_for(
+            ref,
+            dataset,
+            column,
+            udf,
+            store=not planning_only,
+            retry_failed=options.retry_failed,
+        )
         if options.read_version is None and not planning_only:
             dataset = open_dataset(ref)
         make_runner = None if planning_only else self._connection._make_runner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +37,7 @@ from geneva.storage.columns.definitions import (
     read_definitions,
     redefine_column,
     required_definition,
+    with_kept_version,
     with_present_inputs,
 )
 from geneva.storage.columns.functions import stage_udf
@@ -44,6 +45,9 @@ from geneva.storage.lance.dataset import Dataset, check_column_name, has_path, o
 from geneva.storage.lance.fragments import is_blob
 from geneva.storage.views.definition import reads_source
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
+
+KEEP_COMPUTED = "computed"
+"""What `alter_columns` can be told to keep of a column that gets another UDF."""
 
 
 def split_transforms(transforms: Any) -> tuple[dict[str, tuple[UDF, list[str] | None]], Any]:
@@ -73,27 +77,51 @@ def _as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class NewFunction:
+    """Another UDF for a column that there is."""
+
+    udf: UDF
+    input_columns: list[str] | None = None
+    """The columns that it reads; None: those that it names itself."""
+    keep: bool = False
+    """Whether what is computed stays, and counts as right."""
+
+
 def split_alterations(
     alterations: Sequence[Mapping[str, Any]],
-) -> tuple[dict[str, tuple[UDF, list[str] | None]], list[Mapping[str, Any]]]:
+) -> tuple[dict[str, NewFunction], list[Mapping[str, Any]]]:
     """The alterations that give a column another UDF, and the others, which are LanceDB's."""
-    udfs: dict[str, tuple[UDF, list[str] | None]] = {}
+    udfs: dict[str, NewFunction] = {}
     others: list[Mapping[str, Any]] = []
     for alteration in alterations:
         if "udf" not in alteration:
+            if "keep" in alteration:
+                raise UserInputError(f'"keep" is for a column\'s new "udf"; got {alteration!r}.')
             others.append(alteration)
             continue
-        unknown = set(alteration) - {"path", "udf", "input_columns"}
+        unknown = set(alteration) - {"path", "udf", "input_columns", "keep"}
         if "path" not in alteration or unknown:
             raise UserInputError(
-                'To change a column\'s UDF give {"path": column, "udf": udf}, with "input_columns" '
-                f"if need be, and nothing else; got {sorted(alteration)}."
+                'To change a column\'s UDF give {"path": column, "udf": udf}, with '
+                '"input_columns" and "keep": "computed" if need be, and nothing else; got '
+                f"{sorted(alteration)}."
             )
-        udf, columns = _as_udf(alteration["path"], alteration["udf"])
-        if alteration.get("input_columns") is not None:
-            columns = list(alteration["input_columns"])
-        udfs[alteration["path"]] = (udf, columns)
+        udfs[alteration["path"]] = _new_function(alteration)
     return udfs, others
+
+
+def _new_function(alteration: Mapping[str, Any]) -> NewFunction:
+    keep = alteration.get("keep")
+    if keep not in (None, KEEP_COMPUTED):
+        raise UserInputError(
+            f'"keep" must be {KEEP_COMPUTED!r} (what is computed stays, and only what failed, is '
+            f"missing or stale is run with the new UDF), or be left out, not {keep!r}."
+        )
+    udf, columns = _as_udf(alteration["path"], alteration["udf"])
+    if alteration.get("input_columns") is not None:
+        columns = list(alteration["input_columns"])
+    return NewFunction(udf, columns, keep == KEEP_COMPUTED)
 
 
 def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | None]]) -> None:
@@ -132,22 +160,37 @@ def refuse_blob_output(name: str, udf: UDF) -> None:
         )
 
 
-def alter_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | None]]) -> None:
+def alter_udf_columns(ref: TableRef, columns: Mapping[str, NewFunction]) -> None:
     """Give columns other UDFs, in one commit. Their values stay until the next backfill."""
     dataset = open_dataset(ref)
     changes = []
-    fed = {n: inputs_of(udf, own, dataset.schema, n) for n, (udf, own) in columns.items()}
+    fed = {
+        name: inputs_of(new.udf, new.input_columns, dataset.schema, name)
+        for name, new in columns.items()
+    }
     _refuse_cycles(ref, dataset, fed)
-    for name, (udf, _) in columns.items():
-        current = _existing(dataset.schema, ref, name, udf)
-        inputs = fed[name]
-        digest = stage_udf(ref, udf)
+    for name, new in columns.items():
+        current = _existing(dataset.schema, ref, name, new.udf)
+        if current is not None and new.keep:
+            _check_same_inputs(ref, with_present_inputs(current, dataset), fed[name])
+        digest = stage_udf(ref, new.udf)
         changes.append(
-            define_column(dataset, name, udf, inputs, digest)
+            define_column(dataset, name, new.udf, fed[name], digest)
             if current is None
-            else redefine_column(dataset, current, udf, inputs, digest)
+            else redefine_column(dataset, current, new.udf, fed[name], digest, keep=new.keep)
         )
     commit_redefinitions(dataset, changes)
+
+
+def _check_same_inputs(ref: TableRef, current: ColumnDefinition, inputs: Sequence[str]) -> None:
+    """Refuse to keep values of other inputs: when they go stale could not be told."""
+    if tuple(inputs) != current.inputs:
+        raise UserInputError(
+            f"Values of column {current.name!r} of {ref.name!r} can be kept under another UDF only "
+            f"if it reads the same columns in the same order. They were computed from "
+            f"{list(current.inputs)}, and the new UDF reads {list(inputs)}. Name the columns with "
+            "input_columns, or give the new UDF with alter_columns, without keep."
+        )
 
 
 def refuse_casts(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
@@ -263,11 +306,13 @@ def definition_for(
     udf: UDF | tuple[UDF, Sequence[str]] | None,
     *,
     store: bool,
+    retry_failed: bool = False,
 ) -> ColumnDefinition:
     """The definition that a backfill goes by: the column's own, or one made of the given UDF.
 
-    A plain column that is backfilled with a UDF becomes a computed one. With `store=False`, for
-    planning, nothing is written.
+    A plain column that is backfilled with a UDF becomes a computed one. With `retry_failed`, a UDF
+    for one run is for the rows on which the column's own failed, and its values count as right.
+    With `store=False`, for planning, nothing is written.
     """
     schema = dataset.schema
     if column in schema.names and reads_source(schema.field(column)):
@@ -285,11 +330,36 @@ def definition_for(
     _refuse_cycles(ref, dataset, {column: inputs})
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     if current is not None:
-        return replace(redefine_column(dataset, current, function, inputs, digest), overrides=True)
+        override = redefine_column(dataset, current, function, inputs, digest)
+        if retry_failed:
+            present = with_present_inputs(current, dataset)
+            _check_same_inputs(ref, present, inputs)
+            override = _beside(current, override)
+            if store:
+                _keep_values_of(ref, column, override)
+        return replace(override, overrides=True)
     definition = define_column(dataset, column, function, inputs, digest)
     if store:
         commit_redefinitions(dataset, [definition])
     return definition
+
+
+def _beside(current: ColumnDefinition, override: ColumnDefinition) -> ColumnDefinition:
+    """Another function for some rows of a column, whose own function's values stay right."""
+    kept = dict.fromkeys((*current.kept_versions, current.udf_version))
+    kept.pop(override.udf_version, None)
+    return replace(override, former_versions=current.former_versions, kept_versions=tuple(kept))
+
+
+def _keep_values_of(ref: TableRef, column: str, override: ColumnDefinition) -> None:
+    """Write down that values of a function for one run count as right."""
+    dataset = open_dataset(ref)
+    stored = read_definition(dataset.schema, column)
+    if stored is None or stored.uuid != override.uuid:
+        return
+    kept = with_kept_version(stored, override.udf_version)
+    if kept != stored:
+        commit_redefinitions(dataset, [kept])
 
 
 def _check_inputs_present(definition: ColumnDefinition, schema: pa.Schema) -> None:
@@ -331,15 +401,16 @@ def cleanup(
     )
 
 
-def alter_view_column(
-    ref: TableRef, source: Dataset, name: str, change: tuple[UDF, list[str] | None]
-) -> None:
+def alter_view_column(ref: TableRef, source: Dataset, name: str, new: NewFunction) -> None:
     """Give a view's UDF column another UDF over the source's columns."""
     view = open_dataset(ref)
-    udf, own = change
-    current = _existing(view.schema, ref, name, udf)
+    current = _existing(view.schema, ref, name, new.udf)
     if current is None:
         raise InvalidUDFError(f"Column {name!r} of view {ref.name!r} is not computed by a UDF.")
-    inputs = inputs_of(udf, own, source.schema, name)
-    digest = stage_udf(ref, udf)
-    commit_redefinitions(view, [redefine_column(source, current, udf, inputs, digest)])
+    inputs = inputs_of(new.udf, new.input_columns, source.schema, name)
+    if new.keep:
+        _check_same_inputs(ref, current, inputs)
+    digest = stage_udf(ref, new.udf)
+    commit_redefinitions(
+        view, [redefine_column(source, current, new.udf, inputs, digest, keep=new.keep)]
+    )

@@ -188,6 +188,7 @@ def _states(
                 has_output=output_file(scope.computation, fragment) is not None,
                 adopt=adopt if compute_unproven else adopt.union(found.unproven),
                 failed=found.failed.minus(retried) if retried else found.failed,
+                failed_before=found.failed_before or None,
                 selected=selected[fragment.id] if selected is not None else None,
                 only_stale=scope.request.only_stale,
                 retry_failed=_asks_for_failed(scope),
