@@ -173,7 +173,11 @@ class JobOptions:
         default=None, metadata=_count("Fewest rows of a checkpoint that is made by time.")
     )
     max_checkpoint_size: int | None = field(
-        default=None, metadata=_count("Most rows of a checkpoint that is made by time.")
+        default=None,
+        metadata=_count(
+            "Most rows of a checkpoint that is made by time; by default, and at most, "
+            "checkpoint_size."
+        ),
     )
     task_size: int | None = field(
         default=None, metadata=_count("Rows that a task computes; by default by measured speed.")
