@@ -45,6 +45,8 @@ class FragmentState:
     """Rows whose value stays and gets a receipt: a person wrote it, or it is right without one."""
     failed: RowSet
     """Rows on which the current UDF failed, given the current inputs."""
+    stale: RowSet | None = None
+    """Rows whose value is of another UDF or of other inputs; None: none."""
     failed_before: RowSet | None = None
     """Rows on which an earlier UDF failed, or this one given other inputs; None: none."""
     selected: RowSet | None = None

@@ -243,7 +243,8 @@ class ValidityReader:
         if found.udf not in self._right_names:
             # Some rows of a part, or of a mixture, may be of this version: those that were kept.
             alone = found.complete and files == values and not found.may_be_mixed
-            return Validity(rows, Reason.UDF_CHANGED) if alone else None
+            stale = {ValueState.STALE: RowSet.full(rows)}
+            return Validity(rows, Reason.UDF_CHANGED, stale) if alone else None
         if found.inputs != wanted.inputs and computation.source is None:
             return None
         needs_none = computation.receipt is None and computation.filled_flag is not None
@@ -305,7 +306,7 @@ class ValidityReader:
             return Validity.unknown(size)
         copied = {
             state: _copied([(p, v.rows_in(state)) for p, v in parents])[start : start + size]
-            for state in (ValueState.RIGHT, ValueState.WITHOUT_RECEIPT)
+            for state in (ValueState.RIGHT, ValueState.WITHOUT_RECEIPT, ValueState.STALE)
         }
         if any(len(mask) != size for mask in copied.values()):
             return Validity.unknown(size)
