@@ -282,19 +282,27 @@ class Table:
         """The computed columns and what is known of their UDFs. Runs no user code."""
         return read_definitions(self._table.schema)
 
-    def add_columns(self, transforms: Mapping[str, ColumnSource] | Any, **kwargs: Any) -> None:
+    def add_columns(
+        self, transforms: Mapping[str, ColumnSource] | Any = None, **kwargs: Any
+    ) -> Any:
         """Add columns: by UDF, `(udf, [input columns])`, or an SQL expression.
 
         A UDF column costs a metadata commit; its values are NULL until `backfill`. All UDF columns
-        of one call are one commit.
+        of one call are one commit. Everything else, `computed=` too, is LanceDB's.
         """
         self._refuse_checked_out("add_columns")
         udfs, others = declarations.split_transforms(transforms)
+        if udfs and others is not None and kwargs:
+            raise UserInputError(
+                f"LanceDB takes no expressions together with {sorted(kwargs)}: add "
+                f"{sorted(others)} in a call of their own. Nothing was added."
+            )
         if udfs:
             declarations.add_udf_columns(self.ref, udfs)
             self._table.checkout_latest()
-        if others is not None:
-            self._table.add_columns(others, **kwargs)
+        if not udfs or others is not None or kwargs:
+            return self._table.add_columns(others, **kwargs)
+        return None
 
     def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
         """Alter columns: `{"path": "c", "udf": new_udf}` gives a computed column another UDF.
@@ -305,7 +313,7 @@ class Table:
         """
         self._refuse_checked_out("alter_columns")
         udfs, others = declarations.split_alterations(alterations)
-        declarations.refuse_casts(self.ref, others)
+        declarations.check_alterable(self.ref, others)
         if udfs:
             declarations.alter_udf_columns(self.ref, udfs)
             self._table.checkout_latest()

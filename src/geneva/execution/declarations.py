@@ -43,7 +43,8 @@ from geneva.storage.columns.definitions import (
 from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path, open_dataset
 from geneva.storage.lance.fragments import is_blob
-from geneva.storage.views.definition import reads_source
+from geneva.storage.lance.trial import why_not_storable
+from geneva.storage.views.definition import reads_source, visible_schema
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
 
 KEEP_COMPUTED = "computed"
@@ -57,11 +58,11 @@ def split_transforms(transforms: Any) -> tuple[dict[str, tuple[UDF, list[str] | 
     udfs: dict[str, tuple[UDF, list[str] | None]] = {}
     others: dict[str, Any] = {}
     for name, source in transforms.items():
-        if isinstance(source, str):
+        if isinstance(source, str) or type(source).__module__.partition(".")[0] == "lancedb":
             others[name] = source
         else:
             udfs[name] = _as_udf(name, source)
-    return udfs, others or None
+    return udfs, (others or None) if udfs else others
 
 
 def _as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
@@ -131,6 +132,7 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
     for name, (udf, _) in columns.items():
         check_column_name(name)
         refuse_blob_output(name, udf)
+        _refuse_unstorable(ref, dataset, name, udf)
         clash = next((n for n in schema.names if n.lower() == name.lower()), None)
         if clash is not None:
             raise ColumnExistsError(
@@ -157,6 +159,19 @@ def refuse_blob_output(name: str, udf: UDF) -> None:
         raise InvalidUDFError(
             f"Column {name!r} can't be a computed blob column (lance-encoding:blob). Leave that "
             "field metadata out: large_binary values are stored well without it."
+        )
+
+
+def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, udf: UDF) -> None:
+    """Refuse a type whose NULLs the table's format can't hold: the table could not be changed."""
+    complaint = why_not_storable(dataset, udf.data_type)
+    if complaint is not None:
+        raise InvalidUDFError(
+            f"Column {name!r} can't be of type {udf.data_type}: a computed column is NULL until it "
+            f"is computed, and table {ref.name!r}, of storage version "
+            f"{dataset.data_storage_version}, can't hold that: its updates and compactions would "
+            f"fail ({complaint}). Compute a column of another type, or make the table anew with "
+            "a later data_storage_version."
         )
 
 
@@ -193,17 +208,49 @@ def _check_same_inputs(ref: TableRef, current: ColumnDefinition, inputs: Sequenc
         )
 
 
-def refuse_casts(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse another type for a computed column: Lance would make a plain column of it."""
+def check_alterable(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse another type for a computed column, and any change to columns of Geneva's own.
+
+    Lance would make a plain column of a computed one, and so would a field of a struct.
+    """
+    schema = open_dataset(ref).schema if alterations else pa.schema([])
     for alteration in alterations:
         path = str(alteration.get("path", ""))
-        schema = open_dataset(ref).schema
-        computed = path in schema.names and read_definition(schema, path) is not None
-        if computed and alteration.get("data_type") is not None:
-            raise UserInputError(
-                f"Column {path!r} of table {ref.name!r} is computed: its type is its UDF's. To "
-                "give it another one, drop it, and add it again with a UDF of that type."
-            )
+        name = _top_name(path)
+        _refuse_hidden(ref, schema, name, "altered")
+        if not is_computed(schema, name):
+            continue
+        if alteration.get("data_type") is not None or _is_nested(path, name):
+            raise _type_is_the_udfs(ref, name)
+
+
+def is_computed(schema: pa.Schema, name: str) -> bool:
+    """Whether there is a computed column of that name."""
+    return name in schema.names and read_definition(schema, name) is not None
+
+
+def _top_name(path: str) -> str:
+    """The column that a path leads into; names may be quoted, as in SQL."""
+    return path[1:].partition("`")[0] if path.startswith("`") else path.partition(".")[0]
+
+
+def _is_nested(path: str, name: str) -> bool:
+    return path not in (name, f"`{name}`")
+
+
+def _refuse_hidden(ref: TableRef, schema: pa.Schema, name: str, what: str) -> None:
+    if name in schema.names and name not in visible_schema(schema).names:
+        raise UserInputError(
+            f"Column {name!r} of table {ref.name!r} is Geneva's own, and can't be {what}. It goes "
+            "with the column that it is for."
+        )
+
+
+def _type_is_the_udfs(ref: TableRef, name: str) -> UserInputError:
+    return UserInputError(
+        f"Column {name!r} of table {ref.name!r} is computed: its type is its UDF's. To give it "
+        "another one, drop it, and add it again with a UDF of that type."
+    )
 
 
 def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str, ...]]) -> None:
@@ -260,6 +307,10 @@ def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
         raise ColumnNotFoundError(
             f"Column {missing[0]!r} is not defined in this table ({ref.name!r} has {schema.names})."
         )
+    for name in names:
+        _refuse_hidden(ref, schema, _top_name(name), "dropped")
+        if _is_nested(name, _top_name(name)) and is_computed(schema, _top_name(name)):
+            raise _type_is_the_udfs(ref, _top_name(name))
     for definition in read_definitions(schema).values():
         if definition.name in names:
             continue
