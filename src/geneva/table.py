@@ -212,6 +212,19 @@ class Table:
         """Take rows by their row ids, as LanceDB does."""
         return self._without_hidden(self._table.take_row_ids(row_ids))
 
+    def take_blobs(self, row_indices: Sequence[int], column: str) -> Any:
+        """Open blobs of a column, as lazy files, by their rows' place in the table."""
+        dataset = open_dataset(self.ref, self.version)
+        return dataset.take_blobs(column, indices=list(row_indices))
+
+    def limit(self, rows: int | None) -> Query:
+        """Build a query of at most so many rows: `table.limit(100)`, as `query().limit(100)`."""
+        return self.query().limit(rows)
+
+    def offset(self, rows: int | None) -> Query:
+        """Build a query without the first so many rows: `table.offset(50).limit(100)`."""
+        return self.query().offset(rows)
+
     def to_polars(self, *args: Any, **kwargs: Any) -> Any:
         """The rows of the table as a lazy polars frame."""
         return self._without_hidden(self._table.to_polars(*args, **kwargs))

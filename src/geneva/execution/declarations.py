@@ -42,7 +42,7 @@ from geneva.storage.columns.definitions import (
 )
 from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path, open_dataset
-from geneva.storage.lance.fragments import is_blob
+from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.views.definition import reads_source, visible_schema
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
@@ -155,7 +155,7 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
 
 def refuse_blob_output(name: str, udf: UDF) -> None:
     """Blob columns of format 2.2 can't be filled file by file: what is written can't be read."""
-    if is_blob(pa.field(name, udf.data_type, metadata=udf.field_metadata)):
+    if holds_blob(pa.field(name, udf.data_type, metadata=udf.field_metadata)):
         raise InvalidUDFError(
             f"Column {name!r} can't be a computed blob column (lance-encoding:blob). Leave that "
             "field metadata out: large_binary values are stored well without it."
@@ -164,7 +164,7 @@ def refuse_blob_output(name: str, udf: UDF) -> None:
 
 def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, udf: UDF) -> None:
     """Refuse a type whose NULLs the table's format can't hold: the table could not be changed."""
-    complaint = why_not_storable(dataset, udf.data_type)
+    complaint = why_not_storable(str(dataset.data_storage_version), udf.data_type)
     if complaint is not None:
         raise InvalidUDFError(
             f"Column {name!r} can't be of type {udf.data_type}: a computed column is NULL until it "

@@ -6,24 +6,19 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-import lance
 import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileWriter
 
 from geneva.storage.lance.dataset import is_damage
 
 
-def why_not_storable(dataset: lance.LanceDataset, kind: pa.DataType) -> str | None:
-    """What Lance says against NULL in a column of this type, in a table's format; None: nothing.
+@lru_cache(maxsize=256)
+def why_not_storable(version: str, kind: pa.DataType) -> str | None:
+    """What Lance says against NULL in a column of this type, in a format; None: nothing.
 
     A column that is added is NULL until it is computed. Where its format can't write that, every
     update and every compaction of the table fails.
     """
-    return _complaint(str(dataset.data_storage_version), kind)
-
-
-@lru_cache(maxsize=256)
-def _complaint(version: str, kind: pa.DataType) -> str | None:
     try:
         nulls = _one_null(kind)
     except (pa.ArrowException, NotImplementedError):
