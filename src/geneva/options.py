@@ -208,10 +208,10 @@ class JobOptions:
         default=False,
         metadata=_option(
             OptionInfo(
-                "Try the rows again that failed and were skipped before, by whatever UDF: a backfill "
-                "computes just these, and with another `udf` its values for them are kept; a "
-                "refresh computes these as well. Without it they stay NULL until the UDF or their "
-                "inputs change.",
+                "Try the rows again that failed and were skipped before, by whatever UDF: a "
+                "backfill computes just these, and with another `udf` its values for them are "
+                "kept; a refresh computes these as well. Without it they stay NULL until the UDF "
+                "or their inputs change.",
                 bool,
                 _read_flag,
             )
