@@ -173,7 +173,11 @@ class JobOptions:
         default=None, metadata=_count("Fewest rows of a checkpoint that is made by time.")
     )
     max_checkpoint_size: int | None = field(
-        default=None, metadata=_count("Most rows of a checkpoint that is made by time.")
+        default=None,
+        metadata=_count(
+            "Most rows of a checkpoint that is made by time; by default, and at most, "
+            "checkpoint_size."
+        ),
     )
     task_size: int | None = field(
         default=None, metadata=_count("Rows that a task computes; by default by measured speed.")
@@ -204,9 +208,10 @@ class JobOptions:
         default=False,
         metadata=_option(
             OptionInfo(
-                "Try the rows again that failed and were skipped before: a backfill computes just "
-                "these, a refresh these as well. Without it they stay NULL until the UDF or their "
-                "inputs change.",
+                "Try the rows again that failed and were skipped before, by whatever UDF: a "
+                "backfill computes just these, and with another `udf` its values for them are "
+                "kept; a refresh computes these as well. Without it they stay NULL until the UDF "
+                "or their inputs change.",
                 bool,
                 _read_flag,
             )

@@ -26,6 +26,7 @@ from geneva.query_columns import (
     made_column,
     named_like_itself,
     plain_column,
+    refuse_nested_blobs,
 )
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.expressions import (
@@ -212,6 +213,7 @@ class Query:
         """The result, batch by batch. UDFs run in this process."""
         if batch_size is not None and _checked_count("batch_size", batch_size) == 0:
             raise UserInputError("batch_size must be 1 or more.")
+        refuse_nested_blobs(self._columns())
         dataset, columns = self._dataset(), self._columns()
         batches = evaluate(dataset, columns, self._row_ids(dataset), batch_size, self.source)
         return pa.RecordBatchReader.from_batches(self.schema, batches)
@@ -287,6 +289,7 @@ class Query:
         """Refuse what can't be a view: reserved names, SQL that has another value tomorrow."""
         for name in self.schema.names:
             check_output_name(name)
+        refuse_nested_blobs(self._columns())
         sql = [c for c in self._columns() if c.kind is ColumnKind.SQL]
         for column in sql:
             check_stored_type(column.expression, column.fields[0].type)

@@ -8,10 +8,12 @@ from typing import Any, NoReturn, TypeAlias
 import pyarrow as pa
 
 from geneva.errors import ColumnExistsError, ColumnNotFoundError, InvalidUDFError, UserInputError
+from geneva.execution.declarations import refuse_blob_output
 from geneva.model.sql import missing_column
 from geneva.model.view_query import ColumnKind, QueryColumn
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path
 from geneva.storage.lance.expressions import read_expression
+from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.views.definition import copied_field, visible_schema
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs
@@ -61,6 +63,18 @@ def _copied(schema: pa.Schema, path: str, name: str) -> QueryColumn:
     return QueryColumn(name, ColumnKind.COLUMN, path, (path,), (made,))
 
 
+def refuse_nested_blobs(columns: Sequence[QueryColumn]) -> None:
+    """Refuse structs that hold blobs: Lance gives them as descriptors, and not as bytes."""
+    for column in columns:
+        for made in column.fields if column.kind is ColumnKind.COLUMN else ():
+            if holds_blob(made) and not is_blob(made):
+                raise UserInputError(
+                    f"Column {column.name!r} can't be part of a query: there are blobs inside of "
+                    f"it ({made.type}). Select what is inside by its path: "
+                    f'select({{"name": "{column.expression}.field", ...}}).'
+                )
+
+
 def _computed_by_sql(dataset: Dataset, name: str, sql: str) -> QueryColumn:
     if not sql.strip():
         raise UserInputError(f"Column {name!r} is given an empty expression.")
@@ -78,12 +92,14 @@ def _computed_by_sql(dataset: Dataset, name: str, sql: str) -> QueryColumn:
 
 def _computed_by_udf(dataset: Dataset, name: str, udf: UDF, inputs: Any) -> QueryColumn:
     bound, paths = _bound(dataset, udf, inputs)
+    refuse_blob_output(name, udf)
     made = pa.field(name, udf.data_type, metadata=dict(udf.field_metadata) or None)
     return QueryColumn(name, ColumnKind.UDF, "", paths, (made,), bound)
 
 
 def _chunked(dataset: Dataset, name: str, chunker: Chunker, inputs: Any) -> QueryColumn:
     chunker.check_bound()
+    refuse_blob_output(name, chunker.udf)
     bound, paths = _bound(dataset, chunker.udf, inputs)
     fields = tuple(f.with_nullable(True) for f in chunker.output_schema)
     for made in fields:

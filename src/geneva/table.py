@@ -212,6 +212,19 @@ class Table:
         """Take rows by their row ids, as LanceDB does."""
         return self._without_hidden(self._table.take_row_ids(row_ids))
 
+    def take_blobs(self, row_indices: Sequence[int], column: str) -> Any:
+        """Open blobs of a column, as lazy files, by their rows' place in the table."""
+        dataset = open_dataset(self.ref, self.version)
+        return dataset.take_blobs(column, indices=list(row_indices))
+
+    def limit(self, rows: int | None) -> Query:
+        """Build a query of at most so many rows: `table.limit(100)`, as `query().limit(100)`."""
+        return self.query().limit(rows)
+
+    def offset(self, rows: int | None) -> Query:
+        """Build a query without the first so many rows: `table.offset(50).limit(100)`."""
+        return self.query().offset(rows)
+
     def to_polars(self, *args: Any, **kwargs: Any) -> Any:
         """The rows of the table as a lazy polars frame."""
         return self._without_hidden(self._table.to_polars(*args, **kwargs))
@@ -282,30 +295,39 @@ class Table:
         """The computed columns and what is known of their UDFs. Runs no user code."""
         return read_definitions(self._table.schema)
 
-    def add_columns(self, transforms: Mapping[str, ColumnSource] | Any, **kwargs: Any) -> None:
+    def add_columns(
+        self, transforms: Mapping[str, ColumnSource] | Any = None, **kwargs: Any
+    ) -> Any:
         """Add columns: by UDF, `(udf, [input columns])`, or an SQL expression.
 
         A UDF column costs a metadata commit; its values are NULL until `backfill`. All UDF columns
-        of one call are one commit.
+        of one call are one commit. Everything else, `computed=` too, is LanceDB's.
         """
         self._refuse_checked_out("add_columns")
         udfs, others = declarations.split_transforms(transforms)
+        if udfs and others is not None and kwargs:
+            raise UserInputError(
+                f"LanceDB takes no expressions together with {sorted(kwargs)}: add "
+                f"{sorted(others)} in a call of their own. Nothing was added."
+            )
         if udfs:
             declarations.add_udf_columns(self.ref, udfs)
             self._table.checkout_latest()
-        if others is not None:
-            self._table.add_columns(others, **kwargs)
+        if not udfs or others is not None or kwargs:
+            return self._table.add_columns(others, **kwargs)
+        return None
 
     def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
         """Alter columns: `{"path": "c", "udf": new_udf}` gives a computed column another UDF.
 
-        The next backfill computes it anew. Other alterations (rename, nullable, data_type) are
-        LanceDB's.
+        The next backfill computes it anew. With `"keep": "computed"` it keeps what is there, and
+        runs the new UDF only for rows that failed, are missing, or whose inputs changed: a fix for
+        a few bad rows costs these rows. Other alterations (rename, nullable) are LanceDB's.
         """
         self._refuse_checked_out("alter_columns")
         udfs, others = declarations.split_alterations(alterations)
         declarations.refuse_altering_hidden(self.ref, alterations)
-        declarations.refuse_casts(self.ref, others)
+        declarations.check_alterable(self.ref, others)
         if udfs:
             declarations.alter_udf_columns(self.ref, udfs)
             self._table.checkout_latest()
@@ -431,7 +453,14 @@ class Table:
         dataset = open_dataset(ref, options.read_version)
         if options.read_version is not None:
             declarations.check_column_was_there(ref, dataset, column)
-        definition = declarations.definition_for(ref, dataset, column, udf, store=not planning_only)
+        definition = declarations.definition_for(
+            ref,
+            dataset,
+            column,
+            udf,
+            store=not planning_only,
+            retry_failed=options.retry_failed,
+        )
         if options.read_version is None and not planning_only:
             dataset = open_dataset(ref)
         make_runner = None if planning_only else self._connection._make_runner

@@ -194,7 +194,7 @@ class MaterializedView(Table):
         lists = open_dataset(inner_ref(self.ref)).schema.field(CHUNKS).type
         return pa.schema(list(lists.value_type))
 
-    def _alter_own(self, name: str, change: tuple[UDF, list[str] | None]) -> None:
+    def _alter_own(self, name: str, change: declarations.NewFunction) -> None:
         source, chunker = open_dataset(self._source()), self.definition.chunker
         if chunker is None or name != chunker.name:
             declarations.alter_view_column(self.ref, source, name, change)

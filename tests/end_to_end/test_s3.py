@@ -21,6 +21,8 @@ import pytest
 
 import geneva
 from cluster import wait_for
+from geneva.checkpoint import LanceCheckpointStore
+from geneva.checkpoint_utils import CheckpointKey, WorkIdentity
 from geneva.connection import Connection
 from geneva.errors import UDFError
 from geneva.execution.runner import InProcessRunner
@@ -387,3 +389,15 @@ def test_spark_killed_and_finished_by_another_process(
     assert_no_secret_in_bucket(bucket)
     left = [path for path in folder.rglob("*") if not path.is_dir()]
     assert left == []
+
+
+def test_a_key_that_is_longer_than_a_file_name(bucket: Bucket) -> None:
+    store = LanceCheckpointStore(f"{bucket.uri}/store", Secrets(bucket.storage_options))
+    name = "a_function_with_a_long_name_" * 4
+    key = CheckpointKey(WorkIdentity(name, "1", name, "", "", ()).prefix(), 0).path()
+    store[key] = pa.record_batch({"x": [1]})
+    assert store.list_keys(f"udf-{name}_") == [key]
+    assert key in store
+    assert store[key].column(0).to_pylist() == [1]
+    del store[key]
+    assert store.list_keys() == []

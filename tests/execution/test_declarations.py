@@ -57,6 +57,23 @@ class TestAdding:
         assert column(table, "plain") == [None] * 3
         assert table.computed_columns() == {}
 
+    @pytest.mark.parametrize("given", [(), (None,)], ids=["left out", "none"])
+    def test_lancedbs_computed_columns_are_added(self, table: Table, given: tuple[None]) -> None:
+        table.add_columns(*given, computed={"next": "id + 1"})
+        assert table.schema.names[-1] == "next"
+
+    def test_lancedbs_computed_columns_beside_a_udf(self, table: Table, calls: Calls) -> None:
+        with pytest.raises(UserInputError, match=r"add \['y'\] in a call of their own"):
+            table.add_columns({"x": tripled(calls), "y": "id + 2"}, computed={"next": "id + 1"})
+        assert table.computed_columns() == {}
+        table.add_columns({"x": tripled(calls)}, computed={"next": "id + 1"})
+        assert table.schema.names[-2:] == ["x", "next"]
+        assert list(table.computed_columns()) == ["x"]
+
+    def test_a_call_that_asks_for_nothing_is_lancedbs_to_refuse(self, table: Table) -> None:
+        with pytest.raises(ValueError, match="requires transforms"):
+            table.add_columns()
+
     def test_the_definition_says_everything_but_the_code(self, table: Table, calls: Calls) -> None:
         function = tripled(
             calls,
@@ -242,6 +259,41 @@ class TestAltering:
         table.add_columns({"x": tripled(calls)})
         with pytest.raises(UserInputError, match="To change a column's UDF give"):
             table.alter_columns(alteration)
+
+    @pytest.mark.parametrize(
+        "alteration",
+        [
+            {"path": "x", "data_type": pa.int32()},
+            {"path": "`x`", "data_type": pa.int32()},
+            {"path": "s", "data_type": pa.struct([("a", pa.int32())])},
+            {"path": "s.a", "data_type": pa.int32()},
+            {"path": "s.a", "rename": "b"},
+        ],
+        ids=str,
+    )
+    def test_the_type_of_a_computed_column_is_its_functions(
+        self, table: Table, calls: Calls, alteration: dict[str, Any]
+    ) -> None:
+        kind = pa.struct([("a", pa.int64())])
+        record = counted(calls, lambda id: {"a": id}, data_type=kind)
+        table.add_columns({"x": tripled(calls), "s": record})
+        table.backfill("x")
+        version, schema = table.version, table.schema
+        with pytest.raises(UserInputError, match="is computed: its type is its UDF's"):
+            table.alter_columns(alteration)
+        with pytest.raises(UserInputError, match="is computed: its type is its UDF's"):
+            table.drop_columns(["s.a"])
+        assert (table.version, table.schema) == (version, schema)
+        assert table.backfill("x").rows_computed == 0
+
+    def test_columns_of_genevas_own_are_left_alone(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        (hidden,) = set(lance.dataset(table.ref.uri).schema.names) - set(table.schema.names)
+        for change in ({"rename": "y"}, {"data_type": pa.int32()}):
+            with pytest.raises(UserInputError, match="Geneva's own, and can't be altered"):
+                table.alter_columns({"path": hidden, **change})
+        with pytest.raises(UserInputError, match="Geneva's own, and can't be dropped"):
+            table.drop_columns([hidden])
 
     def test_a_column_that_is_not_there(self, table: Table) -> None:
         with pytest.raises(ColumnNotFoundError, match="Did you mean 'text'"):

@@ -134,10 +134,20 @@ def test_batches_stay_within_their_bounds(
     for took in [0.0, *seconds]:
         assert 1 <= size <= window
         for bound in (sizes.batch_size, sizes.max_checkpoint_size, sizes.checkpoint_size):
-            if bound is not None and bound != sizes.checkpoint_size:
-                assert size <= bound
+            assert bound is None or size <= bound
         cost = cost.after(size, took)
         size = rule.batch_rows(cost.next_rows())
+
+
+@given(rules(), st.integers(1, 2_000), st.floats(0, 100))
+def test_a_checkpoint_is_due_at_its_largest_size(
+    drawn: tuple[Sizes, int, BatchRule], rows: int, seconds: float
+) -> None:
+    sizes, _, rule = drawn
+    bounds = [b for b in (sizes.checkpoint_size, sizes.max_checkpoint_size) if b is not None]
+    assert rule.max_checkpoint_rows == min(bounds, default=None)
+    if bounds and rows >= min(bounds):
+        assert rule.is_due(rows, seconds, 0.0)
 
 
 @given(rules())

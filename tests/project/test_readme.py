@@ -82,7 +82,7 @@ def test_the_guide_to_failures(
     assert lines[:2] == ["DONE 1", "1"]
     assert "2 ValueError could not convert string to float: 'n/a' price='n/a'" in lines
     at = lines.index("TimeoutError")
-    assert lines[at - 3 : at] == ["1", "0", "1"]
+    assert lines[at - 5 : at] == ["1", "0", "1", "1", "1"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -82,6 +82,15 @@ def backfill(
             metavar="",
         ),
     ] = False,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="With --save: keep what is computed, and run only what failed, is missing or "
+            "stale with the new function.",
+            metavar="",
+        ),
+    ] = False,
     as_json: AsJson = False,
     storage_option: StorageOption = None,
     **options: Any,
@@ -94,8 +103,10 @@ def backfill(
     """
     opened = connect(db, storage_option).open_table(table)
     function = _function(udf, inputs)
+    if keep and not save:
+        raise UserInputError("--keep is about the function of --udf and --save: give these too.")
     if save:
-        _save(opened, column, function)
+        _save(opened, column, function, keep=keep)
         function = None
     else:
         _check_column(opened, column)
@@ -158,13 +169,14 @@ def _check_column(table: Table, column: str) -> None:
     check_columns(table, [column], hint)
 
 
-def _save(table: Table, column: str, function: Any) -> None:
+def _save(table: Table, column: str, function: Any, *, keep: bool) -> None:
     if function is None:
         raise UserInputError("--save keeps the function of --udf: give that too.")
     if column not in table.schema.names:
         table.add_columns({column: function})
         return
-    table.alter_columns({"path": column, "udf": function})
+    kept = {"keep": "computed"} if keep else {}
+    table.alter_columns({"path": column, "udf": function, **kept})
 
 
 # ---------------------------------------------------------------------------------- as records

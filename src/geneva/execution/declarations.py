@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -24,11 +24,10 @@ from geneva.render.text import did_you_mean
 from geneva.storage.checkpoints.cleanup import (
     CleanupReport,
     forget_attempts,
-    is_of_column,
     remove_leftovers,
 )
 from geneva.storage.checkpoints.pins import release_dead_tags, tags_on
-from geneva.storage.checkpoints.store import without_where
+from geneva.storage.checkpoints.store import is_of_column, without_where
 from geneva.storage.columns.definitions import (
     FieldsNow,
     commit_new_columns,
@@ -38,13 +37,18 @@ from geneva.storage.columns.definitions import (
     read_definitions,
     redefine_column,
     required_definition,
+    with_kept_version,
     with_present_inputs,
 )
 from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path, open_dataset
-from geneva.storage.lance.fragments import is_blob
+from geneva.storage.lance.fragments import holds_blob, is_blob
+from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.views.definition import is_view, reads_source, visible_schema
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
+
+KEEP_COMPUTED = "computed"
+"""What `alter_columns` can be told to keep of a column that gets another UDF."""
 
 
 def split_transforms(transforms: Any) -> tuple[dict[str, tuple[UDF, list[str] | None]], Any]:
@@ -54,11 +58,11 @@ def split_transforms(transforms: Any) -> tuple[dict[str, tuple[UDF, list[str] | 
     udfs: dict[str, tuple[UDF, list[str] | None]] = {}
     others: dict[str, Any] = {}
     for name, source in transforms.items():
-        if isinstance(source, str):
+        if isinstance(source, str) or type(source).__module__.partition(".")[0] == "lancedb":
             others[name] = source
         else:
             udfs[name] = _as_udf(name, source)
-    return udfs, others or None
+    return udfs, (others or None) if udfs else others
 
 
 def _as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
@@ -74,27 +78,51 @@ def _as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class NewFunction:
+    """Another UDF for a column that there is."""
+
+    udf: UDF
+    input_columns: list[str] | None = None
+    """The columns that it reads; None: those that it names itself."""
+    keep: bool = False
+    """Whether what is computed stays, and counts as right."""
+
+
 def split_alterations(
     alterations: Sequence[Mapping[str, Any]],
-) -> tuple[dict[str, tuple[UDF, list[str] | None]], list[Mapping[str, Any]]]:
+) -> tuple[dict[str, NewFunction], list[Mapping[str, Any]]]:
     """The alterations that give a column another UDF, and the others, which are LanceDB's."""
-    udfs: dict[str, tuple[UDF, list[str] | None]] = {}
+    udfs: dict[str, NewFunction] = {}
     others: list[Mapping[str, Any]] = []
     for alteration in alterations:
         if "udf" not in alteration:
+            if "keep" in alteration:
+                raise UserInputError(f'"keep" is for a column\'s new "udf"; got {alteration!r}.')
             others.append(alteration)
             continue
-        unknown = set(alteration) - {"path", "udf", "input_columns"}
+        unknown = set(alteration) - {"path", "udf", "input_columns", "keep"}
         if "path" not in alteration or unknown:
             raise UserInputError(
-                'To change a column\'s UDF give {"path": column, "udf": udf}, with "input_columns" '
-                f"if need be, and nothing else; got {sorted(alteration)}."
+                'To change a column\'s UDF give {"path": column, "udf": udf}, with '
+                '"input_columns" and "keep": "computed" if need be, and nothing else; got '
+                f"{sorted(alteration)}."
             )
-        udf, columns = _as_udf(alteration["path"], alteration["udf"])
-        if alteration.get("input_columns") is not None:
-            columns = list(alteration["input_columns"])
-        udfs[alteration["path"]] = (udf, columns)
+        udfs[alteration["path"]] = _new_function(alteration)
     return udfs, others
+
+
+def _new_function(alteration: Mapping[str, Any]) -> NewFunction:
+    keep = alteration.get("keep")
+    if keep not in (None, KEEP_COMPUTED):
+        raise UserInputError(
+            f'"keep" must be {KEEP_COMPUTED!r} (what is computed stays, and only what failed, is '
+            f"missing or stale is run with the new UDF), or be left out, not {keep!r}."
+        )
+    udf, columns = _as_udf(alteration["path"], alteration["udf"])
+    if alteration.get("input_columns") is not None:
+        columns = list(alteration["input_columns"])
+    return NewFunction(udf, columns, keep == KEEP_COMPUTED)
 
 
 def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | None]]) -> None:
@@ -104,6 +132,7 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
     for name, (udf, _) in columns.items():
         check_column_name(name)
         refuse_blob_output(name, udf)
+        _refuse_unstorable(ref, dataset, name, udf)
         clash = next((n for n in schema.names if n.lower() == name.lower()), None)
         if clash is not None:
             raise ColumnExistsError(
@@ -126,27 +155,44 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
 
 def refuse_blob_output(name: str, udf: UDF) -> None:
     """Blob columns of format 2.2 can't be filled file by file: what is written can't be read."""
-    if is_blob(pa.field(name, udf.data_type, metadata=udf.field_metadata)):
+    if holds_blob(pa.field(name, udf.data_type, metadata=udf.field_metadata)):
         raise InvalidUDFError(
             f"Column {name!r} can't be a computed blob column (lance-encoding:blob). Leave that "
             "field metadata out: large_binary values are stored well without it."
         )
 
 
-def alter_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | None]]) -> None:
+def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, udf: UDF) -> None:
+    """Refuse a type whose NULLs the table's format can't hold: the table could not be changed."""
+    complaint = why_not_storable(str(dataset.data_storage_version), udf.data_type)
+    if complaint is not None:
+        raise InvalidUDFError(
+            f"Column {name!r} can't be of type {udf.data_type}: a computed column is NULL until it "
+            f"is computed, and table {ref.name!r}, of storage version "
+            f"{dataset.data_storage_version}, can't hold that: its updates and compactions would "
+            f"fail ({complaint}). Compute a column of another type, or make the table anew with "
+            "a later data_storage_version."
+        )
+
+
+def alter_udf_columns(ref: TableRef, columns: Mapping[str, NewFunction]) -> None:
     """Give columns other UDFs, in one commit. Their values stay until the next backfill."""
     dataset = open_dataset(ref)
     changes = []
-    fed = {n: inputs_of(udf, own, dataset.schema, n) for n, (udf, own) in columns.items()}
+    fed = {
+        name: inputs_of(new.udf, new.input_columns, dataset.schema, name)
+        for name, new in columns.items()
+    }
     _refuse_cycles(ref, dataset, fed)
-    for name, (udf, _) in columns.items():
-        current = _existing(dataset.schema, ref, name, udf)
-        inputs = fed[name]
-        digest = stage_udf(ref, udf)
+    for name, new in columns.items():
+        current = _existing(dataset.schema, ref, name, new.udf)
+        if current is not None and new.keep:
+            _check_same_inputs(ref, with_present_inputs(current, dataset), fed[name])
+        digest = stage_udf(ref, new.udf)
         changes.append(
-            define_column(dataset, name, udf, inputs, digest)
+            define_column(dataset, name, new.udf, fed[name], digest)
             if current is None
-            else redefine_column(dataset, current, udf, inputs, digest)
+            else redefine_column(dataset, current, new.udf, fed[name], digest, keep=new.keep)
         )
     commit_redefinitions(dataset, changes)
 
@@ -155,7 +201,7 @@ def refuse_hidden(ref: TableRef, schema: pa.Schema, paths: Iterable[str]) -> Non
     """Refuse to change a column of Geneva's own, or to give a column such a name."""
     visible = visible_schema(schema).names
     for path in paths:
-        name = path.split(".")[0]
+        name = _top_name(path)
         if name.startswith(RECEIPT_PREFIX) or (name in schema.names and name not in visible):
             raise UserInputError(
                 f"Column {name!r} of {'view' if is_view(schema) else 'table'} {ref.name!r} is "
@@ -170,17 +216,51 @@ def refuse_altering_hidden(ref: TableRef, alterations: Sequence[Mapping[str, Any
     refuse_hidden(ref, open_dataset(ref).schema, names)
 
 
-def refuse_casts(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse another type for a computed column: Lance would make a plain column of it."""
+def _check_same_inputs(ref: TableRef, current: ColumnDefinition, inputs: Sequence[str]) -> None:
+    """Refuse to keep values of other inputs: when they go stale could not be told."""
+    if tuple(inputs) != current.inputs:
+        raise UserInputError(
+            f"Values of column {current.name!r} of {ref.name!r} can be kept under another UDF only "
+            f"if it reads the same columns in the same order. They were computed from "
+            f"{list(current.inputs)}, and the new UDF reads {list(inputs)}. Name the columns with "
+            "input_columns, or give the new UDF with alter_columns, without keep."
+        )
+
+
+def check_alterable(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse another type for a computed column, and any change to columns of Geneva's own.
+
+    Lance would make a plain column of a computed one, and so would a field of a struct.
+    """
+    schema = open_dataset(ref).schema if alterations else pa.schema([])
     for alteration in alterations:
         path = str(alteration.get("path", ""))
-        schema = open_dataset(ref).schema
-        computed = path in schema.names and read_definition(schema, path) is not None
-        if computed and alteration.get("data_type") is not None:
-            raise UserInputError(
-                f"Column {path!r} of table {ref.name!r} is computed: its type is its UDF's. To "
-                "give it another one, drop it, and add it again with a UDF of that type."
-            )
+        name = _top_name(path)
+        if not is_computed(schema, name):
+            continue
+        if alteration.get("data_type") is not None or _is_nested(path, name):
+            raise _type_is_the_udfs(ref, name)
+
+
+def is_computed(schema: pa.Schema, name: str) -> bool:
+    """Whether there is a computed column of that name."""
+    return name in schema.names and read_definition(schema, name) is not None
+
+
+def _top_name(path: str) -> str:
+    """The column that a path leads into; names may be quoted, as in SQL."""
+    return path[1:].partition("`")[0] if path.startswith("`") else path.partition(".")[0]
+
+
+def _is_nested(path: str, name: str) -> bool:
+    return path not in (name, f"`{name}`")
+
+
+def _type_is_the_udfs(ref: TableRef, name: str) -> UserInputError:
+    return UserInputError(
+        f"Column {name!r} of table {ref.name!r} is computed: its type is its UDF's. To give it "
+        "another one, drop it, and add it again with a UDF of that type."
+    )
 
 
 def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str, ...]]) -> None:
@@ -238,6 +318,9 @@ def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
         raise ColumnNotFoundError(
             f"Column {missing[0]!r} is not defined in this table ({ref.name!r} has {schema.names})."
         )
+    for name in names:
+        if _is_nested(name, _top_name(name)) and is_computed(schema, _top_name(name)):
+            raise _type_is_the_udfs(ref, _top_name(name))
     for definition in read_definitions(schema).values():
         if definition.name in names:
             continue
@@ -284,11 +367,13 @@ def definition_for(
     udf: UDF | tuple[UDF, Sequence[str]] | None,
     *,
     store: bool,
+    retry_failed: bool = False,
 ) -> ColumnDefinition:
     """The definition that a backfill goes by: the column's own, or one made of the given UDF.
 
-    A plain column that is backfilled with a UDF becomes a computed one. With `store=False`, for
-    planning, nothing is written.
+    A plain column that is backfilled with a UDF becomes a computed one. With `retry_failed`, a UDF
+    for one run is for the rows on which the column's own failed, and its values count as right.
+    With `store=False`, for planning, nothing is written.
     """
     schema = dataset.schema
     refuse_hidden(ref, schema, [column])
@@ -307,11 +392,36 @@ def definition_for(
     _refuse_cycles(ref, dataset, {column: inputs})
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     if current is not None:
-        return replace(redefine_column(dataset, current, function, inputs, digest), overrides=True)
+        override = redefine_column(dataset, current, function, inputs, digest)
+        if retry_failed:
+            present = with_present_inputs(current, dataset)
+            _check_same_inputs(ref, present, inputs)
+            override = _beside(current, override)
+            if store:
+                _keep_values_of(ref, column, override)
+        return replace(override, overrides=True)
     definition = define_column(dataset, column, function, inputs, digest)
     if store:
         commit_redefinitions(dataset, [definition])
     return definition
+
+
+def _beside(current: ColumnDefinition, override: ColumnDefinition) -> ColumnDefinition:
+    """Another function for some rows of a column, whose own function's values stay right."""
+    kept = dict.fromkeys((*current.kept_versions, current.udf_version))
+    kept.pop(override.udf_version, None)
+    return replace(override, former_versions=current.former_versions, kept_versions=tuple(kept))
+
+
+def _keep_values_of(ref: TableRef, column: str, override: ColumnDefinition) -> None:
+    """Write down that values of a function for one run count as right."""
+    dataset = open_dataset(ref)
+    stored = read_definition(dataset.schema, column)
+    if stored is None or stored.uuid != override.uuid:
+        return
+    kept = with_kept_version(stored, override.udf_version)
+    if kept != stored:
+        commit_redefinitions(dataset, [kept])
 
 
 def _check_inputs_present(definition: ColumnDefinition, schema: pa.Schema) -> None:
@@ -357,22 +467,23 @@ def cleanup(
         lambda key: (
             busy
             or without_where(key.prefix) in useful
-            or any(is_of_column(key, column) for column in refreshed)
+            or any(is_of_column(key.prefix, column) for column in refreshed)
         ),
         older_than,
         may_delete_files=not busy,
     )
 
 
-def alter_view_column(
-    ref: TableRef, source: Dataset, name: str, change: tuple[UDF, list[str] | None]
-) -> None:
+def alter_view_column(ref: TableRef, source: Dataset, name: str, new: NewFunction) -> None:
     """Give a view's UDF column another UDF over the source's columns."""
     view = open_dataset(ref)
-    udf, own = change
-    current = _existing(view.schema, ref, name, udf)
+    current = _existing(view.schema, ref, name, new.udf)
     if current is None:
         raise InvalidUDFError(f"Column {name!r} of view {ref.name!r} is not computed by a UDF.")
-    inputs = inputs_of(udf, own, source.schema, name)
-    digest = stage_udf(ref, udf)
-    commit_redefinitions(view, [redefine_column(source, current, udf, inputs, digest)])
+    inputs = inputs_of(new.udf, new.input_columns, source.schema, name)
+    if new.keep:
+        _check_same_inputs(ref, current, inputs)
+    digest = stage_udf(ref, new.udf)
+    commit_redefinitions(
+        view, [redefine_column(source, current, new.udf, inputs, digest, keep=new.keep)]
+    )

@@ -6,6 +6,8 @@ worker and commit need to know nothing else about what they work on.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -21,6 +23,18 @@ RECEIPT_PREFIX = "__receipt_"
 def receipt_name(column_id: str) -> str:
     """The hidden column that holds the receipts of a computed column."""
     return f"{RECEIPT_PREFIX}{column_id[:12]}"
+
+
+MIXED = "mixed-"
+"""How the version of a file begins that may hold values of several versions of a function."""
+
+
+def mixed_version(versions: Sequence[str]) -> str:
+    """The version of a file that may hold values of several ones, in whatever order."""
+    every = sorted(set(versions))
+    if len(every) == 1:
+        return every[0]
+    return f"{MIXED}{hashlib.sha256(chr(10).join(every).encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +134,9 @@ class Computation:
     filled_flag: Output | None = None
     """The boolean column that says whether a row is filled, where there are no receipts."""
     former_versions: tuple[str, ...] = ()
-    """Versions that the column had before."""
+    """Versions that the column had before, and whose values are stale."""
+    kept_versions: tuple[str, ...] = ()
+    """Other versions of the function whose values count as right: the user said to keep them."""
     older_than_receipts: bool = False
     """Whether values may have been computed before the column had receipts."""
     is_override: bool = False
@@ -167,6 +183,15 @@ class Computation:
     def error_policy(self) -> str:
         """The policy for rows that fail, as JSON; empty: fail fast."""
         return self.program.on_error if isinstance(self.program, Udf) else ""
+
+    @property
+    def file_version(self) -> str:
+        """The version that its data files are named after.
+
+        Where values of other versions are kept, a file may hold a mixture of them: then it is named
+        after all of them, and not taken for one of a single version when they are kept no longer.
+        """
+        return mixed_version((self.version, *self.kept_versions))
 
     def receipt_seed(self, version: str | None = None) -> int:
         """What a receipt begins with: the column and the version of its function."""

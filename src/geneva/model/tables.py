@@ -137,7 +137,9 @@ class ColumnDefinition:
     overrides: bool = False
     """Whether the UDF is one for a single run, and not the column's own."""
     former_versions: tuple[str, ...] = ()
-    """Versions of the UDFs that the column had before, the latest last."""
+    """Versions of the UDFs that the column had before, the latest last; their values are stale."""
+    kept_versions: tuple[str, ...] = ()
+    """Versions of other UDFs whose values count as right, the latest last."""
     own_field: int | None = None
     """The column's own field id: as long as it has that, ids mean what they meant."""
     has_receipts: bool = False

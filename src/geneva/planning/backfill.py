@@ -45,6 +45,10 @@ class FragmentState:
     """Rows whose value stays and gets a receipt: a person wrote it, or it is right without one."""
     failed: RowSet
     """Rows on which the current UDF failed, given the current inputs."""
+    stale: RowSet | None = None
+    """Rows whose value is of another UDF or of other inputs; None: none."""
+    failed_before: RowSet | None = None
+    """Rows on which an earlier UDF failed, or this one given other inputs; None: none."""
     selected: RowSet | None = None
     """The rows that an explicit where clause matches; None: no clause was given."""
     only_stale: bool = False
@@ -242,7 +246,10 @@ def _wanted(state: FragmentState) -> tuple[RowSet, RowSet, Reason]:
     selected = state.live if state.selected is None else state.live.intersect(state.selected)
     nothing = RowSet.empty(state.physical_rows)
     if state.retry_failed:
-        return state.failed.intersect(selected), nothing, Reason.FAILED
+        failed = state.failed
+        if state.failed_before is not None:
+            failed = failed.union(state.failed_before)
+        return failed.intersect(selected), nothing, Reason.FAILED
     if state.selected is not None and not state.only_stale:
         return selected, nothing, Reason.ASKED
     adopt = state.adopt.intersect(selected)

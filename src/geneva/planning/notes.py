@@ -11,13 +11,9 @@ from geneva.planning.backfill import FragmentPlan, FragmentState
 def stale_outside_clause(states: Iterable[FragmentState]) -> str | None:
     """That rows which a clause doesn't select stay stale."""
     stale = sum(
-        state.live.minus(state.valid)
-        .minus(state.selected)
-        .minus(state.adopt)
-        .minus(state.failed)
-        .count
+        state.stale.intersect(state.live).minus(state.selected).count
         for state in states
-        if state.selected is not None and state.reason in (Reason.UDF_CHANGED, Reason.INPUT_CHANGED)
+        if state.selected is not None and state.stale is not None
     )
     if not stale:
         return None

@@ -147,13 +147,19 @@ class BatchRule:
 
     @classmethod
     def of(cls, sizes: Sizes, window: int, flush_seconds: float | None) -> BatchRule:
-        """Work out the rule from what the user set and how many rows are read at once."""
+        """Work out the rule from what the user set and how many rows are read at once.
+
+        A checkpoint size is the largest, whatever the bounds; without bounds it is exact.
+        """
         fixed = sizes.checkpoint_size
         batch = sizes.batch_size or fixed
         low, high = sizes.min_checkpoint_size, sizes.max_checkpoint_size
+        bounded = low is not None or high is not None
         if fixed is not None:
-            high = min(high, fixed) if high is not None else None
-            fixed = fixed if high is None and low is None else None
+            high = min(high, fixed) if high is not None else fixed
+            fixed = None if bounded else fixed
+        if low is not None and high is not None:
+            low = min(low, high)
         max_rows = max(1, min(bound for bound in (batch, high, window) if bound is not None))
         adaptive = batch is None or (sizes.batch_size is None and low is not None)
         return cls(

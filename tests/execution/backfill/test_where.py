@@ -213,3 +213,53 @@ def test_nothing_of_a_clause_is_ignored(local_db: Connection, calls: Calls, wher
     with pytest.raises(InvalidFilterError, match="can't be used on this table"):
         table.backfill("x", where=where)
     assert calls.count == 0
+
+
+class TestStaleRowsOutside:
+    """An explicit clause beside stale rows is warned of: every time, with their number."""
+
+    @pytest.fixture
+    def table(self, local_db: Connection, calls: Calls) -> Table:
+        table = make_table(local_db, [4, 4, 4])
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        return table
+
+    def warned(self, table: Table, caplog: pytest.LogCaptureFixture, where: str) -> int:
+        """How many rows the backfill says are stale outside of its clause."""
+        caplog.clear()
+        table.backfill("x", where=where)
+        said = [r.getMessage() for r in caplog.records if "outside the where clause" in r.message]
+        numbers = [int(text.split(": ")[1].split(" rows")[0]) for text in said]
+        return numbers[0] if numbers else 0
+
+    def test_for_every_fragment_and_every_time(
+        self, table: Table, calls: Calls, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        table.alter_columns({"path": "x", "udf": counted(calls, negative)})
+        left = 12
+        for where, rows in (("id = 0", 1), ("id = 0", 0), ("id = 5", 1), ("x IS NULL", 0)):
+            left -= rows
+            assert self.warned(table, caplog, where) == left, where
+        table.compact_files()
+        assert self.warned(table, caplog, "id = 11") == left - 1
+        assert self.warned(table, caplog, "id >= 0") == 0
+        assert self.warned(table, caplog, "id = 3") == 0
+
+    def test_after_an_update_of_inputs(
+        self, table: Table, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert self.warned(table, caplog, "id = 3") == 0
+        table.update(where="id IN (1, 2, 9)", values_sql={"id": "id + 100"})
+        for where, left in (("x IS NULL", 3), ("id = 101", 2), ("id = 101", 2), ("id > 100", 0)):
+            assert self.warned(table, caplog, where) == left, where
+
+    def test_rows_that_have_no_value_are_not_stale(
+        self, table: Table, calls: Calls, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        table.add(pa.table({"id": pa.array([12, 13], pa.int64())}))
+        assert self.warned(table, caplog, "id = 12") == 0
+        table.update(where="id = 12", values={"id": 99})
+        assert self.warned(table, caplog, "id = 3") == 1
+        table.alter_columns({"path": "x", "udf": counted(calls, negative)})
+        assert self.warned(table, caplog, "id = 3") == 12

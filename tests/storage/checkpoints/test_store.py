@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from geneva import Connection, Table
+import geneva.checkpoint
+import geneva.checkpoint_utils
+from geneva import Connection, Table, udf
 from geneva.model.rows import RowRange
 from geneva.storage.checkpoints.store import (
     CheckpointKey,
@@ -21,8 +24,11 @@ from geneva.storage.checkpoints.store import (
     InMemoryCheckpointStore,
     LanceCheckpointStore,
     WorkIdentity,
+    _file_name,
+    _key_of,
     checksum,
     index_keys,
+    is_of_column,
 )
 from support import (
     Calls,
@@ -62,19 +68,43 @@ class TestKeys:
         assert CheckpointKey.parse(key.path()) == key
 
     @given(KEYS)
-    def test_a_key_is_a_short_safe_file_name(self, key: CheckpointKey) -> None:
-        text = key.path()
-        assert re.fullmatch(r"[A-Za-z0-9._+~-]+", text)
-        assert ".." not in text.split("/")
-        assert len(text) + len(".lance") <= 253, "two for the writer's own suffix"
+    def test_a_key_is_a_safe_path_of_short_names(self, key: CheckpointKey) -> None:
+        path = _file_name(key.path())
+        assert re.fullmatch(r"[A-Za-z0-9._+~=/-]+", path)
+        segments = path.split("/")
+        assert not {"", ".", ".."} & set(segments)
+        assert max(map(len, segments)) <= 240, "the rest is for the writer's own suffix"
+        assert _key_of(path) == key.path()
 
     @given(IDENTITIES)
     def test_a_prefix_has_the_parts_of_the_seed(self, identity: WorkIdentity) -> None:
         digest = r"[0-9a-f]{32}"
+        name = r"(?:(?!_ver-|_col-|_where-)[^/~])*(?:~[0-9a-f]{10})?"
         assert re.fullmatch(
-            rf"udf-[^_]*_ver-[^_]*_col-[^_]*_where-{digest}_uri-{digest}_srcfiles-{digest}",
+            rf"udf-{name}_ver-{name}_col-{name}_where-{digest}_uri-{digest}_srcfiles-{digest}",
             identity.prefix(),
         )
+
+    @pytest.mark.parametrize(
+        "name", ["compute_embedding", "_private_", "größe", "<lambda>", "a" * 100, "v1.2-b my udf"]
+    )
+    def test_names_stand_in_keys_as_people_write_them(self, name: str) -> None:
+        prefix = WorkIdentity(name, name, name, "", "", ()).prefix()
+        assert prefix.startswith(f"udf-{name}_ver-{name}_col-{name}_where-")
+
+    @given(NAMES, NAMES, IDENTITIES)
+    def test_the_column_of_a_key_is_known(
+        self, one: str, other: str, identity: WorkIdentity
+    ) -> None:
+        prefix = replace(identity, column=one).prefix()
+        assert is_of_column(prefix, one)
+        assert is_of_column(prefix, other) == (one == other)
+
+    def test_the_column_of_a_key_is_not_one_with_a_longer_name(self) -> None:
+        for longer in ("a_b", "b_a", "x_col-a", "a_where-1"):
+            prefix = WorkIdentity("f", "1", longer, "", "", ()).prefix()
+            assert is_of_column(prefix, longer)
+            assert not is_of_column(prefix, "a")
 
     @given(IDENTITIES, IDENTITIES)
     def test_different_work_has_different_keys(
@@ -144,16 +174,79 @@ class TestStores:
         with pytest.raises(KeyError):
             del store["udf-a"]
 
-    @pytest.mark.parametrize("key", ["a b", "x/y", "..", "😀", "a%2Fb", "a=2Fb", "q?#", "a+b~c"])
+    @pytest.mark.parametrize(
+        "key", ["a b", "x/y", "..", "😀", "a%2Fb", "a=2Fb", "q?#", "a+b~c", "é/" * 200]
+    )
     def test_any_key_comes_back(self, store: CheckpointStore, key: str) -> None:
         store[key] = batch(1)
         assert store.list_keys() == [key]
         assert store[key].equals(batch(1))
 
+    def test_keys_are_listed_by_any_beginning(self, store: CheckpointStore) -> None:
+        names = ["compute_embedding", "compute_embedding_of_a_very_long_name" * 3, "compute"]
+        for name in names:
+            prefix = WorkIdentity(name, "1", "a_column_with_a_long_name" * 3, "", "u", ()).prefix()
+            store[CheckpointKey(prefix, 0, RowRange(0, 5)).path()] = batch(1)
+        for name in names:
+            (key,) = store.list_keys(f"udf-{name}_ver-")
+            assert key in store
+            assert store[key].equals(batch(1))
+            assert CheckpointKey.parse(key) is not None
+        assert len(store.list_keys("udf-compute_embedding_")) == 2
+        for key in store.list_keys():
+            del store[key]
+        assert store.list_keys() == []
+
     def test_no_rows(self, store: CheckpointStore) -> None:
         store["k"] = batch()
         assert store["k"].num_rows == 0
         assert store["k"].schema == batch().schema
+
+
+class FourMethods(geneva.checkpoint.CheckpointStore):
+    """A store as the specification has it."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, pa.RecordBatch] = {}
+
+    def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
+        self.batches[key] = value
+
+    def __getitem__(self, key: str) -> pa.RecordBatch:
+        return self.batches[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.batches
+
+    def list_keys(self, prefix: str | None = None) -> list[str]:
+        return [key for key in self.batches if key.startswith(prefix or "")]
+
+
+def test_a_store_needs_four_methods() -> None:
+    store = FourMethods()
+    store["k"] = batch(1)
+    del store["k"]
+    assert "k" in store, "what can't be deleted stays"
+    with pytest.raises(KeyError):
+        del store["other"]
+
+
+def test_a_users_keys_are_found_by_the_functions_name(local_db: Connection) -> None:
+    table = make_table(local_db, [6])
+
+    @udf
+    def compute_embedding(id: int) -> int:
+        return id
+
+    table.add_columns({"an_embedding_with_a_long_name": compute_embedding})
+    table.backfill("an_embedding_with_a_long_name", checkpoint_size=2, task_size=6)
+    store = geneva.checkpoint.LanceCheckpointStore(f"{table.ref.uri}/_checkpoints")
+    found = store.list_keys("udf-compute_embedding_")
+    assert len(found) >= 3
+    assert all("_col-an_embedding_with_a_long_name_where-" in key for key in found)
+    keys = [geneva.checkpoint_utils.CheckpointKey.parse(key) for key in found]
+    ranges = sorted((k.rows.start, k.rows.end) for k in keys if k is not None and k.rows)
+    assert ranges == [(0, 2), (2, 4), (4, 6)]
 
 
 VALUES: list[tuple[pa.DataType, list[Any]]] = [

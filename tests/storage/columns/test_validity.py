@@ -186,7 +186,7 @@ class TestByReceipt:
         assert offsets(table.reader().by_receipt(moved, RowSet.full(4)).failed) == [2]
         table.dataset.update({"x": "-1"}, where="id = 2")
         found = table.reader().by_receipt(table.fragment(-1), RowSet.full(1))
-        assert (offsets(found.failed), offsets(found.stale)) == ([], [0])
+        assert (offsets(found.failed), offsets(found.failed_before)) == ([], [0])
 
     def test_only_the_rows_asked_for_are_decided(self, table: ComputedTable) -> None:
         table.fill(0)

@@ -168,9 +168,7 @@ def test_copies_of_columns_are_plain(tmp_path: Path) -> None:
     assert copied_field(source, "c", "d").equals(
         pa.field("d", pa.int64(), metadata={"unit": "m"}), check_metadata=True
     )
-    assert copied_field(source, "b", "b").equals(
-        pa.field("b", pa.large_binary()), check_metadata=True
-    )
+    assert copied_field(source, "b", "b").equals(source.field("b"), check_metadata=True)
     assert copied_field(source, "s.y", "y") == pa.field("y", pa.int32())
 
 

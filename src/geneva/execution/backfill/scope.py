@@ -35,7 +35,11 @@ class Scope:
 
     def prefix(self, fragment: FragmentFacts) -> str:
         """The prefix of the checkpoint keys of a fragment's work."""
-        return work_identity(self.computation, self.request, self.ref, fragment).prefix()
+        return self.identity(fragment).prefix()
+
+    def identity(self, fragment: FragmentFacts) -> WorkIdentity:
+        """What the work on a fragment is."""
+        return work_identity(self.computation, self.request, self.ref, fragment)
 
 
 def bind_scope(

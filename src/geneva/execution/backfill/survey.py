@@ -187,6 +187,9 @@ def _states(
     for fragment in candidates:
         found = validity[fragment.id]
         adopt = found.supplied.union(found.without_receipt)
+        stale = found.stale.union(found.failed_before)
+        if compute_unproven:
+            stale = stale.union(found.unproven)
         only_unproven = compute_unproven and found.unproven and not found.right
         retried = found.failed if _forgets_failed(scope, fragment) else None
         reason = Reason.UNPROVEN if only_unproven else found.reason
@@ -202,6 +205,8 @@ def _states(
                 has_output=output_file(scope.computation, fragment) is not None,
                 adopt=adopt if compute_unproven else adopt.union(found.unproven),
                 failed=found.failed.minus(retried) if retried else found.failed,
+                stale=stale or None,
+                failed_before=found.failed_before or None,
                 selected=None
                 if selected is None
                 else selected[fragment.id].minus(_done_by_followed(scope, fragment, found)),

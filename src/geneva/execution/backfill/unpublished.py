@@ -72,10 +72,14 @@ def find_unpublished(
     found, used = _same_work(scope, states, prefixes, keys)
     _log_mismatches(scope, prefixes, keys)
     results = _results_of_others(scope, prefixes, keys, used)
-    if len(results):
+    kept = _results_of_kept_versions(scope, prefixes, keys)
+    if len(results) or len(kept):
         receipts = committed_receipts(scope.dataset, scope.computation, _live(scope, right))
         results.drop(receipts, scope.files_of_job)
+        kept.drop(receipts, scope.files_of_job)
         found = _look_up(scope, found, results)
+        for version in scope.computation.kept_versions:
+            found = _look_up(scope, found, kept, version=version)
     if _shares_results(scope):
         table = committed_results(scope.dataset, scope.computation, _live(scope, right))
         found = _look_up(scope, found, table, partial(_of_equal_inputs, scope))
@@ -168,6 +172,28 @@ def _results_of_others(
     )
 
 
+def _results_of_kept_versions(scope: Scope, prefixes: Mapping[int, str], keys: Keys) -> ResultIndex:
+    """Values that other versions of the function gave, where these count as right.
+
+    Not where rows are asked for: those are to be computed by this version.
+    """
+    if scope.request.selects_rows or scope.request.options.retry_failed:
+        return ResultIndex(())
+    parts = tuple(
+        f"_{scope.identity(scope.facts[fragment_id]).rows_part(version)}"
+        for fragment_id in list(prefixes)[:1]
+        for version in scope.computation.kept_versions
+    )
+    return read_results(
+        scope.ref,
+        open_checkpoints(scope.ref),
+        scope.computation,
+        (k for found in keys.values() for k in found if head_of(k.prefix).endswith(parts)),
+        {},
+        with_failed=False,
+    )
+
+
 def _moved_rows(scope: Scope) -> dict[str, RowSet | None]:
     """Rows in files that this job committed which are elsewhere by now; None: all of them.
 
@@ -208,14 +234,19 @@ def _look_up(
     found: Unpublished,
     results: ResultIndex,
     choose: Choose | None = None,
+    *,
+    version: str | None = None,
 ) -> Unpublished:
-    """Add results by the digests of their inputs, for rows that nothing is there for yet."""
+    """Add results by the digests of their inputs, for rows that nothing is there for yet.
+
+    `version`: of the function that gave them, if not of this one.
+    """
     states, reuse = list(found.states), dict(found.reuse)
     for i, state in enumerate(states):
         rows = _without_result(plan_fragment(state))
         if not len(results) or not len(rows):
             continue
-        digests = scope.reader.input_digests(scope.facts[state.fragment_id], rows)
+        digests = scope.reader.input_digests(scope.facts[state.fragment_id], rows, version)
         taken = results.take(rows, digests)
         if choose is not None:
             taken = choose(taken, rows, digests)

@@ -22,7 +22,7 @@ from geneva.model.digests import digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet
 from geneva.render import html
 from geneva.storage.columns.inputs import InputReader
-from geneva.storage.columns.receipts import is_adopted
+from geneva.storage.columns.receipts import input_part, is_adopted, receipt_bits
 from geneva.storage.columns.validity import Validity, ValidityReader
 from geneva.storage.lance.dataset import (
     Dataset,
@@ -206,7 +206,7 @@ def _states(
     supplied = seen.supplied.intersect(chosen)
     wrong = proven.minus(right)
     rest = chosen.minus(right).minus(failed).minus(supplied).minus(unproven).minus(wrong)
-    stale = rest.intersect(seen.stale)
+    stale = rest.intersect(seen.stale.union(seen.failed_before))
     return {
         RowState.RIGHT: right,
         RowState.WRONG: wrong,
@@ -239,6 +239,7 @@ def _differing(
     outputs = len(computation.outputs)
     everything = RowRange(0, fragment.physical_rows)
     differing: list[Offsets] = []
+    seed = computation.receipt_seed()
     for offsets, batch in inputs.read(fragment.id, rows.offsets(), everything, _ROWS_AT_ONCE):
         size = computation.sizes.batch_size or len(offsets)
         for at in range(0, len(offsets), size):
@@ -250,8 +251,10 @@ def _differing(
             other = now != then
             other[[f.row for f in applied.failures if f.row is not None]] = True
             if computation.receipt is not None:
-                # What a person wrote is not for the function to say.
-                other &= ~is_adopted(there[outputs])
+                # What a person or an earlier version of it made is not for the function to say.
+                own = digest_rows(batch.slice(at, size).columns, seed, len(some))
+                is_own = input_part(receipt_bits(there[outputs])) == input_part(own)
+                other &= is_own & ~is_adopted(there[outputs])
             differing.append(some[other])
     members = np.concatenate(differing) if differing else np.empty(0, dtype=np.int64)
     return RowSet.from_offsets(fragment.physical_rows, members)

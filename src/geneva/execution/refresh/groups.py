@@ -184,13 +184,15 @@ def _udf_column(view: Dataset, column: ViewColumn) -> UdfColumn:
     definition = read_definition(view.schema, column.name)
     assert definition is not None, column.name
     # The same function of other columns is another one.
-    same = definition.inputs == column.inputs
-    return UdfColumn(definition, definition.udf_version if same else _fed_from(definition))
+    if definition.inputs == column.inputs:
+        return UdfColumn(definition, definition.udf_version)
+    kept = tuple(_fed_from(version, definition.inputs) for version in definition.kept_versions)
+    version = _fed_from(definition.udf_version, definition.inputs)
+    return UdfColumn(replace(definition, kept_versions=kept), version)
 
 
-def _fed_from(definition: ColumnDefinition) -> str:
-    text = json.dumps([definition.udf_version, *definition.inputs])
-    return hashlib.sha256(text.encode()).hexdigest()
+def _fed_from(version: str, inputs: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps([version, *inputs]).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class ColumnFile:
         self._layout = Layout(task.schema, part.rows, part.window, old)
         self._provenance = Provenance(
             task.work.computation.id,
-            task.work.computation.version,
+            task.work.computation.file_version,
             file.inputs,
             file.valid_after,
             file.failed_after,

@@ -17,7 +17,7 @@ from geneva.execution.worker.failed_rows import FailedRows
 from geneva.execution.worker.records import Clock, Durable, OpenTask, Result, Saved
 from geneva.execution.worker.task import PartResult, PartWork
 from geneva.model.addresses import row_addresses
-from geneva.model.rows import RowRange
+from geneva.model.rows import Offsets, RowRange
 from geneva.planning.sizing import BatchRule
 from geneva.storage.checkpoints.staging import record_staged
 from geneva.storage.checkpoints.store import DIGEST_COLUMN, ERROR_COLUMN, CheckpointKey
@@ -95,6 +95,8 @@ class PartWriter:
         self._checkpoints: list[RowRange] = []
         self._unsaved = _Unsaved(part.rows.start, part.rows.start)
         self._distinct = DistinctValues(task.dataset)
+        rule = BatchRule.of(task.work.sizes, part.window, task.work.flush_seconds)
+        self._max_rows = rule.max_checkpoint_rows
         self._file = None
         if part.file is not None:
             self._file = ColumnFile(task, part, part.file, writer.clock)
@@ -119,9 +121,8 @@ class PartWriter:
     def finish(self) -> PartResult:
         """Make the part durable: as a staged file, or in checkpoints up to its end."""
         part, work = self._part, self._task.work
-        rule = BatchRule.of(work.sizes, part.window, work.flush_seconds)
         # Failed rows in any case: a column file can't hold what happened to them.
-        if self._file is None or rule.checkpoint_rows is not None or self._failed:
+        if self._file is None or work.sizes.checkpoint_size is not None or self._failed:
             self._save(part.rows.end)
         path = self._stage(self._file) if self._file is not None else None
         return PartResult(
@@ -176,23 +177,32 @@ class PartWriter:
         self._writer.worked(read)
 
     def _save(self, end: int) -> Saved | None:
-        """Make the unsaved results durable, as one checkpoint of the rows up to `end`."""
+        """Make the unsaved results durable, as a checkpoint of the rows up to `end`.
+
+        As several, where results that were taken over make it larger than it may be.
+        """
         unsaved, self._unsaved = self._unsaved, _Unsaved(end, end)
         if not unsaved.pieces:
             return None
-        rows = RowRange(unsaved.start, end)
         started = time.perf_counter()
-        self._write_checkpoint(rows, unsaved.pieces)
+        batch, offsets = self._checkpoint(unsaved.pieces)
+        at = unsaved.start
+        size = self._max_rows or len(offsets)
+        for first in range(0, len(offsets), size):
+            last = first + size >= len(offsets)
+            rows = RowRange(at, end if last else int(offsets[first + size - 1]) + 1)
+            key = CheckpointKey(self._part.prefix, self._part.fragment_id, rows).path()
+            self._task.store[key] = batch if size >= len(offsets) else _cut(batch, first, size)
+            self._checkpoints.append(rows)
+            at = rows.end
         seconds = time.perf_counter() - started
         self._clock.checkpoint += seconds
-        self._checkpoints.append(rows)
-        return Saved(rows, seconds)
+        return Saved(RowRange(unsaved.start, end), seconds)
 
-    def _write_checkpoint(self, rows: RowRange, pieces: list[Piece]) -> None:
-        part = self._part
-        key = CheckpointKey(part.prefix, part.fragment_id, rows).path()
+    def _checkpoint(self, pieces: list[Piece]) -> tuple[pa.RecordBatch, Offsets]:
+        """What a checkpoint holds of some results, and the rows that they are for."""
         offsets = np.concatenate([piece.offsets for piece in pieces])
-        addresses = pa.array(row_addresses(part.fragment_id, offsets), pa.uint64())
+        addresses = pa.array(row_addresses(self._part.fragment_id, offsets), pa.uint64())
         values = concat_batches([piece.values for piece in pieces])
         columns, names = [*values.columns, addresses], [*values.schema.names, "_rowaddr"]
         if self._task.work.computation.receipt is not None:
@@ -201,4 +211,9 @@ class PartWriter:
         errors = self._failed.column(offsets) if self._failed else None
         if errors is not None:
             columns, names = [*columns, errors], [*names, ERROR_COLUMN]
-        self._task.store[key] = pa.record_batch(columns, names=names)
+        return pa.record_batch(columns, names=names), offsets
+
+
+def _cut(batch: pa.RecordBatch, first: int, rows: int) -> pa.RecordBatch:
+    """Some rows of a batch, as a copy: Lance can't write slices of nested structs."""
+    return batch.take(pa.array(range(first, min(first + rows, batch.num_rows))))

@@ -18,8 +18,8 @@ from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import (
     CheckpointKey,
     CheckpointStore,
-    WorkIdentity,
     index_keys,
+    is_of_column,
 )
 from geneva.storage.columns.provenance import parse_file_name
 from geneva.storage.lance.dataset import open_dataset
@@ -55,12 +55,9 @@ def delete_keys(store: CheckpointStore, keys: Iterable[str]) -> int:
 def keys_of_column(store: CheckpointStore, column: str) -> list[CheckpointKey]:
     """The checkpoints of a column, of any UDF and any inputs."""
     keys = index_keys(store.list_keys("udf-"))
-    return [key for found in keys.values() for key in found if is_of_column(key, column)]
-
-
-def is_of_column(key: CheckpointKey, column: str) -> bool:
-    """Whether a checkpoint is of a column, of any UDF and any inputs."""
-    return f"_{WorkIdentity.column_part(column)}_" in key.prefix
+    return [
+        key for (prefix, _), found in keys.items() if is_of_column(prefix, column) for key in found
+    ]
 
 
 def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:

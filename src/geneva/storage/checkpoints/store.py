@@ -17,13 +17,16 @@ from lance.file import LanceFileSession
 from geneva.model.rows import RowRange
 from geneva.model.tables import Secrets
 
-_MAX_NAME_BYTES = 19
-"""Longest quoted name kept in a key: a file name has at most 255 bytes, of which the fixed parts,
-three digests, the row range of a large fragment and the writer's own suffix take 184."""
-_MAX_VERSION_BYTES = 32
-"""As long as a fingerprint."""
+_MAX_NAME_LENGTH = 128
+"""Longest name kept in a key; longer ones are cut, with a hash."""
+_MAX_FILE_NAME = 240
+"""Longest file name: file systems take 255 bytes, and writers add a suffix of their own."""
+_FOLDER_NAME = 200
+"""How much of a key that is longer than a file name may be goes into the name of each folder."""
 _KEY_METADATA = "geneva.checkpoint.key"
 _CHECKSUM_METADATA = "geneva.checkpoint.crc32"
+_SEPARATOR = re.compile(r"_(?=(?:ver|col|where|uri|srcfiles|frag|range)-)")
+"""Where a part of a key begins."""
 _TAIL = re.compile(
     r"^(?P<prefix>udf-.*)_frag-(?P<frag>\d+)(?:_range-(?P<start>\d+)-(?P<end>\d+))?$", re.DOTALL
 )
@@ -57,9 +60,13 @@ class CheckpointStore(ABC):
     def __contains__(self, key: object) -> bool:
         """Whether something is stored under the key."""
 
-    @abstractmethod
     def __delitem__(self, key: str) -> None:
-        """Forget a batch; KeyError when there is none."""
+        """Forget a batch; KeyError when there is none.
+
+        A store that does not say how keeps everything: that costs room, and nothing else.
+        """
+        if key not in self:
+            raise KeyError(key)
 
     @abstractmethod
     def list_keys(self, prefix: str | None = None) -> list[str]:
@@ -152,21 +159,28 @@ class LanceCheckpointStore(CheckpointStore):
 
     def list_keys(self, prefix: str | None = None) -> list[str]:
         """The keys of all files, sorted."""
-        names = (path.rsplit("/", 1)[-1] for path in self._session.list())
-        keys = (_key_of(name) for name in names if name.endswith(".lance"))
-        return sorted(key for key in keys if key.startswith(prefix or ""))
+        keys = (_key_of(path) for path in self._session.list())
+        return sorted(key for key in keys if key is not None and key.startswith(prefix or ""))
 
 
 def _file_name(key: str) -> str:
-    """A key as one safe path segment. Structured keys are made of safe characters already.
+    """A key as a safe file name; the beginning of one that is too long is that of its folder.
 
     Not "%": object stores quote with that themselves, some on the way in and some on the way out.
     """
-    return quote(key, safe="+~").replace("%", "=") + ".lance"
+    name = quote(key, safe="+~").replace("%", "=")
+    folders = ""
+    while len(name) + len(".lance") > _MAX_FILE_NAME:
+        folders, name = f"{folders}{name[:_FOLDER_NAME]}/", name[_FOLDER_NAME:]
+    return f"{folders}{name}.lance"
 
 
-def _key_of(file_name: str) -> str:
-    return unquote(file_name.removesuffix(".lance").replace("=", "%"))
+def _key_of(path: str) -> str | None:
+    """The key that a file is for, by its path in the store; None for foreign files."""
+    *folders, name = path.split("/")
+    if not name.endswith(".lance") or any(len(folder) != _FOLDER_NAME for folder in folders):
+        return None
+    return unquote("".join((*folders, name.removesuffix(".lance"))).replace("=", "%"))
 
 
 def _metadata_text(metadata: dict[bytes, bytes], key: str) -> str | None:
@@ -187,22 +201,20 @@ class WorkIdentity:
     """The files behind the inputs, and the output's own where its values are carried over."""
 
     def prefix(self) -> str:
-        """The key prefix; user-given strings are quoted or hashed."""
+        """The key prefix. Names stand in it as people wrote them, other texts as their digests."""
         return "_".join(
             (
                 f"udf-{_safe(self.udf_name)}",
-                f"ver-{_safe(self.udf_version, _MAX_VERSION_BYTES)}",
-                self.column_part(self.column),
-                f"where-{_md5(self.where)}",
+                self.rows_part(self.udf_version),
                 f"uri-{_md5(self.uri.rstrip('/'))}",
                 f"srcfiles-{_md5(chr(10).join(sorted(self.source_files)))}",
             )
         )
 
-    @staticmethod
-    def column_part(column: str) -> str:
-        """The part of the prefix that names the column."""
-        return f"col-{_safe(column)}"
+    def rows_part(self, udf_version: str) -> str:
+        """The parts of the prefix that name a version, the column and the rows asked for."""
+        column, where = _safe(self.column), _md5(self.where)
+        return f"ver-{_safe(udf_version)}_col-{column}_where-{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +256,11 @@ def head_of(prefix: str) -> str:
     return prefix.rpartition("_uri-")[0]
 
 
+def is_of_column(prefix: str, column: str) -> bool:
+    """Whether a prefix is of work on a column, by whatever function."""
+    return head_of(prefix).rpartition("_where-")[0].endswith(f"_col-{_safe(column)}")
+
+
 def index_keys(keys: Iterable[str]) -> dict[tuple[str, int], list[CheckpointKey]]:
     """Parsed keys by (prefix, fragment id); what doesn't parse is left out."""
     index: dict[tuple[str, int], list[CheckpointKey]] = {}
@@ -254,13 +271,16 @@ def index_keys(keys: Iterable[str]) -> dict[tuple[str, int], list[CheckpointKey]
     return index
 
 
-def _safe(text: str, max_bytes: int = _MAX_NAME_BYTES) -> str:
-    """A user's name as part of a file name: quoted, and cut with a hash when it is long."""
-    # "_" separates the parts of a key, so that it may not come from a name.
-    quoted = quote(text, safe="").replace("_", "%5F").replace("~", "%7E").replace("%", "+")
-    if len(quoted) <= max_bytes:
+def _safe(text: str) -> str:
+    """A user's name as part of a key: as it is, but for what could be taken for something else.
+
+    Quoted are signs that aren't of names, and a "_" that would begin another part of the key.
+    """
+    readable = "".join(c if c.isalnum() or c in "_-.<> " else quote(c, safe="") for c in text)
+    quoted = _SEPARATOR.sub("%5F", readable).replace("~", "%7E").replace("%", "+")
+    if len(quoted) <= _MAX_NAME_LENGTH:
         return quoted
-    return f"{quoted[: max_bytes - 11]}~{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+    return f"{quoted[:_MAX_NAME_LENGTH]}~{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def _md5(text: str) -> str:

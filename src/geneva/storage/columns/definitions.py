@@ -52,18 +52,33 @@ def redefine_column(
     udf: UDF,
     inputs: tuple[str, ...],
     digest: str,
+    *,
+    keep: bool = False,
 ) -> ColumnDefinition:
-    """The same column, computed by another function from the dataset's version on."""
-    former = dict.fromkeys((*current.former_versions, current.udf_version))
-    former.pop(udf.version, None)
+    """The same column, computed by another function from the dataset's version on.
+
+    `keep`: what earlier versions of the function computed counts as right.
+    """
+    known = (*current.former_versions, *current.kept_versions, current.udf_version)
+    before = dict.fromkeys(known)
+    before.pop(udf.version, None)
     return replace(
         current,
         inputs=inputs,
         input_fields=_fields_behind(dataset, inputs),
         own_field=nodes_of(dataset.lance_schema).get(current.name),
-        former_versions=tuple(former)[-_MAX_FORMER_VERSIONS:],
+        former_versions=() if keep else tuple(before)[-_MAX_FORMER_VERSIONS:],
+        kept_versions=tuple(before) if keep else (),
         **_udf_part(udf, digest),
     )
+
+
+def with_kept_version(definition: ColumnDefinition, version: str) -> ColumnDefinition:
+    """The definition, by which values of one more version of the function count as right."""
+    kept = dict.fromkeys((*definition.kept_versions, version))
+    kept.pop(definition.udf_version, None)
+    former = tuple(v for v in definition.former_versions if v != version)
+    return replace(definition, former_versions=former, kept_versions=tuple(kept))
 
 
 def _fields_behind(
@@ -147,6 +162,7 @@ def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Com
         inputs=tuple(Input(path, snapshot.field_ids[path]) for path in definition.inputs),
         receipt=bound_output(snapshot, name) if name in snapshot.field_ids else None,
         former_versions=definition.former_versions,
+        kept_versions=definition.kept_versions,
         older_than_receipts=not definition.has_receipts,
         is_override=definition.overrides,
         sizes=definition.sizes,
@@ -195,6 +211,7 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_input_fields": json.dumps(definition.input_fields),
         f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
         f"{_PREFIX}.udf_former": json.dumps(list(definition.former_versions)),
+        f"{_PREFIX}.udf_kept": json.dumps(list(definition.kept_versions)),
         f"{_PREFIX}.field": json.dumps(definition.own_field),
         f"{_PREFIX}.receipts": json.dumps(definition.has_receipts),
         f"{_PREFIX}.udf_options": json.dumps({**sizes, **options}, sort_keys=True),
@@ -228,6 +245,7 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         ),
         nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
         former_versions=_former_versions(metadata),
+        kept_versions=tuple(json.loads(metadata.get(f"{_PREFIX}.udf_kept", "[]"))),
         own_field=json.loads(metadata.get(f"{_PREFIX}.field", "null")),
         has_receipts=json.loads(metadata.get(f"{_PREFIX}.receipts", "false")),
         sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),

@@ -16,11 +16,14 @@ from typing import Any
 
 from lance.file import LanceFileReader
 
+from geneva.model.computation import MIXED
 from geneva.model.rows import RowSet
 from geneva.model.tables import Secrets, TableRef
 from geneva.storage.lance.dataset import FragmentFacts, is_damage
 
 PROVENANCE_METADATA = "geneva.provenance"
+_MIXED = "0000"
+"""How the digest of a mixture of versions begins; that of a version may do so by chance."""
 _NAME = re.compile(
     r"^geneva-(?P<extent>full|part)-(?P<column>[0-9a-f]{8})-(?P<udf>[0-9a-f]{12})"
     r"-(?P<inputs>[0-9a-f]{12})-[0-9a-f]{12}\.lance$"
@@ -93,6 +96,11 @@ class NamedProvenance:
     udf: str
     inputs: str
 
+    @property
+    def may_be_mixed(self) -> bool:
+        """Whether the file may hold values of several versions of the function."""
+        return self.udf.startswith(_MIXED)
+
 
 def parse_file_name(path: str) -> NamedProvenance | None:
     """Read a data file's name; None when it was not written by Geneva."""
@@ -112,8 +120,12 @@ def named_inputs(inputs: tuple[str, ...]) -> str:
 def named(column_uuid: str, udf_version: str, inputs: tuple[str, ...]) -> NamedProvenance:
     """What the name of a complete file of this provenance says."""
     return NamedProvenance(
-        True, _digest(column_uuid, 8), _digest(udf_version, 12), named_inputs(inputs)
+        True, _digest(column_uuid, 8), _named_udf(udf_version), named_inputs(inputs)
     )
+
+
+def _named_udf(version: str) -> str:
+    return _MIXED + _digest(version, 8) if version.startswith(MIXED) else _digest(version, 12)
 
 
 def read_provenance(ref: TableRef, path: str) -> Provenance | None:

@@ -20,7 +20,7 @@ from geneva.storage.lance.dataset import (
     file_version,
     is_damage,
 )
-from geneva.storage.lance.fragments import MAX_WINDOW_ROWS
+from geneva.storage.lance.fragments import BLOB_KEY, MAX_WINDOW_ROWS, is_blob
 from geneva.storage.lance.pieces import concat_batches, null_rows
 
 
@@ -45,7 +45,12 @@ def written_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     A commit checks none of it, and a wrong type reads as garbage.
     """
     fields = [schema.field(column) for column in columns]
-    return pa.schema([pa.field(f.name, f.type, nullable=f.nullable) for f in fields])
+    return pa.schema([_written(field) for field in fields])
+
+
+def _written(field: pa.Field) -> pa.Field:
+    how = {BLOB_KEY: b"true"} if is_blob(field) else None
+    return pa.field(field.name, field.type, nullable=field.nullable, metadata=how)
 
 
 class ColumnFileWriter:

@@ -19,7 +19,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from geneva.model.computation import Computation
+from geneva.model.computation import Computation, mixed_version
 from geneva.model.digests import Digests, digest_rows
 from geneva.model.rows import Mask, Offsets, RowRange, RowSet
 from geneva.model.tables import Reason, TableRef
@@ -71,6 +71,8 @@ class ValueState(StrEnum):
     """Files and history say nothing about it."""
     FAILED = "failed"
     """This version of the function failed on the row, given the present inputs."""
+    FAILED_BEFORE = "failed before"
+    """The function failed on the row when it, or the row's inputs, were others."""
     SUPPLIED = "supplied"
     """A person wrote it, and no receipt is for it."""
     UNPROVEN = "unproven"
@@ -122,6 +124,11 @@ class Validity:
     def failed(self) -> RowSet:
         """Rows on which this version of the function failed, given the present inputs."""
         return self.rows_in(ValueState.FAILED)
+
+    @property
+    def failed_before(self) -> RowSet:
+        """Rows on which the function failed when it, or their inputs, were others."""
+        return self.rows_in(ValueState.FAILED_BEFORE)
 
     @property
     def supplied(self) -> RowSet:
@@ -240,10 +247,11 @@ class ValidityReader:
         wanted = self._wanted_name(fragment, together=files == values)
         if found is None or found.column != wanted.column:
             return None
-        if found.udf != wanted.udf:
-            # Some rows of a part may be of this version: those that were kept.
-            alone = found.complete and files == values
-            return Validity(rows, Reason.UDF_CHANGED) if alone else None
+        if found.udf not in self._right_names:
+            # Some rows of a part, or of a mixture, may be of this version: those that were kept.
+            alone = found.complete and files == values and not found.may_be_mixed
+            stale = {ValueState.STALE: RowSet.full(rows)}
+            return Validity(rows, Reason.UDF_CHANGED, stale) if alone else None
         if found.inputs != wanted.inputs and computation.source is None:
             return None
         needs_none = computation.receipt is None and computation.filled_flag is not None
@@ -251,7 +259,16 @@ class ValidityReader:
         made_from = frozenset((found.inputs,))
         if found.complete:
             return Validity(rows, Reason.UP_TO_DATE, {right: RowSet.full(rows)}, made_from)
-        return self._by_provenance(files[0], rows, right, made_from)
+        own = found.udf == wanted.udf and not computation.kept_versions
+        return self._by_provenance(files[0], rows, right, made_from, own_failures=own)
+
+    @cached_property
+    def _right_names(self) -> frozenset[str]:
+        """How files name the versions, and the mixtures of them, whose values are right."""
+        kept = self._computation.kept_versions
+        every = (*kept, self._computation.version)
+        mixtures = (mixed_version(every[: i + 1]) for i in range(len(every)))
+        return frozenset(named("", version, ()).udf for version in (*every, *mixtures))
 
     def _receipt_files(self, fragment: FragmentFacts) -> tuple[FileFacts, ...]:
         receipt = self._computation.receipt
@@ -260,16 +277,23 @@ class ValidityReader:
     def _wanted_name(self, fragment: FragmentFacts, *, together: bool) -> NamedProvenance:
         computation = self._computation
         signature = signature_of if together else adoption_signature
-        return named(computation.id, computation.version, signature(computation, fragment))
+        return named(computation.id, computation.file_version, signature(computation, fragment))
 
     def _by_provenance(
-        self, file: FileFacts, size: int, right: ValueState, made_from: frozenset[str]
+        self,
+        file: FileFacts,
+        size: int,
+        right: ValueState,
+        made_from: frozenset[str],
+        *,
+        own_failures: bool,
     ) -> Validity | None:
         uri = file_uri(self._ref, self._dataset, file)
         provenance = provenance_at(uri, self._ref.storage_options)
         if provenance is None or provenance.valid.size != size:
             return None
-        failed = provenance.failed or RowSet.empty(size)
+        failed = provenance.failed if own_failures else None
+        failed = failed or RowSet.empty(size)
         rows = {
             right: provenance.valid,
             ValueState.FAILED: failed,
@@ -289,7 +313,7 @@ class ValidityReader:
             return Validity.unknown(size)
         copied = {
             state: _copied([(p, v.rows_in(state)) for p, v in parents])[start : start + size]
-            for state in (ValueState.RIGHT, ValueState.WITHOUT_RECEIPT)
+            for state in (ValueState.RIGHT, ValueState.WITHOUT_RECEIPT, ValueState.STALE)
         }
         if any(len(mask) != size for mask in copied.values()):
             return Validity.unknown(size)
@@ -332,20 +356,22 @@ class ValidityReader:
         stored = self._read_stored(fragment)
         wanted = rows.mask()
         to_check = np.flatnonzero(wanted & stored.present)
-        fits, former = self._compare_inputs(fragment, stored, to_check)
-        right = fits & stored.intact & ~stored.failed
+        fits, kept, former = self._compare_inputs(fragment, stored, to_check)
+        right = (fits | kept) & stored.intact & ~stored.failed
         supplied = wanted & stored.supplied
         if self._computation.source is not None:
             # A view's values are its query's: what a person wrote there is to be computed.
             supplied &= bool(self._computation.older_than_receipts) & ~stored.present
-        stale = wanted & stored.present & stored.intact & ~fits
+        failed_before = wanted & stored.failed & ~fits
+        stale = wanted & stored.present & stored.intact & ~(fits | kept)
         is_unproven = self._computation.older_than_receipts & ~stored.present
         masks = {
             ValueState.RIGHT: right,
             ValueState.FAILED: fits & stored.failed,
+            ValueState.FAILED_BEFORE: failed_before,
             ValueState.SUPPLIED: supplied & ~is_unproven,
             ValueState.UNPROVEN: supplied & is_unproven,
-            ValueState.STALE: stale,
+            ValueState.STALE: stale & ~failed_before,
         }
         return Validity(
             size=fragment.physical_rows,
@@ -356,15 +382,21 @@ class ValidityReader:
 
     def _compare_inputs(
         self, fragment: FragmentFacts, stored: StoredReceipts, rows: Offsets
-    ) -> tuple[Mask, int]:
-        """Rows whose receipt fits their inputs; how many others an earlier version has left."""
+    ) -> tuple[Mask, Mask, int]:
+        """Rows whose receipt fits their inputs, by this version of the function or by a kept one.
+
+        The last number: how many others an earlier version has left.
+        """
         fits = np.zeros(fragment.physical_rows, dtype=np.bool_)
+        kept = np.zeros(fragment.physical_rows, dtype=np.bool_)
         former = 0
         for offsets, batch in self._read_inputs(fragment, rows):
-            same = self._fits(stored, offsets, batch, self._computation.version)
-            fits[offsets] = same
-            former += self._former_rows(stored, offsets[~same], batch, ~same)
-        return fits, former
+            fits[offsets] = self._fits(stored, offsets, batch, self._computation.version)
+            for version in self._computation.kept_versions:
+                kept[offsets] |= self._fits(stored, offsets, batch, version)
+            left = ~(fits[offsets] | kept[offsets])
+            former += self._former_rows(stored, offsets[left], batch, left)
+        return fits, kept, former
 
     def _reason(self, fragment: FragmentFacts, stale: Mask, former: int, not_right: Mask) -> Reason:
         if former:
@@ -377,11 +409,16 @@ class ValidityReader:
         ours = receipt is not None and fragment.files_of(receipt.field_ids)
         return Reason.PARTIAL if ours else Reason.NULL
 
-    def input_digests(self, fragment: FragmentFacts, rows: Offsets) -> Digests:
-        """The digests of the present inputs of some rows, as receipts have them."""
+    def input_digests(
+        self, fragment: FragmentFacts, rows: Offsets, version: str | None = None
+    ) -> Digests:
+        """The digests of the present inputs of some rows, as receipts have them.
+
+        `version`: of another version of the function.
+        """
         digests = np.zeros(len(rows), dtype=np.uint64)
         at = 0
-        seed = self._computation.receipt_seed()
+        seed = self._computation.receipt_seed(version)
         for offsets, batch in self._read_inputs(fragment, rows):
             digests[at : at + len(offsets)] = digest_rows(batch.columns, seed, len(offsets))
             at += len(offsets)

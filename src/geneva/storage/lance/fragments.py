@@ -203,10 +203,21 @@ def _has_offsets(kind: pa.DataType) -> bool:
     )
 
 
+BLOB_KEY = b"lance-encoding:blob"
+"""Field metadata of a column whose bytes Lance keeps out of line."""
+
+
 def is_blob(arrow_field: pa.Field) -> bool:
     """Whether Lance keeps the field's bytes out of line."""
-    marked = (arrow_field.metadata or {}).get(b"lance-encoding:blob") == b"true"
+    marked = (arrow_field.metadata or {}).get(BLOB_KEY) == b"true"
     return marked or getattr(arrow_field.type, "extension_name", "") == "lance.blob.v2"
+
+
+def holds_blob(arrow_field: pa.Field) -> bool:
+    """Whether the field, or one below it, is a blob."""
+    kind = arrow_field.type
+    below = (kind.field(i) for i in range(kind.num_fields)) if pa.types.is_nested(kind) else ()
+    return is_blob(arrow_field) or any(holds_blob(child) for child in below)
 
 
 def _blob_options(schema: pa.Schema, paths: Sequence[str]) -> Mapping[str, Any]:

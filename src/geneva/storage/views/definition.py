@@ -30,8 +30,9 @@ from geneva.storage.columns.definitions import (
     defined_field,
     receipt_field,
 )
-from geneva.storage.lance.fragments import field_at, is_blob
+from geneva.storage.lance.fragments import BLOB_KEY, field_at, is_blob
 from geneva.storage.lance.transactions import JOB_PROPERTY
+from geneva.storage.lance.trial import why_not_storable
 from geneva.udf.declare import UDF
 
 _KEY = "geneva::view::"
@@ -52,6 +53,8 @@ DEFAULT_FRAGMENT_ROWS = 65_536
 """Rows of a fragment of new rows: enough for one file, and few enough to share them out."""
 _MAX_NEW_FRAGMENTS = 1_024
 _BATCH_ROWS = 100_000
+_BLOB_FORMAT = "2.1"
+"""The format of views with blobs."""
 
 _SYSTEM_SCHEMA = pa.schema([pa.field(SOURCE_ROW_ID, pa.int64()), pa.field(IS_SET, pa.bool_())])
 _NOT_COPIED = ("virtual_column", "computed_column", "lance-schema:")
@@ -92,7 +95,7 @@ def create_view_table(
     `schema` has the user's columns: those of the source as `copied_field` gives them, UDF columns
     as `source_udf_field` does. Views have stable row ids, so that views of views can be kept.
     """
-    own = [field.with_nullable(True) for field in schema]
+    own, storage_version = _storable([field.with_nullable(True) for field in schema])
     computed = [column for column in map(column_uuid, own) if column is not None]
     receipts = [receipt_field(column) for column in computed] if with_receipts else []
     fields = [*_SYSTEM_SCHEMA, *own, *receipts]
@@ -110,6 +113,7 @@ def create_view_table(
             ref.uri,
             mode="create",
             enable_stable_row_ids=True,
+            data_storage_version=storage_version,
             storage_options=ref.storage_options.plain(),
         )
     except OSError as error:
@@ -120,15 +124,35 @@ def create_view_table(
         ) from error
 
 
+def _storable(fields: list[pa.Field]) -> tuple[list[pa.Field], str | None]:
+    """The columns of a view as they can be stored, and in which format; None: Lance's default.
+
+    Blobs of format 2.2 can't be filled file by file, those of 2.1 can. Where another column can't
+    be stored in that (a map), the view has blobs as plain binary columns.
+    """
+    if not any(is_blob(field) for field in fields):
+        return fields, None
+    if all(why_not_storable(_BLOB_FORMAT, field.type) is None for field in fields):
+        return fields, _BLOB_FORMAT
+    return [_inline(field) for field in fields], None
+
+
+def _inline(field: pa.Field) -> pa.Field:
+    kept = {k: v for k, v in (field.metadata or {}).items() if k != BLOB_KEY}
+    return field.with_metadata(kept or None)
+
+
 def copied_field(source: pa.Schema, path: str, name: str) -> pa.Field:
-    """A column of the source as a view has it: nullable, computed no more, no blob out of line."""
+    """A column of the source as a view has it: nullable, and computed no more."""
     found = field_at(source, path)
     kept = {
         key: value
         for key, value in (found.metadata or {}).items()
-        if not key.decode().startswith(_NOT_COPIED) and key != b"lance-encoding:blob"
+        if not key.decode().startswith(_NOT_COPIED)
     }
-    kind = pa.large_binary() if is_blob(found) else found.type
+    kind = found.type
+    if is_blob(found):
+        kind, kept = pa.large_binary(), {**kept, BLOB_KEY: b"true"}
     return pa.field(name, kind, nullable=True, metadata=kept or None)
 
 

@@ -36,7 +36,7 @@ from geneva.storage.lance.dataset import (
     open_dataset,
     quote_path,
 )
-from geneva.storage.lance.fragments import field_at, is_blob, read_windows, window_rows
+from geneva.storage.lance.fragments import field_at, holds_blob, read_windows, window_rows
 from geneva.storage.lance.row_ids import (
     NO_IDS,
     among,
@@ -243,7 +243,7 @@ class _Comparison:
             if _deletions(old) != _deletions(new):
                 live = among(ids, scan_ids(self._before, None, [i]))
                 ids, offsets = ids[live], offsets[live]
-            blobs = [c for c in columns if _holds_blob(field_at(self._after.schema, c.path))]
+            blobs = [c for c in columns if holds_blob(field_at(self._after.schema, c.path))]
             yield from self._differing(blobs, ids)
             columns = [c for c in columns if c not in blobs]
             unequal = self._unequal_offsets(fragment_facts(old), fragment_facts(new), columns)
@@ -362,7 +362,7 @@ def _take(dataset: lance.LanceDataset, ids: RowIds, paths: Sequence[str]) -> lis
     """Columns of the rows with these ids, which must be live, in the order of the ids."""
     schema = dataset.schema
     projection = {f"c{i}": quote_path(path, schema) for i, path in enumerate(paths)}
-    if any(_holds_blob(field_at(schema, path)) for path in paths):
+    if any(holds_blob(field_at(schema, path)) for path in paths):
         # Taking rows knows no blob handling: it would give descriptors instead of bytes.
         parts = [
             dataset.scanner(
@@ -379,12 +379,6 @@ def _take(dataset: lance.LanceDataset, ids: RowIds, paths: Sequence[str]) -> lis
             "asked for by id"
         )
     return [table.column(name).combine_chunks() for name in projection]
-
-
-def _holds_blob(field: pa.Field) -> bool:
-    kind = field.type
-    below = (kind.field(i) for i in range(kind.num_fields)) if pa.types.is_nested(kind) else ()
-    return is_blob(field) or any(_holds_blob(child) for child in below)
 
 
 def _groups(fragment_ids: Sequence[int], fragments: dict[int, Any]) -> Iterator[list[int]]:
