@@ -445,7 +445,7 @@ class TestParameters:
         table.add_columns({"x": tripled(calls)})
         with pytest.raises(TableNotFoundError, match="'t' at version 99"):
             table.backfill("x", read_version=99)
-        with pytest.raises(UserInputError, match="is not defined in this table"):
+        with pytest.raises(UserInputError, match="did not exist yet in version 1"):
             table.backfill("x", read_version=1)
         assert local_db.list_jobs() == []
 

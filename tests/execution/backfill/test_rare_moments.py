@@ -152,7 +152,7 @@ class TestViews:
         source = db.create_table("s", pa.table({"x": [1, 2]}), storage_options=STABLE)
         view = db.create_materialized_view("v", source.query().select({"c": times(10)}))
         view.refresh()
-        with pytest.raises(UserInputError, match=r"use refresh\(\)"):
+        with pytest.raises(UserInputError, match=r"refresh\(\) fills it"):
             view.backfill("c", where="1=1")
         assert values(view) == [10, 20]
 

@@ -28,6 +28,8 @@ SHAPES: dict[str, tuple[pa.DataType, Callable[[str], Any]]] = {
     "list": (pa.list_(NARROW), lambda v: [v]),
     "struct": (pa.struct({"d": NARROW}), lambda v: {"d": v}),
 }
+# A computed struct is refused in 2.0, which can't hold NULL structs.
+HELD = [(s, v) for s in SHAPES for v in VERSIONS if (s, v) != ("struct", "2.0")]
 
 
 def stays_readable(table: Table) -> None:
@@ -48,8 +50,7 @@ def refused(table: Table, **options: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "version"), HELD)
 def test_too_many_values_in_a_fragment(
     local_db: Connection, calls: Calls, version: str, shape: str
 ) -> None:
@@ -73,8 +74,7 @@ def test_too_many_values_over_batches_and_tasks(
     assert f"fragment 0, row {ROOM}" in refused(table, **options)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "version"), HELD)
 def test_as_many_values_as_there_is_room_for(
     local_db: Connection, calls: Calls, version: str, shape: str
 ) -> None:
@@ -85,8 +85,6 @@ def test_as_many_values_as_there_is_room_for(
     table.add_columns({"x": few})
     table.backfill("x", checkpoint_size=140)
     expected = [wrap(f"v{i % 127}") if i % 7 else None for i in range(1_100)]
-    if (version, shape) == ("2.0", "struct"):
-        expected = [{"d": None} if value is None else value for value in expected]
     assert column(table, "x") == expected
     assert calls.count == 1_100
 

@@ -205,7 +205,7 @@ class TestByReceipt:
     def test_a_flag_says_which_rows_of_a_view_are_filled(self, table: ComputedTable) -> None:
         table.dataset.add_columns({"done": "nullif(id > 1, false)"})
         flag = bound_output(table.snapshot, "done")
-        found = table.reader(receipt=None, filled_flag=flag).by_receipt(
+        found = table.reader(receipt=None, filled_flag=flag, outputs=(flag,)).by_receipt(
             table.fragment(), RowSet.full(4)
         )
         assert (offsets(found.right), found.checked_rows) == ([2, 3], 0)
