@@ -52,9 +52,19 @@ def committed(table: geneva.Table) -> set[int]:
     return {f.fragment_id for f in fragments if len(f.data_files()) > 1}
 
 
+def test_the_others_are_done_on_every_runner(db: Connection, calls: Calls) -> None:
+    check_others(db, calls, "cut", None)
+
+
 @pytest.mark.parametrize("how", ["gone", "cut", "noise"])
 @pytest.mark.parametrize("task_size", [None, 5], ids=["whole", "split"])
-def test_the_others_are_done(db: Connection, calls: Calls, how: str, task_size: int | None) -> None:
+def test_the_others_are_done(
+    local_db: Connection, calls: Calls, how: str, task_size: int | None
+) -> None:
+    check_others(local_db, calls, how, task_size)
+
+
+def check_others(db: Connection, calls: Calls, how: str, task_size: int | None) -> None:
     table = make_table(db, calls)
     path, was = damage(table, how)
     with pytest.raises(UnreadableFragmentsError, match=r"table 't'.*column 'y'.*fragment 2") as e:

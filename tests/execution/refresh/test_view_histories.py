@@ -426,7 +426,12 @@ def operations_of(shape: str) -> list[str]:
     return [name for name in OPERATIONS if "chunks" not in name or "chunk" in shape]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+QUICK = ("columns", "chunked", "bounded")
+
+
+@pytest.mark.parametrize(
+    "shape", [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in SHAPES]
+)
 def test_every_operation(shape: str) -> None:
     run(shape, operations_of(shape))
 

@@ -69,6 +69,7 @@ class TestSettings:
 @pytest.mark.spark
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 class TestProcess:
+    @pytest.mark.slow
     def test_leaves_nothing_behind_and_says_nothing(self, tmp_path: Path) -> None:
         script = run_script(
             """
