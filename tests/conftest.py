@@ -40,6 +40,20 @@ settings.register_profile(
 settings.load_profile(os.environ.get("GENEVA_HYPOTHESIS_PROFILE", "ci"))
 
 
+QUICK_ON_SPARK = ("test_backfill.py", "test_kinds.py", "test_views.py", "test_damaged_fragments.py")
+"""Files whose tests run on Spark in the quick round as well: one of each kind of behaviour."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the other tests' runs on Spark to the slow round."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        params = callspec.params if callspec is not None else {}
+        if params.get("runner") == "spark" and item.path.name not in QUICK_ON_SPARK:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(params=["in_process", pytest.param("spark", marks=pytest.mark.spark)])
 def runner(request: pytest.FixtureRequest) -> RunnerFactory | None:
     """What carries out the tasks: threads of this process, or (None) geneva's embedded Spark."""
