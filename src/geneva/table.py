@@ -23,7 +23,7 @@ from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
 from geneva.render import html
 from geneva.storage.checkpoints.cleanup import CleanupReport
-from geneva.storage.checkpoints.pins import cleanup_around_jobs
+from geneva.storage.checkpoints.pins import cleanup_versions
 from geneva.storage.columns.definitions import read_definitions
 from geneva.storage.jobs.failures import ErrorRecord
 from geneva.storage.lance.dataset import compact, open_dataset
@@ -73,6 +73,12 @@ class Branches:
             self._connection._table_ref(self._table), self._connection._history.close_lost
         )
         self._branches.delete(name)
+
+
+_WEEK = timedelta(days=7)
+"""LanceDB's own age of versions that `optimize` cleans up."""
+_AGES = timedelta(days=50 * 365)
+"""No version is that old: LanceDB is to clean up none, as it fails at the first tag it meets."""
 
 
 class Table:
@@ -252,14 +258,13 @@ class Table:
     ) -> Any:
         """Compact, index new rows and clean old versions up, as LanceDB does.
 
-        Versions that running jobs read are left for a later clean-up.
+        Versions that have a tag, and so those that running jobs read, stay. By default versions
+        older than seven days are cleaned up.
         """
         self._refuse_checked_out("optimize")
-        if not self._cleanup_around_jobs(cleanup_older_than, unverified=delete_unverified):
-            options.update(
-                cleanup_older_than=cleanup_older_than, delete_unverified=delete_unverified
-            )
-        return self._table.optimize(**options)
+        done = self._table.optimize(cleanup_older_than=_AGES, **options)
+        self._cleanup_versions(cleanup_older_than or _WEEK, delete_unverified=delete_unverified)
+        return done
 
     def cleanup_old_versions(
         self,
@@ -268,20 +273,12 @@ class Table:
         delete_unverified: bool = False,
         **options: Any,
     ) -> Any:
-        """Delete old versions, as LanceDB does, but for those that running jobs read."""
-        if self._cleanup_around_jobs(older_than, unverified=delete_unverified):
-            return None
-        return self._table.cleanup_old_versions(
-            older_than, delete_unverified=delete_unverified, **options
-        )
+        """Delete old versions, as LanceDB does, but for those that have a tag: jobs read them."""
+        return self._cleanup_versions(older_than, delete_unverified=delete_unverified, **options)
 
-    def _cleanup_around_jobs(self, older_than: timedelta | None, *, unverified: bool) -> bool:
-        return cleanup_around_jobs(
-            self.ref,
-            self._connection._history.close_lost,
-            older_than=older_than,
-            delete_unverified=unverified,
-        )
+    def _cleanup_versions(self, older_than: timedelta | None, **options: Any) -> Any:
+        is_running = self._connection._history.close_lost
+        return cleanup_versions(self.ref, is_running, older_than, **options)
 
     def cleanup_checkpoints(self, older_than: timedelta = timedelta(hours=1)) -> CleanupReport:
         """Remove checkpoints that no backfill can use again, and staged files of dead jobs.

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 
 import lance
 
@@ -68,30 +69,29 @@ def _list_tags(dataset: lance.LanceDataset) -> dict[str, str | None]:
     return {name: tag["branch"] for name, tag in tags if name.startswith(_JOB_TAG)}
 
 
-def cleanup_around_jobs(
+def cleanup_versions(
     ref: TableRef,
     is_running: Callable[[str], bool],
-    *,
     older_than: timedelta | None,
-    delete_unverified: bool,
-) -> bool:
-    """Clean old versions up, but for those that running jobs read.
+    *,
+    delete_unverified: bool = False,
+    **options: Any,
+) -> Any:
+    """Clean old versions up, but for those that have a tag, as those have that running jobs read.
 
-    Returns False, and cleans up nothing, where no job runs: then nothing is in the way. What jobs
-    have staged is unverified: it is not deleted while one runs.
+    What dead jobs pinned is released first. What jobs have staged is unverified: deleting that is
+    refused while one runs.
     """
     dataset = open_dataset(ref)
     release_dead_tags(dataset, is_running)
     running = tags_on(dataset, ref.branch)
-    if not running:
-        return False
-    if delete_unverified:
+    if running and delete_unverified:
         raise UserInputError(
             f"Job {_job_of(running[0])} is running on table {ref.name!r}, and delete_unverified "
             "would delete what it has staged. Clean up without it, or when the job has ended."
         )
-    dataset.cleanup_old_versions(older_than, error_if_tagged_old_versions=False)
-    return True
+    options = {"error_if_tagged_old_versions": False, **options}
+    return dataset.cleanup_old_versions(older_than, delete_unverified=delete_unverified, **options)
 
 
 def _job_of(tag: str) -> str:
