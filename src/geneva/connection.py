@@ -37,6 +37,7 @@ from geneva.storage.jobs.failures import FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 from geneva.storage.lance.database import (
     check_table_name,
+    drop_table,
     list_every_table,
     list_table_names,
     open_database,
@@ -273,12 +274,16 @@ class Connection:
             _LOG.warning("Table %r can't be opened: %s", name, one_line(error))
             return False
 
+    def drop_table(self, name: str, **options: Any) -> None:
+        """Drop a table, as LanceDB does, also while a job writes into its folder."""
+        drop_table(self._database, name, **options)
+
     def drop_materialized_view(self, name: str) -> None:
         """Drop a view; its source stays."""
         ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
         if name in self.table_names() and not has_versions(ref):
             # What a job left in the folder of a view that was dropped under it.
-            self._database.drop_table(name)
+            drop_table(self._database, name)
             return
         view = self.open_table(name)
         if not isinstance(view, MaterializedView):
@@ -288,7 +293,7 @@ class Connection:
                 f"{name!r} is a branch of view {view.name!r}: delete it with "
                 f"view.branches.delete({view.ref.branch!r})."
             )
-        self._database.drop_table(name)
+        drop_table(self._database, name)
 
     def _check_stable_ids(self, query: Query, *, strict: bool) -> None:
         source = open_dataset(query.source)

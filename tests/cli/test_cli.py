@@ -103,6 +103,7 @@ def test_no_java_is_said_before_anything_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_the_demo_fills_columns_and_computes_nothing_twice(tmp_path: Path) -> None:
     run = geneva("demo", "--rows", "48", "--dir", tmp_path / "db")

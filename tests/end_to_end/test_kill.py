@@ -120,6 +120,7 @@ def of_size(fragments: list[int], milliseconds: int) -> pytest.MarkDecorator:
 
 @pytest.mark.spark
 class TestDriver:
+    @pytest.mark.slow
     @of_size([60, 140], 10)
     def test_killed_and_finished_by_another_process(self, machine: Machine) -> None:
         calls, size = machine.calls, 10

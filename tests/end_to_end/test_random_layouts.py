@@ -198,6 +198,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(layouts(), STEPS)
 def test_any_history(
     tmp_path_factory: pytest.TempPathFactory, layout: dict[str, Any], steps: list[Any]
@@ -210,6 +211,7 @@ def test_any_history(
     model.check()
 
 
+@pytest.mark.slow
 @given(layouts(), SIZES, SIZES, st.data())
 def test_after_a_failing_function(
     tmp_path_factory: pytest.TempPathFactory,

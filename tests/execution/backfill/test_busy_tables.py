@@ -78,7 +78,9 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], N
 Busy: TypeAlias = Callable[[Callable[[int], None]], None]
 
 
-@pytest.mark.parametrize("stable", [True, False], ids=["stable", "addresses"])
+@pytest.mark.parametrize(
+    "stable", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["stable", "addresses"]
+)
 @pytest.mark.parametrize("write", [update_one, upsert_one, update_and_compact])
 def test_a_writer_as_fast_as_the_function_does_not_stop_the_job(
     local_db: Connection,

@@ -22,7 +22,7 @@ def dropping(db: Connection, name: str) -> Any:
     def publish(*args: Any) -> Any:
         with lock:
             if not dropped:
-                db._database.drop_table(name)
+                db.drop_table(name)
                 dropped.append(name)
         return publish_columns(*args)
 

@@ -426,7 +426,7 @@ def operations_of(shape: str) -> list[str]:
     return [name for name in OPERATIONS if "chunks" not in name or "chunk" in shape]
 
 
-QUICK = ("columns", "chunked", "bounded")
+QUICK = ("chunked", "bounded")
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,9 @@ def fill(folder: Path, source: Source, rows: int, function: UDF) -> Table:
     ("source", "rows", "function"),
     [
         pytest.param(numbers, 3_000_000, half, id="numbers"),
-        pytest.param(repeated_strings(50_000), 8_000, upper, id="compressed_strings"),
+        pytest.param(
+            repeated_strings(50_000), 8_000, upper, id="compressed_strings", marks=pytest.mark.slow
+        ),
         pytest.param(random_strings(1_000), 100_000, upper, id="strings", marks=pytest.mark.slow),
         pytest.param(numbers, 30_000, widen, id="wide_output", marks=pytest.mark.slow),
     ],

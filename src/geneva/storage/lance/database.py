@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,9 @@ from geneva.errors import UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import TableName
 from geneva.render.text import one_line
+
+_DROP_ATTEMPTS = 10
+_DROP_PAUSE_SECONDS = 0.05
 
 
 def open_database(uri: str, storage_options: Secrets, options: Mapping[str, Any]) -> Any:
@@ -38,6 +42,22 @@ def open_lancedb_table(
         if "not found" not in str(error).lower():
             raise
         return None
+
+
+def drop_table(database: Any, name: str, **options: Any) -> None:
+    """Drop a table. A job that still writes into its folder is no reason to fail."""
+    for attempt in range(_DROP_ATTEMPTS):
+        try:
+            database.drop_table(name, **options)
+        except (OSError, RuntimeError, ValueError) as error:
+            text = str(error).lower()
+            if attempt and "not found" in text:
+                return
+            if "not empty" not in text or attempt + 1 == _DROP_ATTEMPTS:
+                raise
+            time.sleep(_DROP_PAUSE_SECONDS)
+        else:
+            return
 
 
 def list_table_names(database: Any, namespace: Sequence[str] = ()) -> list[str]:
