@@ -10,6 +10,7 @@ import lance
 import pyarrow as pa
 import pytest
 
+import conflict_watch
 import geneva
 from geneva import Connection
 from geneva.errors import StorageFullError, UnreadableFragmentsError
@@ -82,6 +83,33 @@ def check_others(db: Connection, calls: Calls, how: str, task_size: int | None) 
     table.backfill("y")
     assert calls.count == 60
     assert table.to_arrow()["y"].to_pylist() == [x + 1 for x in range(60)]
+
+
+def test_one_that_is_damaged_while_the_job_runs_is_named(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody appends, and the new file is gone when the clause is looked at anew."""
+    table = local_db.create_table("t", pa.table({"x": range(10)}))
+
+    def append() -> None:
+        monkeypatch.setattr(conflict_watch, "on_call", None)
+        other = local_db.open_table("t")
+        other.add(pa.table({"x": range(10, 20)}))
+        damage(other, "gone", fragment=1)
+
+    def watched(x: int) -> int:
+        import conflict_watch
+
+        conflict_watch.call()
+        return x + 1
+
+    table.add_columns({"y": counted(calls, watched, data_type=pa.int64(), version="1")})
+    monkeypatch.setattr(conflict_watch, "on_call", append)
+    with pytest.raises(UnreadableFragmentsError) as e:
+        table.backfill("y", where="x >= 0")
+    assert e.value.fragments == (1,)
+    assert calls.count == 10
+    assert committed(table) == {0}
 
 
 def test_a_chain_goes_on_without_it(local_db: Connection, calls: Calls) -> None:

@@ -87,7 +87,9 @@ def run_backfill(
         if is_paid or not outcome.landed:
             retries -= 1
         before_round()
-        planned = planned.again(frozenset(state.files)).without(state.unreadable)
+        planned = planned.again(frozenset(state.files))
+        state.unreadable.update(planned.plan.unreadable)
+        planned = planned.without(state.unreadable)
         state.ledger.replanned(planned.plan.rows_to_compute)
         if not planned.plan.fragments:
             break
@@ -107,8 +109,8 @@ def _kept_changing(prepared: PreparedBackfill, control: JobControl) -> TableChan
     return TableChangedError(
         f"Table {prepared.ref.name!r} kept changing under the backfill of {prepared.plan.column!r} "
         f"through {control.max_conflict_retries + 1} rounds in which nothing could be committed. "
-        f"Fragments left over: {named}. What "
-        "was computed is kept; run the backfill again when the table is calmer. "
+        f"Fragments left over: {named}. What was computed is kept; run the backfill again when the "
+        "table is calmer. "
         "(GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number of rounds.)"
     )
 
