@@ -97,8 +97,12 @@ class TableCommitter:
     def _take(self, size: int) -> list[StagedFile]:
         """The next group. Lance publishes files of the same fields together."""
         fields = self._ready[0].field_ids
-        group = [file for file in self._ready if file.field_ids == fields][:size]
-        self._ready = [file for file in self._ready if file not in group]
+        group: list[StagedFile] = []
+        left: list[StagedFile] = []
+        for file in self._ready:
+            fits = file.field_ids == fields and len(group) < size
+            (group if fits else left).append(file)
+        self._ready = left
         return group
 
     def _log(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> None:

@@ -15,9 +15,9 @@ from geneva.model.tables import Reason, Unproven
 from geneva.planning.backfill import FragmentState, after_inputs_changed
 from geneva.storage.columns.provenance import read_provenance
 from geneva.storage.columns.validity import Validity, output_file
+from geneva.storage.lance.damage import damage_reason
 from geneva.storage.lance.dataset import (
     FragmentFacts,
-    damage_reason,
     open_dataset,
     read_live_rows,
     read_snapshot,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.worker.task import ColumnWork, PartResult, PartWork, Task, UnreadablePart
 from geneva.model.rows import RowRange
-from geneva.planning.sizing import MAX_FRAGMENTS_PER_TASK, WorkQueue
+from geneva.planning.sizing import MAX_FRAGMENTS_PER_TASK, Part, WorkQueue
 
 _MAX_READ_TRIES = 2
 """A store that fails for a moment is no damage: what can't be read is read once more."""
@@ -38,7 +38,6 @@ class TaskQueue:
         )
         self._splits: dict[int, _Split] = {}
         self._assemblies: deque[PartWork] = deque()
-        self._parts: dict[tuple[int, int], PartWork] = {}
         self._tries: Counter[tuple[int, int]] = Counter()
         self._again: deque[PartWork] = deque()
 
@@ -52,18 +51,14 @@ class TaskQueue:
             if waiting:
                 parts = tuple(waiting)
                 waiting.clear()
-                return self._task(parts)
+                return Task(self._work, parts)
         if not self._queue:
             return None
         taken = self._queue.take(self._queue.share(slots, rows_per_second))
         for part in taken:
             if not part.whole:
                 self._splits.setdefault(part.plan.fragment_id, _Split())
-        return self._task(tuple(map(self._prepared.part_work, taken)))
-
-    def _task(self, parts: tuple[PartWork, ...]) -> Task:
-        self._parts.update({(part.fragment_id, part.rows.start): part for part in parts})
-        return Task(self._work, parts)
+        return Task(self._work, tuple(map(self._prepared.part_work, taken)))
 
     def try_again(self, unreadable: UnreadablePart) -> bool:
         """Queue a part once more that could not be read; False: it was tried often enough."""
@@ -71,8 +66,16 @@ class TaskQueue:
         self._tries[place] += 1
         if self._tries[place] >= _MAX_READ_TRIES:
             return False
-        self._again.append(self._parts[place])
+        self._again.append(self._work_on(unreadable))
         return True
+
+    def _work_on(self, part: UnreadablePart) -> PartWork:
+        """The work on a part once more."""
+        plan, split = self._plans[part.fragment_id], self._splits.get(part.fragment_id)
+        whole = len(part.rows) == plan.physical_rows
+        if whole and split is not None:
+            return self._prepared.assembly_work(plan, split.checkpoints)
+        return self._prepared.part_work(Part(plan, part.rows, whole))
 
     def is_assembled(self, result: PartResult) -> bool:
         """Whether a fragment was put together of ranges that were reported before."""

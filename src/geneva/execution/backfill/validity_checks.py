@@ -17,10 +17,9 @@ from geneva.model.computation import Computation
 from geneva.model.rows import RowSet
 from geneva.model.tables import TableRef
 from geneva.storage.columns.validity import Validity, ValidityReader
+from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import (
     FragmentFacts,
-    damage_reason,
-    is_damage,
     open_pinned,
     read_live_rows,
     read_snapshot,

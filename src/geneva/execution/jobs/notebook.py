@@ -15,16 +15,6 @@ from geneva.render import html
 _REDRAW_SECONDS = 0.2
 
 
-class _Html:
-    """Text that a notebook shows as HTML."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def _repr_html_(self) -> str:
-        return self._text
-
-
 class NotebookBars:
     """The three bars of a job as HTML."""
 
@@ -62,7 +52,7 @@ class NotebookBars:
             ("ready to commit", progress.ready_to_commit),
             ("committed", progress.committed),
         )
-        shown = _Html(html.bars(self._title, states, progress.total))
+        shown = html.bars(self._title, states, progress.total)
         if self._handle is None:
             from IPython.display import display
 

@@ -112,7 +112,7 @@ class BatchRunner:
             size = self._pacing.batch_rows(len(window.offsets) - done, program.cost)
             size = self._search.max_rows(window.offsets[done:], size)
             batch = _Batch(window.offsets[done : done + size], window.inputs.slice(done, size))
-            computed = self._run_batch(batch)
+            computed = self._run_batch(program, batch)
             rows = RowRange(at, batch.rows.end)
             piece = _with_known(computed.piece, window.known, rows)
             result = Result(
@@ -140,11 +140,11 @@ class BatchRunner:
             return replace(result, durable=Durable.NOW)
         return result
 
-    def _run_batch(self, batch: _Batch) -> _Computed:
+    def _run_batch(self, program: Program, batch: _Batch) -> _Computed:
         """Compute a batch; of rows with equal inputs only one, where the function allows it."""
         memo = self._memo
         if memo is None:
-            return self._compute(batch)
+            return self._compute(program, batch)
         seed = self._work.computation.receipt_seed()
         digests = digest_rows(batch.inputs.columns, seed, len(batch.offsets))
         to_compute, places, known = memo.split(digests)
@@ -152,7 +152,7 @@ class BatchRunner:
         computed = None
         if len(to_compute):
             rows = batch.inputs.take(pa.array(to_compute))
-            computed = self._compute(_Batch(batch.offsets[to_compute], rows))
+            computed = self._compute(program, _Batch(batch.offsets[to_compute], rows))
             values = computed.piece.values
             if not is_failed(values.column(values.num_columns - 1)).any():
                 memo.add(digests[to_compute], values)
@@ -160,12 +160,12 @@ class BatchRunner:
         piece = Piece(batch.offsets, concat_batches(parts).take(pa.array(places)), digests)
         return replace(computed, piece=piece) if computed is not None else _Computed(piece)
 
-    def _compute(self, batch: _Batch) -> _Computed:
+    def _compute(self, program: Program, batch: _Batch) -> _Computed:
         failures: tuple[RowFailure, ...] = ()
         started = time.perf_counter()
         try:
             try:
-                applied = self._call(batch)
+                applied = self._call(program, batch)
             finally:
                 seconds = time.perf_counter() - started
                 self.clock.udf += seconds
@@ -180,8 +180,8 @@ class BatchRunner:
         self._pacing.ran(len(batch.offsets), piece.values.nbytes)
         return _Computed(piece, failures, len(batch.offsets), seconds)
 
-    def _call(self, batch: _Batch) -> Applied:
-        program, search = self._load(self._work), self._search
+    def _call(self, program: Program, batch: _Batch) -> Applied:
+        search = self._search
         condemned = search.condemned(batch.offsets)
         if condemned is not None:
             return program.settle(condemned.error, batch.inputs, condemned.tries)

@@ -13,7 +13,7 @@ from geneva.errors import UDFOutputError
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.worker.failed_rows import row_failure
 from geneva.execution.worker.layout import Layout
-from geneva.execution.worker.records import BatchFailed, Clock, OpenTask, reading
+from geneva.execution.worker.records import BatchFailed, Clock, OpenTask
 from geneva.execution.worker.task import FileWork, PartWork
 from geneva.model.rows import RowRange, RowSet
 from geneva.storage.checkpoints.staging import drop_staged, read_staged_batches
@@ -28,6 +28,7 @@ from geneva.storage.columns.staged_files import (
     unreadable,
     written_schema,
 )
+from geneva.storage.lance.damage import reading
 from geneva.storage.lance.fragments import fitting_window, read_windows
 from geneva.storage.lance.pieces import Piece
 

@@ -21,7 +21,7 @@ from geneva.execution.worker.batches import BatchRunner
 from geneva.execution.worker.failed_rows import FailedRows, with_row_ids
 from geneva.execution.worker.poison_rows import PoisonSearch, note_key
 from geneva.execution.worker.reader import Reader
-from geneva.execution.worker.records import BatchFailed, OpenTask, PartUnreadable, reading
+from geneva.execution.worker.records import BatchFailed, OpenTask
 from geneva.execution.worker.task import (
     PartFailure,
     PartResult,
@@ -30,7 +30,7 @@ from geneva.execution.worker.task import (
     UnreadablePart,
 )
 from geneva.execution.worker.writer import PartWriter, Writer
-from geneva.storage.lance.dataset import damage_reason, is_storage_full
+from geneva.storage.lance.damage import Damaged, damage_reason, is_storage_full, reading
 
 
 class Pipeline:
@@ -83,7 +83,7 @@ class Pipeline:
         except SQLExecutionError as error:
             of_part = BatchFailed(error, part.rows, None, ())
             outcome = _part_failure(task, part, of_part, writer.abandon())
-        except PartUnreadable as damage:
+        except Damaged as damage:
             writer.abandon()
             outcome = UnreadablePart(part.fragment_id, part.rows, str(damage))
         except Exception as error:

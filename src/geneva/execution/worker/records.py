@@ -7,10 +7,8 @@ own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
 
 import pyarrow as pa
 
@@ -20,10 +18,8 @@ from geneva.model.rows import Offsets, RowRange
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import CheckpointStore
 from geneva.storage.columns.staged_files import written_schema
-from geneva.storage.lance.dataset import Dataset, damage_reason, is_damage, open_pinned
+from geneva.storage.lance.dataset import Dataset, open_pinned
 from geneva.storage.lance.pieces import Piece
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,24 +106,6 @@ class BatchFailed(Exception):
         super().__init__(str(error))
         self.error, self.rows = error, rows
         self.at_fault, self.skipped = at_fault, skipped
-
-
-class PartUnreadable(Exception):
-    """Rows of a part can't be read: its other rows can't be helped, other parts can."""
-
-
-def reading(items: Iterator[Item]) -> Iterator[Item]:
-    """Read on; what can't be read raises PartUnreadable."""
-    while True:
-        try:
-            item = next(items)
-        except StopIteration:
-            return
-        except BaseException as error:
-            if not is_damage(error):
-                raise
-            raise PartUnreadable(damage_reason(error)) from error
-        yield item
 
 
 class Clock:

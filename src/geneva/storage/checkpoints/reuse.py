@@ -27,7 +27,7 @@ from geneva.storage.checkpoints.staging import read_staged
 from geneva.storage.checkpoints.store import DIGEST_COLUMN, CheckpointKey, CheckpointStore
 from geneva.storage.columns.provenance import read_provenance
 from geneva.storage.columns.receipts import input_part, is_failed, is_result, receipt_bits
-from geneva.storage.lance.dataset import is_damage
+from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.fragments import RowTaker, read_windows
 from geneva.storage.lance.pieces import Piece, concat, merged
 

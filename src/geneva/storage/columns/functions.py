@@ -14,7 +14,8 @@ from lance.file import LanceFileSession
 
 from geneva.errors import UDFIntegrityError
 from geneva.model.tables import TableRef
-from geneva.storage.lance.dataset import base_refs, is_damage
+from geneva.storage.lance.damage import is_damage
+from geneva.storage.lance.dataset import base_refs
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
 
 

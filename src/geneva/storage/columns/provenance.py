@@ -19,7 +19,8 @@ from lance.file import LanceFileReader
 from geneva.model.computation import MIXED
 from geneva.model.rows import RowSet
 from geneva.model.tables import Secrets, TableRef
-from geneva.storage.lance.dataset import FragmentFacts, is_damage
+from geneva.storage.lance.damage import is_damage
+from geneva.storage.lance.dataset import FragmentFacts
 
 PROVENANCE_METADATA = "geneva.provenance"
 _MIXED = "0000"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import lance
@@ -19,11 +20,11 @@ from geneva.storage.columns.provenance import named, parse_file_name, read_prove
 from geneva.storage.columns.staged_files import StagedFile, data_file, read_columns, stage_nulls
 from geneva.storage.columns.validity import output_file
 from geneva.storage.lance.commit import is_conflict, retry_conflicts
+from geneva.storage.lance.damage import Damaged, reading
 from geneva.storage.lance.dataset import (
     FragmentFacts,
     TableSnapshot,
     check_not_dropped,
-    is_damage,
     open_dataset,
     read_live_rows,
     read_snapshot,
@@ -189,11 +190,8 @@ def _readable_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The column's values in a fragment, as far as they can be read."""
     columns = [output.name for output in computation.outputs]
-    try:
-        yield from dataset.get_fragment(fragment.id).to_batches(columns=columns)
-    except BaseException as error:
-        if not is_damage(error):
-            raise
+    with suppress(Damaged):
+        yield from reading(dataset.get_fragment(fragment.id).to_batches(columns=columns))
 
 
 def _commit(

@@ -14,11 +14,10 @@ from lance.file import LanceFileReader, LanceFileWriter
 from geneva.model.tables import TableRef
 from geneva.storage.columns.dictionaries import has_dictionary, has_narrow_dictionary
 from geneva.storage.columns.provenance import PROVENANCE_METADATA, Provenance
+from geneva.storage.lance.damage import Damaged, is_damage, reading
 from geneva.storage.lance.dataset import (
-    damage_reason,
     field_ids_of,
     file_version,
-    is_damage,
 )
 from geneva.storage.lance.fragments import BLOB_KEY, MAX_WINDOW_ROWS, is_blob
 from geneva.storage.lance.pieces import concat_batches, null_rows
@@ -173,12 +172,10 @@ def unreadable(ref: TableRef, path: str, schema: pa.Schema) -> str | None:
     if not has_dictionary(schema.types):
         return None
     try:
-        for _ in read_columns(ref, path):
+        for _ in reading(read_columns(ref, path)):
             pass
-    except BaseException as error:
-        if not is_damage(error):
-            raise
-        return damage_reason(error)
+    except Damaged as damage:
+        return str(damage)
     return None
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,14 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from geneva.errors import GenevaError, TableNotFoundError, UserInputError
+from geneva.errors import TableNotFoundError, UserInputError
 from geneva.model.addresses import split_by_fragment
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import TableRef
-
-_FULL_SIGNS = ("no space left on device", "disk quota exceeded")
-_RUST_PLACE = re.compile(r",?\s*(at )?/\S+\.rs:\d+:\d+")
 
 Dataset: TypeAlias = lance.LanceDataset
 """An open version of a table, for those rooms that only hand it on."""
@@ -253,31 +248,6 @@ def is_missing(error: BaseException) -> bool:
     return isinstance(error, FileNotFoundError | TableNotFoundError) or (
         isinstance(error, OSError | ValueError) and "not found" in str(error).lower()
     )
-
-
-def is_damage(error: BaseException) -> bool:
-    """Whether a file could not be read because of what is in it, or because it is gone.
-
-    A damaged file can panic Lance's reader, and PanicException is no Exception.
-    """
-    known = (OSError, ValueError, RuntimeError, KeyError, pa.ArrowException)
-    if isinstance(error, GenevaError):
-        return False
-    return isinstance(error, known) or type(error).__name__ == "PanicException"
-
-
-def is_storage_full(error: BaseException) -> bool:
-    """Whether something could not be written because no space is left."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    text = str(error).lower()
-    return any(sign in text for sign in _FULL_SIGNS)
-
-
-def damage_reason(error: BaseException) -> str:
-    """What is wrong with a file, in one line and without places in Lance's own source."""
-    text = str(error).partition("\n")[0]
-    return _RUST_PLACE.sub("", text).strip() or type(error).__name__
 
 
 def read_live_rows(

@@ -20,7 +20,8 @@ import pyarrow as pa
 from geneva.errors import InvalidFilterError, SQLExecutionError, UnreadableFragmentsError
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.sql import ROW_META, shown
-from geneva.storage.lance.dataset import FragmentFacts, damage_reason, is_damage, rows_at
+from geneva.storage.lance.damage import Damaged, is_damage, reading
+from geneva.storage.lance.dataset import FragmentFacts, rows_at
 from geneva.storage.lance.expressions import (
     Expression,
     RowReader,
@@ -103,14 +104,12 @@ def _scan(
     chosen = [f for f in dataset.get_fragments() if fragments is None or f.fragment_id in fragments]
     if not chosen:
         return
-    batches = iter(_batches(dataset, condition, chosen))
+    batches = reading(_batches(dataset, condition, chosen))
     while True:
         try:
             batch = next(batches, None)
-        except BaseException as error:
-            if not is_damage(error):
-                raise
-            raise _unreadable(dataset, condition, chosen, error) from error
+        except Damaged as damage:
+            raise _unreadable(dataset, condition, chosen, damage) from damage
         if batch is None:
             return
         columns = [single(batch.column(f"c{i}")) for i in range(len(condition.paths))]
@@ -157,24 +156,22 @@ def _unreadable(
     dataset: lance.LanceDataset,
     condition: Expression,
     fragments: Sequence[Any],
-    error: BaseException,
+    damage: Damaged,
 ) -> UnreadableFragmentsError:
     """The error that names the fragments whose files can't be read."""
     bad = []
     for fragment in fragments:
         try:
-            for _ in _batches(dataset, condition, [fragment]):
+            for _ in reading(_batches(dataset, condition, [fragment])):
                 pass
-        except BaseException as found:
-            if not is_damage(found):
-                raise
+        except Damaged as found:
             bad.append(int(fragment.fragment_id))
-            error = found
+            damage = found
     columns = ", ".join(".".join(path) for path in condition.paths)
     return UnreadableFragmentsError(
         f"Data of column {columns} can't be read in fragments {bad} of {dataset.uri} at version "
         f"{dataset.version}, so that it is not known which rows satisfy {shown(condition.sql)}: "
-        f"{damage_reason(error)}. The clause is not at fault. Restore the files, or delete the "
+        f"{damage}. The clause is not at fault. Restore the files, or delete the "
         "fragments' rows.",
         tuple(bad),
     )

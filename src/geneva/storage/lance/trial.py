@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileWriter
 
-from geneva.storage.lance.dataset import is_damage
+from geneva.storage.lance.damage import is_damage
 
 
 @lru_cache(maxsize=256)
