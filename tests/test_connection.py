@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import lancedb
 import pyarrow as pa
@@ -192,13 +194,6 @@ class TestTables:
             local_db.open_table("t")
         assert isinstance(error.value, UserInputError)
 
-    def test_stable_row_ids(self, local_db: Connection) -> None:
-        options = {"new_table_enable_stable_row_ids": "true"}
-        stable = local_db.create_table("s", rows(1), storage_options=options)
-        assert stable.to_lance().has_stable_row_ids
-        assert not local_db.create_table("t", rows(1)).to_lance().has_stable_row_ids
-        assert local_db.open_table("s").ref.storage_options.get("aws_region") is None
-
     def test_versions(self, local_db: Connection, calls: Calls) -> None:
         table = local_db.create_table("t", rows(1))
         first = table.version
@@ -263,3 +258,87 @@ class TestTables:
         table.backfill("x")
         assert calls.rows == [100]
         assert sorted(column(table, "x")) == [0, 6, 9, 300]
+
+
+class TestStableRowIds:
+    """Views need them, so new tables have them, unless somebody says otherwise."""
+
+    @staticmethod
+    def has(table: Table) -> bool:
+        return bool(table.to_lance().has_stable_row_ids)
+
+    def test_however_a_table_is_made(self, local_db: Connection) -> None:
+        schema = pa.schema([("id", pa.int64())])
+        local_db.create_namespace(["n"])
+        made = [
+            local_db.create_table("a", rows(1)),
+            local_db.create_table("b", schema=schema),
+            local_db.create_table("c", rows(1), storage_options={"aws_region": "x"}),
+            local_db.create_table("d", rows(1), exist_ok=True),
+            local_db.create_table("e", rows(1), mode="overwrite"),
+            local_db.create_table("e", rows(1), mode="overwrite"),
+            local_db.create_table("f", rows(1), namespace_path=["n"]),
+        ]
+        assert [self.has(table) for table in made] == [True] * len(made)
+
+    @pytest.mark.parametrize(
+        "name", ["new_table_enable_stable_row_ids", "enable_move_stable_row_ids"]
+    )
+    @pytest.mark.parametrize("value", ["false", False])
+    def test_an_explicit_choice_wins(
+        self, local_db: Connection, tmp_path: Path, name: str, value: object
+    ) -> None:
+        options: dict[str, Any] = {name: value}
+        local_db.create_namespace(["n"])
+        assert not self.has(local_db.create_table("a", rows(1), storage_options=options))
+        inside = local_db.create_table("a", rows(1), storage_options=options, namespace_path=["n"])
+        assert not self.has(inside)
+        without = geneva.connect(tmp_path / "other", storage_options=options)
+        assert not self.has(without.create_table("b", rows(1)))
+        stable = {"new_table_enable_stable_row_ids": "true"}
+        assert self.has(without.create_table("c", rows(1), storage_options=stable))
+
+    def test_an_existing_table_keeps_what_it_has(self, local_db: Connection) -> None:
+        make_table(local_db, [1], name="old")
+        assert not self.has(local_db.create_table("old", rows(1), exist_ok=True))
+        assert not self.has(local_db.create_table("old", rows(1), mode="overwrite"))
+
+    def test_a_copy_has_them_and_computes_nothing(self, local_db: Connection, calls: Calls) -> None:
+        old = make_table(local_db, [2, 3], name="old")
+        old.add_columns({"x": tripled(calls)})
+        old.backfill("x")
+        old.delete("id = 1")
+        assert calls.taken() == [0, 1, 2, 3, 4]
+        with pytest.warns(UserWarning, match="no stable row IDs") as told:
+            local_db.create_materialized_view("w", old)
+        # The message says what to do; done, it works.
+        call = re.search(r"db\.copy_table\('old', '[^']*'\)", str(told[0].message))
+        assert call is not None
+        copy = local_db.copy_table("old", "new")
+        assert self.has(copy)
+        assert copy.backfill("x").rows_computed == 0
+        assert copy.verify("x").ok
+        view = local_db.create_materialized_view("v", copy)
+        view.refresh()
+        copy.add(rows(9))
+        copy.backfill("x")
+        view.refresh()
+        assert column(view, "x") == [0, 6, 9, 12, 27]
+        assert calls.taken() == [9]
+
+    def test_what_is_not_copied(self, local_db: Connection) -> None:
+        source = local_db.create_table("t", rows(1))
+        local_db.create_materialized_view("v", source)
+        with pytest.raises(UserInputError, match="already"):
+            local_db.copy_table("t", "v")
+        with pytest.raises(UserInputError, match="is a view"):
+            local_db.copy_table("v", "w")
+        with pytest.raises(TableNotFoundError):
+            local_db.copy_table("nope", "w")
+        blobs = pa.schema(
+            [pa.field("b", pa.large_binary(), metadata={"lance-encoding:blob": "true"})]
+        )
+        local_db.create_table("b", schema=blobs)
+        with pytest.raises(UserInputError, match="blobs"):
+            local_db.copy_table("b", "w")
+        assert "w" not in local_db.table_names()

@@ -5,6 +5,8 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
+from geneva import _distribution  # noqa: F401  (checks, before all else, whose files these are)
+
 # Lance warns on stderr that DataReplacement is young, at every commit. Whoever set a level keeps
 # it.
 _os.environ.setdefault("LANCE_LOG", "error")

@@ -32,6 +32,7 @@ from geneva.model.uris import (
 from geneva.model.view_query import ViewQuery
 from geneva.query import Query
 from geneva.render.text import one_line
+from geneva.storage.columns.copies import copy_table, how_to_get_stable_ids
 from geneva.storage.jobs.events import JobHistory, JobRecord
 from geneva.storage.jobs.failures import FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
@@ -40,6 +41,7 @@ from geneva.storage.lance.database import (
     drop_table,
     list_every_table,
     list_table_names,
+    new_table_options,
     open_database,
     open_lancedb_table,
 )
@@ -155,17 +157,34 @@ class Connection:
         return [str(name) for name in list_every_table(self._database, self._storage_options)]
 
     def create_table(self, name: str, *args: Any, **kwargs: Any) -> Table:
-        """Create a table, as LanceDB does.
+        """Create a table, as LanceDB does, with stable row ids, which views of it need.
 
-        `storage_options={"new_table_enable_stable_row_ids": "true"}` gives it stable row ids.
+        `storage_options={"new_table_enable_stable_row_ids": "false"}`, here or in `connect`, makes
+        one without. A table that is overwritten keeps what it has.
         """
-        options = kwargs.get("storage_options")
-        if options and "enable_move_stable_row_ids" in options:
-            # The option's older name.
-            value = options["enable_move_stable_row_ids"]
-            others = {k: v for k, v in options.items() if k != "enable_move_stable_row_ids"}
-            kwargs["storage_options"] = {"new_table_enable_stable_row_ids": value, **others}
-        return Table(self, self._database.create_table(name, *args, **kwargs))
+        given = kwargs.pop("storage_options", None)
+        options = new_table_options(self._storage_options, given, kwargs.get("namespace_path"))
+        made = self._database.create_table(name, *args, storage_options=options, **kwargs)
+        return self._opened(made)
+
+    def copy_table(self, source: str, target: str) -> Table:
+        """Copy the latest version of a table into a new one, which has stable row ids.
+
+        Computed columns come along with their functions and receipts, so that nothing is computed
+        anew. Older versions, tags, branches and indexes do not.
+        """
+        table = self.open_table(source)
+        if isinstance(table, MaterializedView):
+            raise UserInputError(
+                f"{source!r} is a view, which has stable row ids. For another one like it use "
+                "create_materialized_view."
+            )
+        check_table_name(target)
+        ref = TableRef(target, table_uri(self._uri, target), self._storage_options)
+        if target in self.table_names():
+            raise UserInputError(f"There is a table or view {target!r} already.")
+        copy_table(table.ref, ref)
+        return self.open_table(target)
 
     def open_table(
         self,
@@ -302,8 +321,7 @@ class Connection:
         message = (
             f"Source table {query.source.name!r} has no stable row IDs: the view can only be "
             f"refreshed to the source's version {query.source_version}, which it is made at. "
-            "Create the source with "
-            "storage_options={'new_table_enable_stable_row_ids': 'true'} for incremental refresh."
+            f"{how_to_get_stable_ids(query.source.name)}"
         )
         if strict:
             raise UserInputError(message)

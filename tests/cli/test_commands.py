@@ -395,7 +395,8 @@ def test_a_view_of_a_chunker(folder: Path) -> None:
 
 
 def test_a_view_without_stable_ids_is_made_with_a_warning(folder: Path) -> None:
-    geneva.connect("db").create_table("plain", [{"id": 1}])
+    without = {"new_table_enable_stable_row_ids": "false"}
+    geneva.connect("db").create_table("plain", [{"id": 1}], storage_options=without)
     result = run("view", "create", "db", "v", "--source", "plain")
     assert result.stderr.startswith("warning: Source table 'plain' has no stable row IDs")
     assert "stable row IDs" in refused("view", "create", "db", "w", "--source", "plain", "--strict")

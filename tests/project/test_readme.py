@@ -64,7 +64,7 @@ def test_the_guide_to_udfs(
 
 def test_the_guide_to_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = run(ROOT / "docs" / "views.md", tmp_path, monkeypatch)
-    assert names["db"].list_materialized_views() == ["english", "passages"]
+    assert names["db"].list_materialized_views() == ["english", "of_the_copy", "passages"]
 
 
 def test_the_guide_to_branches(

@@ -20,9 +20,9 @@ class Secrets(Mapping[str, str]):
 
     __slots__ = ("_options",)
 
-    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, options: Mapping[str, str | bool] | None = None) -> None:
         """Keep a copy of `options`."""
-        self._options = {str(key): str(value) for key, value in (options or {}).items()}
+        self._options = {str(key): _option_text(value) for key, value in (options or {}).items()}
 
     def __getitem__(self, key: str) -> str:
         """Return one option."""
@@ -63,6 +63,10 @@ class Secrets(Mapping[str, str]):
     def plain(self) -> dict[str, str] | None:
         """The options as the storage libraries want them; None when there are none."""
         return dict(self._options) or None
+
+
+def _option_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _open_secrets(sealed: bytes) -> Secrets:

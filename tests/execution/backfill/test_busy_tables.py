@@ -23,7 +23,7 @@ ROWS = 8
 
 
 def make_table(db: Connection, *, stable: bool = True) -> geneva.Table:
-    options = {"new_table_enable_stable_row_ids": "true"} if stable else None
+    options = {"new_table_enable_stable_row_ids": str(stable).lower()}
     rows = pa.table({"k": range(ROWS), "x": [i * 100 for i in range(ROWS)]})
     return db.create_table("t", rows, storage_options=options)
 

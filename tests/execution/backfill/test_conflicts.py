@@ -44,7 +44,7 @@ def expected(x: int) -> int | None:
 
 
 def make_table(db: geneva.Connection, *, stable: bool) -> geneva.Table:
-    options = {"new_table_enable_stable_row_ids": "true"} if stable else None
+    options = {"new_table_enable_stable_row_ids": str(stable).lower()}
     step = ROWS // FRAGMENTS
     rows = [{"k": i, "x": i, "y": i, "other": "a"} for i in range(ROWS)]
     table = db.create_table("t", pa.Table.from_pylist(rows[:step]), storage_options=options)

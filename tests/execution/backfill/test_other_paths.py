@@ -69,7 +69,7 @@ def test_a_skipped_row_waits_through_changes_that_do_not_concern_it(
             raise ValueError("bad")
         return x
 
-    options = {"new_table_enable_stable_row_ids": "true"} if stable else None
+    options = {"new_table_enable_stable_row_ids": str(stable).lower()}
     rows = pa.table({"x": range(10), "other": [0] * 10})
     db = connect(tmp_path / "db", InProcessRunner)
     table = db.create_table("t", rows, storage_options=options)

@@ -217,9 +217,12 @@ def _forget_old_versions(table: Table) -> None:
     dataset.cleanup_old_versions(older_than=timedelta(0))
 
 
+UNSTABLE = {"new_table_enable_stable_row_ids": "false"}
+
+
 class TestWithoutStableRowIds:
     def test_a_warning_and_one_version_only(self, local_db: Connection, calls: Calls) -> None:
-        source = local_db.create_table("src", numbers(0, 10))
+        source = local_db.create_table("src", numbers(0, 10), storage_options=UNSTABLE)
         version = source.version
         with pytest.warns(UserWarning, match="no stable row IDs"):
             view = make_view(local_db, source, calls)
@@ -235,7 +238,7 @@ class TestWithoutStableRowIds:
         assert len(view) == 5
 
     def test_strict_refuses(self, local_db: Connection) -> None:
-        source = local_db.create_table("src", numbers(0, 3))
+        source = local_db.create_table("src", numbers(0, 3), storage_options=UNSTABLE)
         with pytest.raises(UserInputError, match="no stable row IDs"):
             local_db.create_materialized_view("v", source, strict=True)
         assert local_db.list_materialized_views() == []

@@ -25,6 +25,7 @@ from geneva.execution.refresh.rows import Membership, read_first_membership, rea
 from geneva.execution.refresh.stored_sql import check_stored_sql
 from geneva.model.tables import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
+from geneva.storage.columns.copies import how_to_get_stable_ids
 from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
 from geneva.storage.views.definition import ROW_ADDRESSES, ViewInfo, read_view
 from geneva.storage.views.foreign_writes import is_untouched
@@ -165,8 +166,7 @@ def _check_reachable(ref: TableRef, source: TableRef, info: ViewInfo, version: i
         raise UserInputError(
             f"Cannot refresh materialized view {ref.name!r} to version {version}: its source table "
             f"{source.name!r} has no stable row IDs, so that it can only be refreshed to version "
-            f"{info.base_version}. Recreate the source with "
-            "storage_options={'new_table_enable_stable_row_ids': 'true'}."
+            f"{info.base_version}. {how_to_get_stable_ids(source.name)}"
         )
 
 

@@ -16,6 +16,10 @@ from geneva.model.tables import Secrets
 from geneva.model.uris import TableName
 from geneva.render.text import one_line
 
+_STABLE_ROW_IDS = "new_table_enable_stable_row_ids"
+_STABLE_ROW_IDS_BEFORE = "enable_move_stable_row_ids"
+"""The option's older name."""
+
 _DROP_ATTEMPTS = 10
 _DROP_PAUSE_SECONDS = 0.05
 
@@ -42,6 +46,23 @@ def open_lancedb_table(
         if "not found" not in str(error).lower():
             raise
         return None
+
+
+def new_table_options(
+    of_database: Mapping[str, str],
+    given: Mapping[str, Any] | None,
+    namespace: Sequence[str] | None = None,
+) -> dict[str, str]:
+    """The storage options of a table that is created: with stable row ids, unless told otherwise.
+
+    LanceDB adds the database's own options, except in a namespace.
+    """
+    asked = dict(Secrets(given))
+    known = {**of_database, **asked}
+    stable = known.get(_STABLE_ROW_IDS, known.get(_STABLE_ROW_IDS_BEFORE, "true"))
+    options = {**(of_database if namespace else {}), **asked, _STABLE_ROW_IDS: stable}
+    options.pop(_STABLE_ROW_IDS_BEFORE, None)
+    return options
 
 
 def drop_table(database: Any, name: str, **options: Any) -> None:

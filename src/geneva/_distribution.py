@@ -1,0 +1,40 @@
+"""Two distributions have a package `geneva`: this one, geneva-spark, and LanceDB's own, geneva."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+_OTHER = "geneva"
+
+
+def check_distribution(package: Path) -> None:
+    """Refuse to run from a folder that the other distribution has put its files into, too.
+
+    Beside it, in another folder of the import path, it is only hidden: that is a warning.
+    """
+    try:
+        other = distribution(_OTHER)
+    except PackageNotFoundError:
+        return
+    theirs = Path(str(other.locate_file(_OTHER)))
+    both = (
+        f"Two distributions that have a package 'geneva' are installed: 'geneva-spark' and "
+        f"'geneva' {other.version}"
+    )
+    if theirs.exists() and theirs.resolve() == package.resolve():
+        raise ImportError(
+            f"{both}, in one folder ({package}), where each overwrites files of the other. Remove "
+            "both and install the one you want: pip uninstall -y geneva geneva-spark; pip install "
+            "geneva-spark"
+        )
+    warnings.warn(
+        f"{both}. This is geneva-spark, in {package}; the other one, in {theirs}, can't be "
+        "imported beside it.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+check_distribution(Path(__file__).parent)
