@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from geneva.compatibility import AUTO_REFRESH, warn_compatibility
 from geneva.config import Settings
 from geneva.errors import TableNotFoundError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
@@ -32,6 +33,7 @@ from geneva.model.uris import (
 from geneva.model.view_query import ViewQuery
 from geneva.query import Query
 from geneva.render.text import one_line
+from geneva.search import Search
 from geneva.storage.columns.copies import copy_table, how_to_get_stable_ids
 from geneva.storage.jobs.events import JobHistory, JobRecord
 from geneva.storage.jobs.failures import FailureStore
@@ -46,7 +48,9 @@ from geneva.storage.lance.database import (
     open_lancedb_table,
 )
 from geneva.storage.lance.dataset import has_versions, open_dataset
-from geneva.storage.views.definition import is_view
+from geneva.storage.lance.delegation import delegated_attribute
+from geneva.storage.lance.lancedb_methods import ConnectionMethods
+from geneva.storage.views.definition import ViewKind, ViewName, is_view, view_kind
 from geneva.table import Table
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import serialize_udf, udf_digest
@@ -86,7 +90,7 @@ def connect(
     )
 
 
-class Connection:
+class Connection(ConnectionMethods):
     """An open database. What is not defined here is LanceDB's own connection."""
 
     def __init__(
@@ -107,11 +111,16 @@ class Connection:
         liveness = Liveness(self._signals)
         self._history = JobHistory(uri, storage_options, liveness.is_lost, liveness.watch)
 
-    def __getattr__(self, name: str) -> Any:
-        """Hand everything else to LanceDB."""
-        if name.startswith("__") or name == "_database":
-            raise AttributeError(name)
-        return getattr(self._database, name)
+    def _lancedb(self) -> Any:
+        return self._database
+
+    if not TYPE_CHECKING:  # a misspelt name is to be an error for type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            """Hand what a newer LanceDB has to LanceDB."""
+            if name.startswith("__") or name == "_database":
+                raise AttributeError(name)
+            return delegated_attribute(self, self._database, name)
 
     def __repr__(self) -> str:
         """Show where the database is."""
@@ -142,12 +151,19 @@ class Connection:
         """Where the database is."""
         return self._uri
 
-    def table_names(self, *, namespace_path: Sequence[str] | None = None) -> list[str]:
+    def table_names(
+        self,
+        page_token: str | None = None,
+        limit: int | None = None,
+        *,
+        namespace_path: Sequence[str] | None = None,
+    ) -> list[str]:
         """The names of all tables, sorted, or of those in a namespace.
 
-        Geneva's own tables are not among them.
+        Geneva's own tables are not among them. `page_token` is the last name of the page before.
         """
-        return list_table_names(self._database, namespace_path or ())
+        names = list_table_names(self._database, namespace_path or ())
+        return [name for name in names if page_token is None or name > page_token][:limit]
 
     def all_table_names(self) -> list[str]:
         """The names of all tables, of their branches and of those in namespaces.
@@ -156,15 +172,68 @@ class Connection:
         """
         return [str(name) for name in list_every_table(self._database, self._storage_options)]
 
-    def create_table(self, name: str, *args: Any, **kwargs: Any) -> Table:
+    def create_table(
+        self,
+        name: str,
+        data: Any = None,
+        schema: Any = None,
+        mode: str = "create",
+        exist_ok: bool = False,  # noqa: FBT001, FBT002  (LanceDB's own signature)
+        on_bad_vectors: str = "error",
+        fill_value: float = 0.0,
+        embedding_functions: list[Any] | None = None,
+        *,
+        namespace_path: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        data_storage_version: str | None = None,
+        enable_v2_manifest_paths: bool | None = None,
+        primary_key: str | list[str] | None = None,
+    ) -> Table:
         """Create a table, as LanceDB does, with stable row ids, which views of it need.
 
         `storage_options={"new_table_enable_stable_row_ids": "false"}`, here or in `connect`, makes
-        one without. A table that is overwritten keeps what it has.
+        one without. A table that is overwritten keeps what it has. `primary_key` is what
+        LanceDB's `set_unenforced_primary_key` takes.
         """
-        given = kwargs.pop("storage_options", None)
-        options = new_table_options(self._storage_options, given, kwargs.get("namespace_path"))
-        made = self._database.create_table(name, *args, storage_options=options, **kwargs)
+        made = self._database.create_table(
+            name,
+            data,
+            schema,
+            mode,
+            exist_ok,
+            on_bad_vectors,
+            fill_value,
+            embedding_functions,
+            namespace_path=list(namespace_path) if namespace_path else None,
+            storage_options=new_table_options(
+                self._storage_options, storage_options, namespace_path
+            ),
+            data_storage_version=data_storage_version,
+            enable_v2_manifest_paths=enable_v2_manifest_paths,
+        )
+        if primary_key is not None:
+            made.set_unenforced_primary_key(primary_key)
+        return self._opened(made)
+
+    def clone_table(
+        self,
+        target_table_name: str,
+        source_uri: str,
+        *,
+        target_namespace_path: list[str] | None = None,
+        source_version: int | None = None,
+        source_tag: str | None = None,
+        is_shallow: bool = True,
+    ) -> Table:
+        """Make a table of another one's files, as LanceDB does."""
+        made = self._database.clone_table(
+            target_table_name,
+            source_uri,
+            target_namespace_path=target_namespace_path,
+            source_version=source_version,
+            source_tag=source_tag,
+            is_shallow=is_shallow,
+        )
         return self._opened(made)
 
     def copy_table(self, source: str, target: str) -> Table:
@@ -190,27 +259,34 @@ class Connection:
         self,
         name: str,
         *,
-        version: int | None = None,
-        branch: str | None = None,
         namespace_path: Sequence[str] | None = None,
-        **kwargs: Any,
+        storage_options: Mapping[str, str] | None = None,
+        index_cache_size: int | None = None,
+        branch: str | None = None,
+        version: int | None = None,
+        namespace: Sequence[str] | None = None,
     ) -> Table:
         """Open a table, a branch of it or one in a namespace.
 
         Args:
             name: The table's name; `table@branch` and `namespace$table` say all of it in one word.
-            version: The version to read, which can't be written to; None: the latest.
-            branch: The branch to work on: what is done with the table stays there.
             namespace_path: The namespace that the table is in.
-            **kwargs: LanceDB's own.
+            storage_options: Keys and settings of the object store, besides the connection's.
+            index_cache_size: LanceDB's own.
+            branch: The branch to work on: what is done with the table stays there.
+            version: The version to read, which can't be written to; None: the latest.
+            namespace: Geneva's word for `namespace_path`.
         """
+        namespace_path = namespace if namespace_path is None else namespace_path
         named = TableName.parse(name)
         asked = TableName(
             named.table,
             named.namespace if namespace_path is None else tuple(namespace_path),
             named.branch if branch is None else branch,
         )
-        table = open_lancedb_table(self._database, asked, self._storage_options, kwargs)
+        options = {"storage_options": storage_options, "index_cache_size": index_cache_size}
+        given = {name: value for name, value in options.items() if value is not None}
+        table = open_lancedb_table(self._database, asked, self._storage_options, given)
         if table is None:
             raise TableNotFoundError(self._not_found(asked))
         opened = self._opened(table)
@@ -241,17 +317,65 @@ class Connection:
         return f"There is no table {str(without)!r} in {self._uri}."
 
     def create_materialized_view(
-        self, name: str, query: Query | Table, *, strict: bool = False
-    ) -> MaterializedView:
-        """Make a view of a query. Its rows are there at once, its values after `refresh()`.
+        self,
+        name: str,
+        source: Any = None,
+        *,
+        select: Any = None,
+        where: str | None = None,
+        limit: int | None = None,
+        with_no_data: bool | None = None,
+        auto_refresh: bool = False,
+        strict: bool = False,
+        query: Query | Table | None = None,
+    ) -> Any:
+        """Make a view of a query, or one of LanceDB's own views of a table's name.
+
+        A view of a query, or of a table, is Geneva's: a `MaterializedView`. Its rows are there at
+        once, its values after `refresh()`. A view of a name (or of `lancedb.vector_dedup`) is
+        LanceDB's: SQL only, filled at once.
 
         Args:
             name: The view's name.
-            query: What it is to be the result of: `table.search(None).where(...)`, or a table.
+            source: What it is to be the result of: `table.search(None).where(...)`, or a table; for
+                LanceDB's, the name of a table.
+            select: The columns of LanceDB's view; those of ours are in the query.
+            where: The condition of LanceDB's view.
+            limit: Rows of LanceDB's view, at most.
+            with_no_data: Don't fill it yet; by default True for ours, False for LanceDB's.
+            auto_refresh: For services that refresh views by themselves: there is none here.
             strict: Refuse a source without stable row IDs, instead of warning.
+            query: Another word for `source`.
         """
-        if isinstance(query, Table):
-            query = query.query()
+        source = query if source is None else source
+        if auto_refresh:
+            warn_compatibility("create_materialized_view(auto_refresh=True)", AUTO_REFRESH)
+        own = {"select": select, "where": where, "limit": limit}
+        if isinstance(source, Table | Search):
+            source = source.query()
+        if not isinstance(source, Query):
+            if source is None:
+                raise UserInputError(
+                    f"create_materialized_view({name!r}) needs a query or a table."
+                )
+            if strict:
+                raise UserInputError("strict is for views of a query; LanceDB's are always strict.")
+            return self._database.create_materialized_view(
+                name, source, with_no_data=bool(with_no_data), **own
+            )
+        for option in (option for option, value in own.items() if value is not None):
+            raise UserInputError(
+                f"{option}= is for views of a table's name, which are LanceDB's. Say it in the "
+                f"query: table.search(None).{option}(...)."
+            )
+        view = self._create_view(
+            name, source.query() if isinstance(source, Table) else source, strict
+        )
+        if with_no_data is False:
+            view.refresh()
+        return view
+
+    def _create_view(self, name: str, query: Query, strict: bool) -> MaterializedView:  # noqa: FBT001
         query.check_viewable()
         check_table_name(name)
         ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
@@ -281,24 +405,47 @@ class Connection:
         query = table.query() if isinstance(table, Table) else table
         return self.create_materialized_view(name, query.add_column(udtf), strict=strict)
 
-    def list_materialized_views(self) -> list[str]:
-        """The names of the views, sorted."""
-        return [name for name in self.table_names() if self._is_view(name)]
+    def list_materialized_views(self) -> list[ViewName]:
+        """The names of the views, sorted: Geneva's and LanceDB's own. Each has its `kind`."""
+        kinds = ((name, self._view_kind(name)) for name in self.table_names())
+        return [ViewName(name, kind) for name, kind in kinds if kind is not None]
 
-    def _is_view(self, name: str) -> bool:
-        """Whether a table is a view; one that can't be opened is none that can be used."""
+    def open_materialized_view(self, name: str) -> Any:
+        """Open a view: Geneva's is a `MaterializedView`, LanceDB's is LanceDB's own object."""
+        if self._view_kind(name) is ViewKind.LANCEDB:
+            return self._database.open_materialized_view(name)
+        view = self.open_table(name)
+        if not isinstance(view, MaterializedView):
+            raise UserInputError(f"{name!r} is a table, not a view: open it with open_table.")
+        return view
+
+    def _view_kind(self, name: str) -> ViewKind | None:
+        """Whose view a table is; one that can't be opened is none that can be used."""
         try:
-            return is_view(self._database.open_table(name).schema)
+            table = open_lancedb_table(self._database, TableName.parse(name), self._storage_options)
+            return view_kind(table.schema) if table is not None else None
         except BaseException as error:  # noqa: BLE001
             _LOG.warning("Table %r can't be opened: %s", name, one_line(error))
-            return False
+            return None
 
-    def drop_table(self, name: str, **options: Any) -> None:
+    def drop_table(
+        self,
+        name: str,
+        namespace_path: Sequence[str] | None = None,
+        ignore_missing: bool = False,  # noqa: FBT001, FBT002  (LanceDB's own signature)
+    ) -> None:
         """Drop a table, as LanceDB does, also while a job writes into its folder."""
-        drop_table(self._database, name, **options)
+        place = list(namespace_path) if namespace_path else None
+        drop_table(self._database, name, namespace_path=place, ignore_missing=ignore_missing)
 
-    def drop_materialized_view(self, name: str) -> None:
-        """Drop a view; its source stays."""
+    def drop_materialized_view(
+        self, name: str, namespace_path: Sequence[str] | None = None
+    ) -> None:
+        """Drop a view, Geneva's or LanceDB's; its source stays."""
+        if namespace_path or self._view_kind(name) is ViewKind.LANCEDB:
+            place = list(namespace_path) if namespace_path else None
+            self._database.drop_materialized_view(name, place)
+            return
         ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
         if name in self.table_names() and not has_versions(ref):
             # What a job left in the folder of a view that was dropped under it.

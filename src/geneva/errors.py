@@ -33,6 +33,8 @@
     └── MissingDependencyError           this machine or cluster lacks something
         ├── JavaNotFoundError
         └── SparkUnavailableError
+
+    CompatibilityWarning(UserWarning)    a word of Geneva on Ray that means something else here
 """
 
 from __future__ import annotations
@@ -179,3 +181,7 @@ class JavaNotFoundError(MissingDependencyError):
 
 class SparkUnavailableError(MissingDependencyError):
     """A Spark session could not be started or reached."""
+
+
+class CompatibilityWarning(UserWarning):
+    """A program written for Geneva on Ray asks for what means something else, or nothing, here."""

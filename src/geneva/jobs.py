@@ -27,7 +27,13 @@ from geneva.execution.jobs.heartbeat import (
     will_be_driven_here,
 )
 from geneva.execution.jobs.notebook import NotebookBars
-from geneva.execution.jobs.progress import JobProgress, ProgressBars, in_notebook, wants_bars
+from geneva.execution.jobs.progress import (
+    JobProgress,
+    ProgressBars,
+    ProgressListener,
+    in_notebook,
+    wants_bars,
+)
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner
 from geneva.model.jobs import JobStatus
@@ -243,15 +249,17 @@ class Job:
             self._follow_earlier()
             if self._work.is_empty:
                 return
-            listeners = [self._follow]
+            listeners: list[ProgressListener] = [self._follow]
+            make_runner = self._services.make_runner
             if show:
                 title = self._work.column
                 bars = NotebookBars(title) if in_notebook() else ProgressBars(title)
                 stack.enter_context(bars)
                 listeners.append(bars)
+                make_runner = _in_phase(bars, "starting Spark", make_runner)
             control = JobControl(
                 job_id=self.job_id,
-                make_runner=self._services.make_runner,
+                make_runner=make_runner,
                 make_committer=self._services.make_committer,
                 listeners=tuple(listeners),
                 cancelled=self.cancelled,
@@ -358,6 +366,18 @@ class Job:
 
     def _result(self) -> JobResult:
         return JobResult(self.job_id, self.status, self.progress, self._followed)
+
+
+def _in_phase(
+    bars: ProgressBars | NotebookBars, phase: str, make_runner: Callable[[], Runner]
+) -> Callable[[], Runner]:
+    """Make the runner while the bars say what they wait for."""
+
+    def make() -> Runner:
+        with bars.phase(phase):
+            return make_runner()
+
+    return make
 
 
 def _progress_before(work: Work) -> JobProgress:

@@ -22,11 +22,18 @@ from geneva.options import BackfillArguments, JobOptions, read_backfill_options,
 from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
 from geneva.render import html
+from geneva.search import Search
 from geneva.storage.checkpoints.cleanup import CleanupReport
 from geneva.storage.checkpoints.pins import cleanup_versions
-from geneva.storage.columns.definitions import read_definitions
+from geneva.storage.columns.definitions import (
+    ComputedColumn,
+    read_computed_columns,
+    read_definitions,
+)
 from geneva.storage.jobs.failures import ErrorRecord
 from geneva.storage.lance.dataset import compact, open_dataset
+from geneva.storage.lance.delegation import delegated_attribute
+from geneva.storage.lance.lancedb_methods import TableMethods
 from geneva.storage.views.definition import visible_schema
 from geneva.udf.declare import UDF
 
@@ -81,11 +88,11 @@ _AGES = timedelta(days=50 * 365)
 """No version is that old: LanceDB is to clean up none, as it fails at the first tag it meets."""
 
 
-class Table:
+class Table(TableMethods):
     """A LanceDB table with computed columns.
 
-    What is not defined here is LanceDB's own: `add`, `delete`, `update`, `merge_insert`, `search`,
-    `to_arrow`, `to_pandas`, `create_index`, `optimize` and all the rest.
+    What is not defined here is LanceDB's own: `add`, `delete`, `update`, `merge_insert`,
+    `create_index`, `count_rows` and all the rest.
     """
 
     def __init__(self, connection: Connection, lancedb_table: Any) -> None:
@@ -94,11 +101,16 @@ class Table:
         self._table = lancedb_table
         self._checked_out: int | str | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        """Hand everything else to LanceDB."""
-        if name.startswith("__") or name == "_table":
-            raise AttributeError(name)
-        return getattr(self._table, name)
+    def _lancedb(self) -> Any:
+        return self._table
+
+    if not TYPE_CHECKING:  # a misspelt name is to be an error for type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            """Hand what a newer LanceDB has to LanceDB."""
+            if name.startswith("__") or name == "_table":
+                raise AttributeError(name)
+            return delegated_attribute(self, self._table, name)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -106,15 +118,13 @@ class Table:
 
     def __repr__(self) -> str:
         """Show the table, its version and which columns are computed."""
-        computed = ", ".join(f"{c.name} <- {c.udf_name}" for c in self.computed_columns().values())
+        computed = ", ".join(f"{c.name} <- {c.function}" for c in self.list_computed_columns())
         return f"Table({self.ref.name!r}, version={self.version}, computed=[{computed}])"
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook: its columns, and which function computes which."""
         pairs = (("version", self.version), ("rows", f"{len(self):,}"), *self._html_facts())
-        made = {
-            c.name: f"{c.udf_name}({', '.join(c.inputs)})" for c in self.computed_columns().values()
-        }
+        made = {c.name: c.expression for c in self.list_computed_columns()}
         columns = [(f.name, f.type, made.get(f.name)) for f in self.schema]
         return html.section(
             f"{type(self).__name__} {self.ref.name!r}",
@@ -145,9 +155,12 @@ class Table:
         table = self._table.to_arrow()
         return table if include_system else table.select(self._visible())
 
-    def to_pandas(self, *, include_system: bool = False, **options: Any) -> Any:
-        """The rows of the table as a pandas data frame."""
-        return self.to_arrow(include_system=include_system).to_pandas(**options)
+    def to_pandas(
+        self, blob_mode: str = "lazy", *, include_system: bool = False, **kwargs: Any
+    ) -> Any:
+        """The rows of the table as a pandas data frame; `blob_mode` is LanceDB's."""
+        frame = self._table.to_pandas(blob_mode, **kwargs)
+        return frame if include_system else frame[self._visible()]
 
     def head(self, n: int = 5) -> pa.Table:
         """The first rows of the table."""
@@ -201,22 +214,37 @@ class Table:
         """Build a query over the table, to evaluate or to make a materialized view of."""
         return Query(self)
 
-    def search(self, query: Any = _NOT_GIVEN, *args: Any, **kwargs: Any) -> Any:
-        """Search, as LanceDB does; `search(None)` builds a query like `query()`."""
-        if query is None and not args and not kwargs:
+    def search(
+        self,
+        query: Any = _NOT_GIVEN,
+        vector_column_name: str | None = None,
+        query_type: str = "auto",
+        ordering_field_name: str | None = None,
+        fts_columns: str | list[str] | None = None,
+    ) -> Any:
+        """Search, as LanceDB does; `search(None)` builds a query like `query()`.
+
+        `search()` is LanceDB's query of all rows, which can be made a view as well.
+        """
+        options = (vector_column_name, query_type, ordering_field_name, fts_columns)
+        plain = options == (None, "auto", None, None)
+        if query is None and plain:
             return self.query()
-        given = () if query is _NOT_GIVEN else (query,)
-        found = self._table.search(*given, *args, **kwargs)
+        found = self._table.search(None if query is _NOT_GIVEN else query, *options)
+        if query is _NOT_GIVEN and plain:
+            return Search(self, self._without_hidden(found))
         scores = [score for kind, score in _SCORES.items() if type(found).__name__ == kind]
         return self._without_hidden(found, *scores)
 
-    def take_offsets(self, offsets: list[int]) -> Any:
+    def take_offsets(self, offsets: list[int], *, with_row_id: bool = False) -> Any:
         """Take rows by their place in the table, as LanceDB does."""
-        return self._without_hidden(self._table.take_offsets(offsets))
+        found = self._without_hidden(self._table.take_offsets(offsets))
+        return found.with_row_id() if with_row_id else found
 
-    def take_row_ids(self, row_ids: list[int]) -> Any:
+    def take_row_ids(self, row_ids: list[int], *, with_row_id: bool = False) -> Any:
         """Take rows by their row ids, as LanceDB does."""
-        return self._without_hidden(self._table.take_row_ids(row_ids))
+        found = self._without_hidden(self._table.take_row_ids(row_ids))
+        return found.with_row_id() if with_row_id else found
 
     def take_blobs(self, row_indices: Sequence[int], column: str) -> Any:
         """Open blobs of a column, as lazy files, by their rows' place in the table."""
@@ -231,9 +259,9 @@ class Table:
         """Build a query without the first so many rows: `table.offset(50).limit(100)`."""
         return self.query().offset(rows)
 
-    def to_polars(self, *args: Any, **kwargs: Any) -> Any:
+    def to_polars(self, batch_size: int | None = None) -> Any:
         """The rows of the table as a lazy polars frame."""
-        return self._without_hidden(self._table.to_polars(*args, **kwargs))
+        return self._without_hidden(self._table.to_polars(batch_size))
 
     def _without_hidden(self, found: Any, *more: str) -> Any:
         """A LanceDB query, of all columns, without those that are Geneva's own."""
@@ -242,10 +270,10 @@ class Table:
             return found
         return found.select([*visible, *more])
 
-    def compact_files(self, **options: Any) -> Any:
+    def compact_files(self, *args: Any, **kwargs: Any) -> Any:
         """Merge small fragments. Computed values move along; nothing is computed again."""
         self._refuse_checked_out("compact_files")
-        metrics = compact(self.ref, options)
+        metrics = compact(self.ref, *args, **kwargs)
         self._table.checkout_latest()
         return metrics
 
@@ -254,7 +282,7 @@ class Table:
         *,
         cleanup_older_than: timedelta | None = None,
         delete_unverified: bool = False,
-        **options: Any,
+        retrain: bool = False,
     ) -> Any:
         """Compact, index new rows and clean old versions up, as LanceDB does.
 
@@ -262,7 +290,7 @@ class Table:
         older than seven days are cleaned up.
         """
         self._refuse_checked_out("optimize")
-        done = self._table.optimize(cleanup_older_than=_AGES, **options)
+        done = self._table.optimize(cleanup_older_than=_AGES, retrain=retrain)
         self._cleanup_versions(cleanup_older_than or _WEEK, delete_unverified=delete_unverified)
         return done
 
@@ -292,8 +320,15 @@ class Table:
         """The computed columns and what is known of their UDFs. Runs no user code."""
         return read_definitions(self._table.schema)
 
+    def list_computed_columns(self) -> list[ComputedColumn]:
+        """All computed columns: by UDF, for `backfill`, and LanceDB's own, for `refresh_column`."""
+        return read_computed_columns(self._table.schema)
+
     def add_columns(
-        self, transforms: Mapping[str, ColumnSource] | Any = None, **kwargs: Any
+        self,
+        transforms: Mapping[str, ColumnSource] | Any = None,
+        *,
+        computed: Mapping[str, str] | None = None,
     ) -> Any:
         """Add columns: by UDF, `(udf, [input columns])`, or an SQL expression.
 
@@ -302,16 +337,16 @@ class Table:
         """
         self._refuse_checked_out("add_columns")
         udfs, others = declarations.split_transforms(transforms)
-        if udfs and others is not None and kwargs:
+        if udfs and others is not None and computed:
             raise UserInputError(
-                f"LanceDB takes no expressions together with {sorted(kwargs)}: add "
-                f"{sorted(others)} in a call of their own. Nothing was added."
+                f"LanceDB takes no expressions together with computed: add {sorted(others)} in a "
+                "call of their own. Nothing was added."
             )
         if udfs:
             declarations.add_udf_columns(self.ref, udfs)
             self._table.checkout_latest()
-        if not udfs or others is not None or kwargs:
-            return self._table.add_columns(others, **kwargs)
+        if not udfs or others is not None or computed is not None:
+            return self._table.add_columns(others, computed=computed)
         return None
 
     def alter_columns(self, *alterations: Mapping[str, Any]) -> None:

@@ -69,6 +69,11 @@ class MaterializedView(Table):
         return (("source", source), ("where", query.where), *sample)
 
     @property
+    def table(self) -> MaterializedView:
+        """The view as a table, which it is; LanceDB's own views have theirs here."""
+        return self
+
+    @property
     def definition(self) -> ViewQuery:
         """The query that the view is the result of."""
         return self._info().query

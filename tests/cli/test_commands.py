@@ -402,6 +402,17 @@ def test_a_view_without_stable_ids_is_made_with_a_warning(folder: Path) -> None:
     assert "stable row IDs" in refused("view", "create", "db", "w", "--source", "plain", "--strict")
 
 
+def test_a_view_of_lancedbs_own_is_listed_and_dropped(folder: Path) -> None:
+    geneva.connect("db").create_materialized_view("theirs", "articles", where="id > 3")
+    rows = geneva.connect("db").open_table("theirs").count_rows()
+    assert read("view", "list", "db") == {
+        "views": [{"name": "theirs", "kind": "lancedb", "rows": rows}]
+    }
+    assert "LanceDB's own" in run("view", "list", "db").stdout
+    run("view", "drop", "db", "theirs", "--yes")
+    assert read("view", "list", "db") == {"views": []}
+
+
 def test_dropping_asks_first(folder: Path) -> None:
     run("view", "create", "db", "v", "--source", "articles")
     answered = CliRunner().invoke(app, ["view", "drop", "db", "v"], input="n\n")

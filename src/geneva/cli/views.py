@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from geneva.connection import Connection
     from geneva.planning.refresh import RefreshPlan
     from geneva.query import Query
+    from geneva.storage.views.definition import ViewName as ListedView
     from geneva.view import MaterializedView
 
 app = typer.Typer(
@@ -187,6 +188,8 @@ def list_views(
         [
             (line["name"], "", "", "", f"unreadable: {line['error']}")
             if "error" in line
+            else (line["name"], "", "", f"{line['rows']:,}", "LanceDB's own")
+            if line["kind"] == "lancedb"
             else (
                 line["name"],
                 line["source"],
@@ -200,10 +203,12 @@ def list_views(
     )
 
 
-def _listed(connection: Connection, name: str) -> dict[str, Any]:
+def _listed(connection: Connection, name: ListedView) -> dict[str, Any]:
     """A view in a line. One that can't be read says why, and hides no other."""
     try:
         view: Any = connection.open_table(name)
+        if name.kind == "lancedb":
+            return {"name": name, "kind": name.kind, "rows": len(view)}
         return view_summary(view)
     except BaseException as error:  # noqa: BLE001
         return {"name": name, "error": redact(one_line(error))}
@@ -221,7 +226,7 @@ def drop(
 ) -> None:
     """Drop a view. Its source stays."""
     connection = connect(db, storage_option)
-    _open(db, view, storage_option)
+    connection.open_materialized_view(view)
     if not yes:
         typer.confirm(f"Drop view {view!r} and its computed values?", abort=True, err=True)
     connection.drop_materialized_view(view)
@@ -244,6 +249,7 @@ def view_summary(view: MaterializedView) -> dict[str, Any]:
     """A view in a line, for machines."""
     return {
         "name": view.ref.name,
+        "kind": "geneva",
         "source": view.definition.base_table,
         "source_version": view.source_version,
         "rows": len(view),

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import geneva
+from geneva.config import Settings
 from geneva.execution.jobs.notebook import NotebookBars
 from geneva.execution.jobs.progress import JobProgress
+from geneva.execution.runner import InProcessRunner
 from geneva.render import html
 from geneva.udf.policy import skip_on_error
 
@@ -118,11 +120,34 @@ def test_bars_are_one_display_that_is_updated(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", fake)
     with NotebookBars("length") as bars:
+        with bars.phase("starting Spark"):
+            assert "length: starting Spark" in seen.pop()
         for committed in range(5):
             bars(JobProgress(total=4, checkpointed=4, committed=committed))
     assert "committed | 0 / 4" in seen[0]
     assert "committed | 4 / 4" in seen[-1], "the end is shown, however soon it comes"
     assert len(seen) < 5, "a fast job does not flood the page"
+
+
+def test_a_terminal_says_what_the_bars_wait_for(
+    local_db: Connection, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    seen: list[str] = []
+
+    def start() -> InProcessRunner:
+        seen.append(capsys.readouterr().err)
+        return InProcessRunner()
+
+    settings = Settings(progress=True)
+    db = geneva.connect(local_db.uri, runner=start, settings=settings)
+    table = db.create_table("t", [{"text": "a"}])
+    table.add_columns({"length": length})
+    table.backfill("length")
+    assert "length starting Spark" in seen[0], "while it starts"
+    after = capsys.readouterr().err
+    assert "length checkpointed" in after
+    assert "starting Spark" not in after.split("1/1")[-1]
 
 
 def test_a_job_in_a_kernel_draws_for_the_notebook(

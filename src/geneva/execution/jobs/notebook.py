@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +26,7 @@ class NotebookBars:
         self._last: JobProgress | None = None
         self._handle: Any = None
         self._drawn_at = 0.0
+        self._phase = ""
 
     def __enter__(self) -> NotebookBars:
         """Start to listen."""
@@ -45,6 +48,16 @@ class NotebookBars:
         if time.monotonic() - self._drawn_at >= _REDRAW_SECONDS:
             self._draw(progress)
 
+    @contextmanager
+    def phase(self, text: str) -> Iterator[None]:
+        """Say, above the bars, what is going on while none of them moves."""
+        self._phase = f": {text}"
+        self._draw(self._last or JobProgress(total=0))
+        try:
+            yield
+        finally:
+            self._phase, self._drawn_at = "", 0.0
+
     def _draw(self, progress: JobProgress) -> None:
         self._drawn_at = time.monotonic()
         states = (
@@ -52,7 +65,7 @@ class NotebookBars:
             ("ready to commit", progress.ready_to_commit),
             ("committed", progress.committed),
         )
-        shown = html.bars(self._title, states, progress.total)
+        shown = html.bars(f"{self._title}{self._phase}", states, progress.total)
         if self._handle is None:
             from IPython.display import display
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
@@ -108,6 +110,9 @@ class JobProgress:
         return round(left * self.seconds / computed, 1) if computed > 0 else None
 
 
+_STATES = ("checkpointed", "ready to commit", "committed")
+
+
 class ProgressListener(Protocol):
     """Is called with every change of a job's progress."""
 
@@ -159,7 +164,22 @@ class ProgressBars:
             self._display.update(bar, completed=rows, total=progress.total)
         self._display.refresh()
 
-    def _start(self, total: int) -> None:
+    @contextmanager
+    def phase(self, text: str) -> Iterator[None]:
+        """Say, where the first bar is, what is going on while none of them moves."""
+        self._say(text)
+        try:
+            yield
+        finally:
+            self._say(_STATES[0])
+
+    def _say(self, text: str) -> None:
+        if self._display is None:
+            self._start(None)
+        self._display.update(self._bars[0], description=f"{self._title} {text}")
+        self._display.refresh()
+
+    def _start(self, total: int | None) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -180,7 +200,6 @@ class ProgressBars:
             auto_refresh=False,
         )
         self._display.start()
-        states = ("checkpointed", "ready to commit", "committed")
         self._bars = [
-            self._display.add_task(f"{self._title} {state}", total=total) for state in states
+            self._display.add_task(f"{self._title} {state}", total=total) for state in _STATES
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import lance
@@ -20,12 +20,52 @@ from geneva.storage.lance.fragments import field_at
 from geneva.udf.declare import UDF
 
 _PREFIX = "virtual_column"
+_LANCEDB_COMPUTED = "computed_column"
+"""Field metadata of LanceDB's own computed columns."""
 _FORMAT = "geneva-spark/1"
 _OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout", "memoize")
 _MAX_FORMER_VERSIONS = 8
 """How many earlier versions of a column's UDF are kept, to say why its values are stale."""
 RECEIPT_OF = "geneva.receipt_of"
 """Field metadata of a column of receipts: the UUID of the column that they are for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedColumn:
+    """A computed column, whoever computes it."""
+
+    name: str
+    kind: str
+    """`udf`: Geneva's, for `backfill`. `sql`, or another of LanceDB's: for `refresh_column`."""
+    function: str
+    """The function's name, or the expression."""
+    inputs: tuple[str, ...]
+    expression: str
+    """The call, or the expression."""
+
+
+def read_computed_columns(schema: pa.Schema) -> list[ComputedColumn]:
+    """All computed columns of a table: Geneva's and LanceDB's own, in the table's order."""
+    ours = read_definitions(schema)
+    found = (_computed_column(field, ours.get(field.name)) for field in schema)
+    return [column for column in found if column is not None]
+
+
+def _computed_column(field: pa.Field, own: ColumnDefinition | None) -> ComputedColumn | None:
+    if own is not None:
+        call = f"{own.udf_name}({', '.join(own.inputs)})"
+        return ComputedColumn(own.name, "udf", own.udf_name, own.inputs, call)
+    told = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
+    if _LANCEDB_COMPUTED not in told:
+        return None
+    expression = told.get(f"{_LANCEDB_COMPUTED}.expression", "")
+    return ComputedColumn(
+        name=field.name,
+        kind=told.get(f"{_LANCEDB_COMPUTED}.kind", "sql"),
+        function=expression,
+        inputs=tuple(json.loads(told.get(f"{_LANCEDB_COMPUTED}.inputs", "[]"))),
+        expression=expression,
+    )
 
 
 def define_column(
@@ -381,6 +421,12 @@ def required_definition(schema: pa.Schema, table: str, name: str) -> ColumnDefin
             "Run table.add_columns() first."
         )
     definition = read_definition(schema, name)
+    theirs = _computed_column(schema.field(name), definition)
+    if definition is None and theirs is not None:
+        raise ColumnNotFoundError(
+            f"Column {name!r} is one of LanceDB's own computed columns ({theirs.expression}): "
+            f"table.refresh_column({name!r}) computes it, and backfill doesn't."
+        )
     if definition is None:
         raise ColumnNotFoundError(
             f"Column {name!r} is not defined in this table as a computed column: it has no UDF. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -106,9 +106,9 @@ def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:
         )
 
 
-def compact(ref: TableRef, options: Mapping[str, Any]) -> Any:
+def compact(ref: TableRef, *args: Any, **kwargs: Any) -> Any:
     """Merge small fragments of a table."""
-    return open_dataset(ref).optimize.compact_files(**options)
+    return open_dataset(ref).optimize.compact_files(*args, **kwargs)
 
 
 @lru_cache(maxsize=8)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import lance
@@ -189,6 +190,42 @@ def _is_view_key(key: bytes) -> bool:
 def is_view(schema: pa.Schema) -> bool:
     """Whether a table is a view."""
     return QUERY_KEY.encode() in (schema.metadata or {})
+
+
+class ViewKind(StrEnum):
+    """Whose view it is."""
+
+    GENEVA = "geneva"
+    """Of a query that may have UDFs; `refresh` runs on Spark."""
+    LANCEDB = "lancedb"
+    """LanceDB's own, of SQL."""
+
+
+class ViewName(str):
+    """The name of a view, which says whose view it is."""
+
+    __slots__ = ("kind",)
+    kind: ViewKind
+
+    def __new__(cls, name: str, kind: ViewKind) -> ViewName:
+        """Keep a view's name and kind."""
+        self = super().__new__(cls, name)
+        self.kind = kind
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with the kind."""
+        return ViewName, (str(self), self.kind)
+
+
+_LANCEDB_VIEW_KEY = b"mv.definition"
+
+
+def view_kind(schema: pa.Schema) -> ViewKind | None:
+    """Whose view a table is; None: it is none."""
+    if is_view(schema):
+        return ViewKind.GENEVA
+    return ViewKind.LANCEDB if _LANCEDB_VIEW_KEY in (schema.metadata or {}) else None
 
 
 def is_hidden(name: str) -> bool:

@@ -1,0 +1,72 @@
+"""Words of Geneva on Ray that mean something else on Spark, or nothing: taken, and said so.
+
+Where a word is not known at all, a program fails that could have run; where it is taken silently,
+it waits for what never comes. So each has one sentence, which the program is warned with.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from geneva.errors import CompatibilityWarning
+
+_PACKAGE = str(Path(__file__).parent)
+
+AUTO_BACKFILL = (
+    "it is kept in the column's metadata, and no service looks at it here: call table.backfill() "
+    "after new rows or another version, or run `geneva backfill` on a timer"
+)
+AUTO_REFRESH = (
+    "no service looks at it here: call view.refresh() after the source has changed, or run "
+    "`geneva view refresh` on a timer"
+)
+ADMISSION = "Spark queues tasks until there is room, and refuses none"
+
+JOB_WORDS: Mapping[str, str] = {
+    "_admission_check": ADMISSION,
+    "_admission_strict": ADMISSION,
+    "use_cpu_only_pool": "which executors have GPUs is a matter of Spark's own settings",
+    "num_cpus": "the cores of a task are the UDF's, @udf(num_cpus=...), or Spark's",
+    "num_gpus": "the GPUs of a task are the UDF's, @udf(num_gpus=...), or Spark's",
+    "memory": "the memory of a task is the UDF's, @udf(memory=...), or Spark's",
+    "cluster": "a job runs where its connection does: db.context(cluster=...), connect(spark=...)",
+    "manifest": "a job runs with its UDF's manifest, or with that of db.context(manifest=...)",
+}
+"""Options of backfill and refresh that change nothing, and what does instead."""
+
+REFRESH_WORDS: Mapping[str, str] = {
+    "where": "the rows of a view are those of its query: put the condition there",
+    "output_limit": "the rows of a chunked view are all that its chunker yields: limit the query",
+}
+"""The same, of a refresh only."""
+
+
+def warn_compatibility(word: str, meaning: str) -> None:
+    """Warn the user's own line that a word of Geneva's means something else here."""
+    message = f"{word} is taken for compatibility with Geneva on Ray: {meaning}."
+    warnings.warn(message, CompatibilityWarning, stacklevel=_users_stack_level())
+
+
+def taken_words(given: Mapping[str, Any], known: Mapping[str, str], call: str) -> dict[str, Any]:
+    """The options without those that mean nothing here; one that was set to something is said."""
+    for word in known.keys() & given.keys():
+        if not _is_neutral(given[word]):
+            warn_compatibility(f"{call}({word}=...)", known[word])
+    return {word: value for word, value in given.items() if word not in known}
+
+
+def _is_neutral(value: Any) -> bool:
+    """Whether a value asks for nothing."""
+    return value is None or value is False or value == 0
+
+
+def _users_stack_level() -> int:
+    """How far up the stack the first frame is that is not Geneva's."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level

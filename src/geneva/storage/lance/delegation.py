@@ -1,0 +1,32 @@
+"""Handing calls on to LanceDB's own objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from geneva.render.text import did_you_mean
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def delegated(method: _Method) -> _Method:
+    """Call LanceDB's method of that name instead, with the arguments that were given."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._lancedb(), name)(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def delegated_attribute(ours: Any, theirs: Any, name: str) -> Any:
+    """What ours has no declaration of: a newer LanceDB may have it."""
+    try:
+        return getattr(theirs, name)
+    except AttributeError:
+        hint = did_you_mean(name, (known for known in dir(ours) if not known.startswith("_")))
+        message = f"{type(ours).__name__!r} object has no attribute {name!r}.{hint}"
+        raise AttributeError(message, name=name, obj=ours) from None

@@ -1,0 +1,155 @@
+"""LanceDB's own computed columns, views and searches, through our objects and beside ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lancedb
+import pyarrow as pa
+import pytest
+from lancedb.index import FTS
+
+from geneva import Connection, MaterializedView, Table
+from geneva.errors import CompatibilityWarning, UserInputError
+from support import Calls, column, tripled
+
+
+@pytest.fixture
+def table(local_db: Connection) -> Table:
+    return local_db.create_table("t", pa.table({"id": range(4), "s": ["a b", "b", "c", "d"]}))
+
+
+class TestComputedColumns:
+    def test_beside_ours(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        assert table.add_columns(computed={"up": "upper(s)"}).version == table.version
+        assert column(table, "up") == [None] * 4
+        assert table.refresh_column("up").rows_filled == 4
+        table.backfill("x")
+        assert (column(table, "up"), column(table, "x")) == (["A B", "B", "C", "D"], [0, 3, 6, 9])
+        table.update(where="id = 1", values={"s": "z"})
+        assert table.refresh_column("up").rows_filled == 1
+        assert calls.taken() == [0, 1, 2, 3]
+        assert table.backfill("x").rows_computed == 0
+
+    def test_both_in_one_call(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)}, computed={"up": "upper(s)"})
+        assert table.schema.names == ["id", "s", "x", "up"]
+
+    def test_they_are_listed_with_their_kind(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        table.add_columns(computed={"up": "upper(s)"})
+        kinds = {c.name: (c.kind, c.expression) for c in table.list_computed_columns()}
+        assert kinds == {"x": ("udf", "triple(id)"), "up": ("sql", "upper(s)")}
+        assert list(table.computed_columns()) == ["x"], "those that backfill computes"
+        assert "up <- upper(s)" in repr(table)
+
+    def test_backfill_says_whose_they_are(self, table: Table) -> None:
+        table.add_columns(computed={"up": "upper(s)"})
+        with pytest.raises(UserInputError, match="refresh_column"):
+            table.backfill("up")
+
+    def test_a_view_carries_one(self, local_db: Connection, table: Table) -> None:
+        table.add_columns(computed={"up": "upper(s)"})
+        table.refresh_column("up")
+        view = local_db.create_materialized_view("v", table)
+        view.refresh()
+        assert column(view, "up") == ["A B", "B", "C", "D"]
+        assert view.list_computed_columns() == []
+
+
+class TestViews:
+    def test_of_a_name_is_lancedbs(self, local_db: Connection, table: Table) -> None:
+        view = local_db.create_materialized_view("big", "t", select={"i": "id + 1"}, where="id > 1")
+        assert isinstance(view, lancedb.materialized_view.MaterializedView)
+        assert view.table.to_arrow()["i"].to_pylist() == [3, 4], "filled at once"
+        table.add(pa.table({"id": [7], "s": ["e"]}))
+        opened = local_db.open_materialized_view("big")
+        assert opened.refresh().rows_written == 1
+        assert column(local_db.open_table("big"), "i") == [3, 4, 8]
+        local_db.drop_materialized_view("big")
+        assert local_db.table_names() == ["t"]
+
+    def test_both_kinds_are_listed(self, local_db: Connection, table: Table) -> None:
+        local_db.create_materialized_view("theirs", source="t", with_no_data=True)
+        local_db.create_materialized_view("ours", table.search(None))
+        names = local_db.list_materialized_views()
+        assert names == ["ours", "theirs"]
+        assert [name.kind for name in names] == ["geneva", "lancedb"]
+        assert isinstance(local_db.open_materialized_view("ours"), MaterializedView)
+        assert isinstance(local_db.open_materialized_view("ours").table, MaterializedView)
+        with pytest.raises(UserInputError, match="is a table"):
+            local_db.open_materialized_view("t")
+        for name in names:
+            local_db.drop_materialized_view(name)
+        assert local_db.list_materialized_views() == []
+
+    def test_with_data(self, local_db: Connection, table: Table) -> None:
+        view = local_db.create_materialized_view("v", table.search(None), with_no_data=False)
+        assert column(view, "id") == [0, 1, 2, 3]
+        empty = local_db.create_materialized_view("w", query=table.search(None), with_no_data=True)
+        assert column(empty, "id") == [None] * 4
+
+    @pytest.mark.parametrize("given", [{"select": ["id"]}, {"where": "id > 1"}, {"limit": 3}])
+    def test_what_belongs_to_the_query(
+        self, local_db: Connection, table: Table, given: dict[str, Any]
+    ) -> None:
+        with pytest.raises(UserInputError, match=next(iter(given))):
+            local_db.create_materialized_view("v", table, **given)
+        with pytest.raises(UserInputError, match="strict"):
+            local_db.create_materialized_view("v", "t", strict=True, **given)
+        with pytest.raises(UserInputError, match="needs a query"):
+            local_db.create_materialized_view("v")
+        assert local_db.table_names() == ["t"]
+
+    def test_auto_refresh_is_said(self, local_db: Connection, table: Table) -> None:
+        with pytest.warns(CompatibilityWarning, match="geneva view refresh") as told:
+            local_db.create_materialized_view("v", table, auto_refresh=True)
+        assert told[0].filename == __file__
+
+
+class TestSearches:
+    @pytest.fixture
+    def words(self, local_db: Connection, calls: Calls) -> Table:
+        rows = [{"id": i, "s": f"word{i} all", "v": [float(i), 0.0]} for i in range(6)]
+        schema = pa.schema(
+            [("id", pa.int64()), ("s", pa.string()), ("v", pa.list_(pa.float32(), 2))]
+        )
+        table = local_db.create_table("w", rows, schema=schema)
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        return table
+
+    def test_vectors(self, words: Table) -> None:
+        found = words.search([2.1, 0.0]).limit(2).to_list()
+        assert [row["x"] for row in found] == [6, 9]
+        assert not any(name.startswith("__") for row in found for name in row)
+        assert words.search([2.1, 0.0]).select(["id"]).limit(1).to_list()[0]["id"] == 2
+
+    def test_full_text_and_hybrid(self, words: Table) -> None:
+        words.create_index("s", config=FTS())
+        assert [r["id"] for r in words.search("word3", query_type="fts").to_list()] == [3]
+        assert [r["id"] for r in words.search("word3", fts_columns="s").to_list()] == [3]
+        both = words.search(query_type="hybrid").vector([5.0, 0.0]).text("word1").limit(6)
+        found = both.to_list()
+        assert {row["id"] for row in found} >= {1, 5}
+        assert not any(name.startswith("__") for row in found for name in row)
+
+    def test_without_arguments(self, local_db: Connection, words: Table) -> None:
+        query = words.search().where("id > 3").limit(9).select(["id", "x"])
+        assert query.to_list() == [{"id": 4, "x": 12}, {"id": 5, "x": 15}]
+        view = local_db.create_materialized_view("v", query)
+        view.refresh()
+        assert sorted(column(view, "x")) == [12, 15]
+        assert view.search().where("x > 12").to_arrow()["id"].to_pylist() == [5]
+        local_db.create_materialized_view("vv", view.search().where("x > 12")).refresh()
+        assert column(local_db.open_table("vv"), "id") == [5]
+
+    def test_tags_and_versions(self, words: Table) -> None:
+        words.tags.create("now", words.version)
+        words.add([{"id": 9, "s": "", "v": [0.0, 0.0]}])
+        words.checkout("now")
+        assert words.count_rows() == 6
+        words.checkout_latest()
+        assert words.count_rows() == 7
+        assert len(words.list_versions()) == words.version
