@@ -23,10 +23,15 @@ from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
 from geneva.render import html
 from geneva.storage.checkpoints.cleanup import CleanupReport
-from geneva.storage.checkpoints.pins import cleanup_versions
+from geneva.storage.checkpoints.pins import cleanup_versions, refuse_while_running
+from geneva.storage.columns.compaction import (
+    compact,
+    index_new_rows,
+    merges_narrow_dictionaries,
+)
 from geneva.storage.columns.definitions import read_definitions
 from geneva.storage.jobs.failures import ErrorRecord
-from geneva.storage.lance.dataset import compact, open_dataset
+from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.views.definition import visible_schema
 from geneva.udf.declare import UDF
 
@@ -262,7 +267,16 @@ class Table:
         older than seven days are cleaned up.
         """
         self._refuse_checked_out("optimize")
-        done = self._table.optimize(cleanup_older_than=_AGES, **options)
+        if delete_unverified:
+            refuse_while_running(self.ref, self._connection._history.close_lost)
+        done = None
+        if merges_narrow_dictionaries(self.ref):
+            compact(self.ref, {})
+            index_new_rows(self.ref)
+            self._table.checkout_latest()
+        else:
+            self._table.checkout_latest()  # what others have committed since is no conflict
+            done = self._table.optimize(cleanup_older_than=_AGES, **options)
         self._cleanup_versions(cleanup_older_than or _WEEK, delete_unverified=delete_unverified)
         return done
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -104,11 +104,6 @@ def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:
         raise TableNotFoundError(
             f"{ref.name!r} was dropped while it was being computed. Nothing more is written to it."
         )
-
-
-def compact(ref: TableRef, options: Mapping[str, Any]) -> Any:
-    """Merge small fragments of a table."""
-    return open_dataset(ref).optimize.compact_files(**options)
 
 
 @lru_cache(maxsize=8)
