@@ -15,6 +15,7 @@ from geneva.config import Settings
 from geneva.errors import TableNotFoundError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
+from geneva.execution.declarations import warn_of_narrow_dictionaries
 from geneva.execution.jobs.heartbeat import Liveness
 from geneva.execution.refresh.create import create_view
 from geneva.execution.runner import Runner
@@ -393,6 +394,7 @@ class Connection(ConnectionMethods):
             query.view_schema(digests),
             udfs,
         )
+        warn_of_narrow_dictionaries(ref, udfs)
         view = self.open_table(name)
         assert isinstance(view, MaterializedView)
         return view

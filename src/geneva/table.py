@@ -24,14 +24,19 @@ from geneva.query import Query
 from geneva.render import html
 from geneva.search import Search
 from geneva.storage.checkpoints.cleanup import CleanupReport
-from geneva.storage.checkpoints.pins import cleanup_versions
+from geneva.storage.checkpoints.pins import cleanup_versions, refuse_while_running
+from geneva.storage.columns.compaction import (
+    compact,
+    index_new_rows,
+    merges_narrow_dictionaries,
+)
 from geneva.storage.columns.definitions import (
     ComputedColumn,
     read_computed_columns,
     read_definitions,
 )
 from geneva.storage.jobs.failures import ErrorRecord
-from geneva.storage.lance.dataset import compact, open_dataset
+from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.lancedb_methods import TableMethods
 from geneva.storage.views.definition import visible_schema
@@ -290,7 +295,16 @@ class Table(TableMethods):
         older than seven days are cleaned up.
         """
         self._refuse_checked_out("optimize")
-        done = self._table.optimize(cleanup_older_than=_AGES, retrain=retrain)
+        if delete_unverified:
+            refuse_while_running(self.ref, self._connection._history.close_lost)
+        done = None
+        if merges_narrow_dictionaries(self.ref):
+            compact(self.ref)
+            index_new_rows(self.ref, retrain=retrain)
+            self._table.checkout_latest()
+        else:
+            self._table.checkout_latest()  # what others have committed since is no conflict
+            done = self._table.optimize(cleanup_older_than=_AGES, retrain=retrain)
         self._cleanup_versions(cleanup_older_than or _WEEK, delete_unverified=delete_unverified)
         return done
 

@@ -83,12 +83,10 @@ def inputs_of(row: Row, column: Column) -> tuple[Value, ...]:
 
 
 def verdict(row: Row, column: Column) -> Verdict:
-    """The table of the issue, line by line."""
+    """The table of the architecture, line by line."""
     value, receipt = row.value(column.role), row.receipt(column.role)
-    if receipt is None:
+    if receipt is None or value != receipt.value:
         return Verdict.CALL if value is None else Verdict.ADOPT
-    if value != receipt.value:
-        return Verdict.ADOPT
     if (receipt.function, receipt.inputs) != (column.function, inputs_of(row, column)):
         return Verdict.CALL
     return Verdict.FAILED if receipt.failed else Verdict.RIGHT

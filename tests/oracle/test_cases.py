@@ -496,18 +496,79 @@ class TestValues:
         assert calls(log) == []
         assert by_id(table, "label") == {0: "0/0/1", 1: "1/1/1", 2: "1/1/1", 3: None}
 
-    def test_a_correction_to_null_is_kept(self, local_db: Connection, log: Recorder) -> None:
+    @HOW_TO_WRITE
+    @pytest.mark.parametrize("options", [{}, {"checkpoint_size": 2}], ids=["", "checkpoints"])
+    def test_a_null_over_a_value_is_computed(
+        self, local_db: Connection, log: Recorder, indexed: bool, options: dict[str, int]
+    ) -> None:
+        table = with_chain(table_of(local_db, 5, 2))
+        if indexed:
+            index_id(table)
+        backfill(table, "b", **options)
+        calls(log)
+        upsert(table, id=[3], a=[None])
+        plain(table).update(where="id = 2", values={"a": None, "x": 20})
+        assert table.verify("a").counts == {"right": 5, "not computed": 2}
+        assert table.plan_backfill("a").reasons() == {"value is NULL": 2}
+        assert "value is NULL: 2 rows" in str(table.plan_backfill("a"))
+        backfill(table, "b", **options)
+        assert calls(log, "a") == [3, 20]
+        assert_chain_is_right(table)
+        assert planned(table, "b") == 0
+        assert table.verify("a").counts == {"right": 7}
+
+    def test_a_null_that_comes_with_a_whole_row_is_computed(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
         table = with_chain(table_of(local_db, 4))
+        backfill(table, "b")
+        calls(log)
+        upsert(table, id=[1, 2], x=[1, 30], y=[1, 2], u=["", ""], a=[None, None], b=[None, 7])
+        backfill(table, "b")
+        assert calls(log, "a") == [1, 30]
+        assert by_id(table, "a") == {0: 0, 1: 0, 2: 15, 3: 1}
+        assert by_id(table, "b")[2] == 7  # a person's
+        assert planned(table, "b") == 0
+
+    def test_a_null_that_the_function_returned_stays_right(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
+        table = table_of(local_db, 4)
+        table.add_columns({"label": make_udf("c", Function("text"), ["x", "y"])})
+        backfill(table, "label")
+        calls(log)
+        assert by_id(table, "label")[3] is None
+        plain(table).update(values={"label": None})
+        assert table.verify("label").counts == {"right": 1, "not computed": 3}
+        backfill(table, "label")
+        assert calls(log) == [0, 1, 2]
+
+    def test_a_null_over_a_correction_is_computed(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
+        table = with_chain(table_of(local_db, 4))
+        backfill(table, "a")
+        plain(table).update(where="id = 3", values={"a": 900})
         backfill(table, "a")
         calls(log)
         plain(table).update(where="id = 3", values={"a": None})
-        assert planned(table, "a") == 0
         backfill(table, "a")
-        assert by_id(table, "a")[3] is None
-        upsert(table, id=[3], x=[20])
+        assert calls(log) == [3]
+        assert by_id(table, "a")[3] == 1
+
+    def test_a_null_over_a_value_of_an_earlier_function_is_computed(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
+        table = with_chain(table_of(local_db, 4))
         backfill(table, "a")
-        assert calls(log) == [20]
-        assert by_id(table, "a")[3] == 10
+        table.alter_columns(
+            {"path": "a", "udf": make_udf("a", Function("half", 2), ["x"]), "keep": "computed"}
+        )
+        calls(log)
+        plain(table).update(where="id = 3", values={"a": None})
+        assert table.plan_backfill("a").reasons() == {"value is NULL": 1}
+        backfill(table, "a")
+        assert calls(log) == [3]
 
     def test_an_adopted_correction_goes_stale_like_any_other(
         self, local_db: Connection, log: Recorder

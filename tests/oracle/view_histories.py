@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import lancedb
 
 from geneva import MaterializedView
 from oracle.functions import (
@@ -40,6 +41,7 @@ from oracle.writes import (
     Optimize,
     Update,
     Upsert,
+    selecting,
 )
 
 _OF_SOURCE = (Append, Delete, Update, Upsert, Index, Alter, Cleanup, Compact, Optimize, Restore)
@@ -70,7 +72,16 @@ class TidyView:
     compact: bool
 
 
-ViewStep = Step | Refresh | AlterView | TidyView
+@dataclass(frozen=True)
+class WriteView:
+    """Somebody writes a value, or NULL, into a computed column of the view."""
+
+    ids: tuple[int, ...]
+    role: str
+    value: Value
+
+
+ViewStep = Step | Refresh | AlterView | TidyView | WriteView
 
 
 class ViewWorld:
@@ -104,6 +115,8 @@ class ViewWorld:
                 self._view().alter_columns({"path": step.role, "udf": self._udf(step.role)})
             case TidyView():
                 self._tidy(step)
+            case WriteView():
+                self._write(step)
             case _:
                 self.source.do(step)
 
@@ -122,6 +135,15 @@ class ViewWorld:
             dataset.optimize.compact_files()
         else:
             dataset.cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
+
+    def _write(self, step: WriteView) -> None:
+        """Write into the view: rows that had another value have to be computed again."""
+        view = lancedb.connect(self.source.tables.db.uri).open_table(VIEW)
+        for row in view.to_arrow().to_pylist():
+            key = (row["__source_row_id"], step.role)
+            if row["id"] in step.ids and row[step.role] != step.value and key in self.known:
+                del self.known[key]
+        view.update(where=selecting(step.ids), values={step.role: plain(step.value)})
 
     def _wanted(self) -> dict[int, dict[str, Value]]:
         """The rows of the source that belong to the view, by stable row id."""
@@ -204,6 +226,9 @@ class DrawView:
             return AlterView(self.rng.choice(["v", "t"]), self.rng.choice([1, 2]))
         if draw < 0.34:
             return TidyView(compact=self.rng.random() < 0.5)
+        if draw < 0.38:
+            role, value = self.rng.choice([("v", None), ("t", None), ("v", 77), ("t", "written")])
+            return WriteView((self.rng.randrange(20),), role, value)
         if draw < 0.5:
             return Backfill("a")
         return self._of_source(world)
@@ -227,7 +252,7 @@ def of_view(setup: Setup, *, filtered: bool) -> History[ViewWorld, ViewStep]:
 
 
 def _makes_sense(world: ViewWorld, step: ViewStep) -> bool:
-    if isinstance(step, Refresh | AlterView | TidyView):
+    if isinstance(step, Refresh | AlterView | TidyView | WriteView):
         return True
     return applicable(world.source.state, step)
 

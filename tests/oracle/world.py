@@ -339,12 +339,12 @@ class World:
         return {name: value for name, value in options.items() if value is not None}
 
     def _planned(self, step: Backfill) -> int:
-        """Return how many calls the plan wants; planning calls nothing."""
+        """Return how many calls the plan wants, of inputs too; planning calls nothing."""
         table = self.tables.ours()
         plan = table.plan_backfill(self.state.names[step.role], **self._options(step))
         if calls := self.recorder.taken():
             raise Mismatch(f"planning called {calls}")
-        return plan.rows_to_run
+        return sum(step.rows_to_run for step in (plan, *plan.upstream))
 
     def _run(self, step: Backfill) -> None:
         table = self.tables.ours()

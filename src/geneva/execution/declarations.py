@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -40,6 +41,7 @@ from geneva.storage.columns.definitions import (
     with_kept_version,
     with_present_inputs,
 )
+from geneva.storage.columns.dictionaries import has_narrow_dictionary
 from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path, open_dataset
 from geneva.storage.lance.fragments import holds_blob, is_blob
@@ -151,6 +153,21 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
             for name, (udf, inputs) in resolved.items()
         ],
     )
+    warn_of_narrow_dictionaries(ref, {name: udf for name, (udf, _) in columns.items()})
+
+
+def warn_of_narrow_dictionaries(ref: TableRef, udfs: Mapping[str, UDF]) -> None:
+    """Warn of columns that a write by others can make unreadable, in the name of who asked us."""
+    for name, udf in udfs.items():
+        if has_narrow_dictionary([udf.data_type]):
+            warnings.warn(
+                f"Column {name!r} of table {ref.name!r} is of type {udf.data_type}. Lance joins "
+                "the dictionaries of rows that it writes together: a later compaction or update by "
+                "other means than Geneva's compact_files and optimize, can make the table "
+                "unreadable. Use int32 indices instead.",
+                UserWarning,
+                stacklevel=4,
+            )
 
 
 def refuse_blob_output(name: str, udf: UDF) -> None:

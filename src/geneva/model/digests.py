@@ -59,16 +59,30 @@ def digest_rows(columns: Sequence[pa.Array], seed: int, rows: int) -> Digests:
 
 
 def digest_values(columns: Sequence[pa.Array], rows: int) -> npt.NDArray[np.uint16]:
-    """A short digest of each row, never 0: enough to notice that somebody wrote another value."""
+    """A short digest of each row, never 0: enough to notice that somebody wrote another value.
+
+    That of a row of NULLs is no other row's: a NULL that somebody wrote is always noticed.
+    """
     short = np.empty(rows, dtype=np.uint16)
+    null_total = _total([pa.nulls(1)] * len(columns), 0, 1)[0]
+    null_short = int(_shortened(np.array([null_total]))[0])
     columns = [_without_dictionary(column) for column in columns]
     for start in range(0, rows, _BLOCK_ROWS):
         end = min(start + _BLOCK_ROWS, rows)
         total = _total(columns, start, end)
-        total ^= total >> _HALF
-        total *= _FINISH_1
-        total >>= np.uint64(48)
-        short[start:end] = total
+        has_value = total != null_total
+        part = _shortened(total)
+        part[has_value & (part == null_short)] = null_short - 1 or 2
+        short[start:end] = part
+    return short
+
+
+def _shortened(total: Digests) -> npt.NDArray[np.uint16]:
+    """16 bits of each total, which the caller gives away; never 0."""
+    total ^= total >> _HALF
+    total *= _FINISH_1
+    total >>= np.uint64(48)
+    short = total.astype(np.uint16)
     short[short == 0] = 1
     return short
 

@@ -121,17 +121,21 @@ def test_unverified_files_are_not_deleted_while_a_job_runs(
     local_db: Connection, calls: Calls, busy: Busy
 ) -> None:
     other = make_table(local_db)
+    other.add(pa.table({"k": [ROWS], "x": [ROWS * 100]}))
     refused = []
 
     def clean_up(step: int) -> None:
         with pytest.raises(UserInputError, match="is running on table 't'"):
             other.optimize(cleanup_older_than=timedelta(microseconds=1000), delete_unverified=True)
-        refused.append(step)
+        refused.append((step, len(lance.dataset(other.ref.uri).get_fragments())))
 
     table = local_db.open_table("t")
     table.add_columns({"y": counted(calls, add_one, data_type=pa.int64(), version="1")})
     busy(clean_up)
     table.backfill("y")
-    assert len(refused) == ROWS
+    assert len(refused) == ROWS + 1
+    fragments = len(lance.dataset(other.ref.uri).get_fragments())
+    assert fragments > 1
+    assert {found for _, found in refused} == {fragments}, "nothing was compacted first"
     other.optimize(cleanup_older_than=timedelta(microseconds=1000), delete_unverified=True)
     assert is_right(local_db.open_table("t"))

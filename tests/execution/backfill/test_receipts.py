@@ -150,12 +150,12 @@ class TestAdopting:
         assert calls.rows == [3]
         assert by_id(table, "a")[3] == 9
 
-    def test_clearing_a_value_is_a_correction(self, local_db: Connection, calls: Calls) -> None:
+    def test_clearing_a_value_is_no_correction(self, local_db: Connection, calls: Calls) -> None:
         table = filled(local_db, calls)
         table.update(where="id = 3", values_sql={"a": "NULL"})
         table.backfill("a")
-        assert calls.rows == []
-        assert by_id(table, "a")[3] is None
+        assert calls.rows == [3]
+        assert by_id(table, "a")[3] == 9
 
     def test_a_clause_leaves_corrections_outside_it_alone(
         self, local_db: Connection, calls: Calls

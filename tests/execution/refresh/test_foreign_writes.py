@@ -148,6 +148,9 @@ def chunks_of(view: Table) -> list[tuple[int, int]]:
         (lambda t: t.delete("true"), [0, 0, 1, 1, 2, 2]),
         (lambda t: t.add(row(id=5, n=50)), []),
         (lambda t: t.update(where="n = 20", values={"u": 5}), []),
+        (lambda t: t.update(where="n = 20", values={"u": None}), [2]),
+        (lambda t: t.update(where="n = 20", values={"n": None}), [2]),
+        (lambda t: t.update(where="n = 20", values={"id": None}), []),
     ],
 )
 def test_rows_of_a_chunked_view_are_mended(

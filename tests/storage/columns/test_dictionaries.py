@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lance.file import LanceFileWriter
+from lancedb.index import BTree
 
 from geneva import Connection, JobStatus, Table, udf
 from geneva.errors import UDFOutputError
 from geneva.storage.columns import staged_files
 from geneva.storage.columns.dictionaries import DistinctValues
 from geneva.storage.columns.staged_files import StagedFile, staged_file_is_whole
-from support import Calls, column, counted, make_table
+from support import Calls, by_id, column, counted, make_table
 
 NARROW = pa.dictionary(pa.int8(), pa.string())
 ROOM = 128
@@ -30,6 +31,9 @@ SHAPES: dict[str, tuple[pa.DataType, Callable[[str], Any]]] = {
 }
 # A computed struct is refused in 2.0, which can't hold NULL structs.
 HELD = [(s, v) for s in SHAPES for v in VERSIONS if (s, v) != ("struct", "2.0")]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Column .* is of type:UserWarning")
 
 
 def stays_readable(table: Table) -> None:
@@ -170,3 +174,75 @@ def test_values_are_counted_as_a_set_counts_them(
                 break
         assert (None if found is None else found.row) == expected
         known = seen if expected is None else known
+
+
+# ------------------------------------------------------------------------------------- compaction
+
+
+def filled(db: Connection, values: int, version: str, kind: pa.DataType = NARROW) -> Table:
+    """Twenty fragments of 200 rows, and a column of so many different values in each."""
+    table = make_table(db, [200] * 20, storage_version=version)
+    table.add_columns({"x": udf(lambda id: f"v{id % values}", data_type=kind)})
+    table.backfill("x")
+    return table
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("by", ["optimize", "compact_files"])
+def test_what_would_be_unreadable_is_not_merged(
+    local_db: Connection, version: str, by: str
+) -> None:
+    table = filled(local_db, 100, version)
+    with pytest.warns(UserWarning, match=r"20 fragments of table 't' were not merged: .* 'x'"):
+        getattr(table, by)()
+    assert column(table, "x") == [f"v{i % 100}" for i in range(4000)]
+    assert len(lance.dataset(table.ref.uri).get_fragments()) == 20
+    assert table.plan_backfill("x").is_empty
+
+
+@pytest.mark.parametrize("by", ["optimize", "compact_files"])
+def test_what_stays_readable_is_merged(local_db: Connection, by: str) -> None:
+    table = filled(local_db, 10, "2.2")
+    table.create_index("id", config=BTree())
+    getattr(table, by)()
+    assert column(table, "x") == [f"v{i % 10}" for i in range(4000)]
+    assert len(lance.dataset(table.ref.uri).get_fragments()) == 1
+    assert table.count_rows("id = 17") == 1
+    assert table.plan_backfill("x").is_empty
+
+
+def test_what_can_be_merged_is_merged_beside_what_can_not(local_db: Connection) -> None:
+    table = make_table(local_db, [200] * 20)
+    few = udf(lambda id: f"v{id % (10 if id < 2000 else 100)}", data_type=NARROW)
+    table.add_columns({"x": few})
+    table.backfill("x")
+    before = by_id(table, "x")
+    with pytest.warns(UserWarning, match="10 fragments of table 't' were not merged"):
+        table.compact_files(target_rows_per_fragment=400)
+    assert len(lance.dataset(table.ref.uri).get_fragments()) == 15
+    assert by_id(table, "x") == before
+
+
+def test_a_plain_column_stays_readable_too(local_db: Connection) -> None:
+    parts = [
+        pa.table({"d": pa.array([f"v{(i * 7 + f * 3) % 100}" for i in range(200)]).cast(NARROW)})
+        for f in range(20)
+    ]
+    table = make_table(local_db, parts)
+    before = column(table, "d")
+    with pytest.warns(UserWarning, match="not merged"):
+        table.optimize()
+    assert column(table, "d") == before
+
+
+@pytest.mark.filterwarnings("error")
+def test_narrow_indices_are_warned_of(local_db: Connection) -> None:
+    table = make_table(local_db, [3])
+    with pytest.warns(UserWarning, match=r"Column 'x' of table 't' .* int32"):
+        table.add_columns({"x": udf(lambda id: "v", data_type=pa.struct({"d": NARROW}))})
+    wide = pa.dictionary(pa.int32(), pa.string())
+    table.add_columns({"y": udf(lambda id: "v", data_type=wide)})
+    source = make_table(local_db, [3], name="s", stable_row_ids=True)
+    query = source.query().select(["id"]).add_column({"x": udf(lambda id: "v", data_type=NARROW)})
+    with pytest.warns(UserWarning, match=r"Column 'x' of table 'v' .* int32"):
+        local_db.create_materialized_view("v", query)

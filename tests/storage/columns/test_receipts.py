@@ -46,7 +46,9 @@ def test_a_value_is_intact_until_somebody_writes_another(values: list[int | None
     others = [column([None if v is not None else 1 for v in values])]
     found = read_receipts(receipts, others)
     assert not found.intact.any()
-    assert found.supplied.all(), "a NULL that a person wrote is theirs, too"
+    is_null = np.array([v is not None for v in values], dtype=bool)
+    assert (found.emptied == is_null).all(), "NULL in place of a value is no value"
+    assert (found.supplied == ~is_null).all()
 
 
 def test_a_failure_has_no_value_until_a_person_writes_one() -> None:
@@ -91,3 +93,11 @@ def test_parts_are_put_together_again(values: list[int | None], cut: int) -> Non
     for name in ("present", "has_value", "intact", "failed", "bits"):
         assert np.array_equal(getattr(whole, name), getattr(joined, name))
     assert len(concat_receipts([]).bits) == 0
+
+
+def test_null_is_never_taken_for_the_value() -> None:
+    """Of the 16 bits of a value's digest, those of NULL are no other value's."""
+    values = [column(list(range(300_000)))]
+    receipts = make_receipts(values, values, SEED, 300_000)
+    assert read_receipts(receipts, values).intact.all()
+    assert read_receipts(receipts, [column([None] * 300_000)]).emptied.all()

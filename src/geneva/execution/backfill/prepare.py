@@ -233,8 +233,7 @@ def _unpublished(
     """What earlier runs have left behind for the fragments that need something."""
     ids = {plan.fragment_id for plan in needed}
     states = [state for state in survey.states if state.fragment_id in ids]
-    right = {fragment_id: found.right for fragment_id, found in survey.validity.items()}
-    return find_unpublished(scope, states, prefixes, right)
+    return find_unpublished(scope, states, prefixes, survey.validity)
 
 
 def _plan(

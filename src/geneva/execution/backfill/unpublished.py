@@ -31,7 +31,7 @@ from geneva.storage.checkpoints.staging import open_checkpoints, read_staged
 from geneva.storage.checkpoints.store import CheckpointKey, head_of, index_keys, without_where
 from geneva.storage.columns.provenance import read_provenance
 from geneva.storage.columns.staged_files import StagedFile
-from geneva.storage.columns.validity import output_file
+from geneva.storage.columns.validity import Validity, output_file
 from geneva.storage.lance.dataset import read_live_rows
 
 _LOG = logging.getLogger("geneva")
@@ -65,22 +65,25 @@ def find_unpublished(
     scope: Scope,
     states: Sequence[FragmentState],
     prefixes: Mapping[int, str],
-    right: Mapping[int, RowSet],
+    validity: Mapping[int, Validity],
 ) -> Unpublished:
-    """Look up what is there for these fragments; `right` are the rows with a right value."""
+    """Look up what is there for these fragments; `validity` says what the table itself has."""
     keys = index_keys(open_checkpoints(scope.ref).list_keys("udf-"))
     found, used = _same_work(scope, states, prefixes, keys)
     _log_mismatches(scope, prefixes, keys)
     results = _results_of_others(scope, prefixes, keys, used)
     kept = _results_of_kept_versions(scope, prefixes, keys)
     if len(results) or len(kept):
-        receipts = committed_receipts(scope.dataset, scope.computation, _live(scope, right))
+        # Where somebody wrote NULL over a result, it is asked for anew: that one was given out.
+        given = {fragment_id: found.published for fragment_id, found in validity.items()}
+        receipts = committed_receipts(scope.dataset, scope.computation, _live(scope, given))
         results.drop(receipts, scope.files_of_job)
         kept.drop(receipts, scope.files_of_job)
         found = _look_up(scope, found, results)
         for version in scope.computation.kept_versions:
             found = _look_up(scope, found, kept, version=version)
     if _shares_results(scope):
+        right = {fragment_id: found.right for fragment_id, found in validity.items()}
         table = committed_results(scope.dataset, scope.computation, _live(scope, right))
         found = _look_up(scope, found, table, partial(_of_equal_inputs, scope))
     return found
@@ -214,11 +217,11 @@ def _moved_rows(scope: Scope) -> dict[str, RowSet | None]:
     return moved
 
 
-def _live(scope: Scope, right: Mapping[int, RowSet]) -> dict[int, RowSet]:
-    """The rows that have a right value, deleted ones left out."""
-    facts = [f for f in scope.snapshot.fragments if right.get(f.id)]
+def _live(scope: Scope, rows: Mapping[int, RowSet]) -> dict[int, RowSet]:
+    """Some rows of each fragment, deleted ones left out."""
+    facts = [f for f in scope.snapshot.fragments if rows.get(f.id)]
     live = read_live_rows(scope.dataset, facts)
-    return {f.id: right[f.id].intersect(live[f.id]) for f in facts}
+    return {f.id: rows[f.id].intersect(live[f.id]) for f in facts}
 
 
 def _shares_results(scope: Scope) -> bool:

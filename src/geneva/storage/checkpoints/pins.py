@@ -82,16 +82,24 @@ def cleanup_versions(
     What dead jobs pinned is released first. What jobs have staged is unverified: deleting that is
     refused while one runs.
     """
+    if delete_unverified:
+        refuse_while_running(ref, is_running)
+    dataset = open_dataset(ref)
+    release_dead_tags(dataset, is_running)
+    options = {"error_if_tagged_old_versions": False, **options}
+    return dataset.cleanup_old_versions(older_than, delete_unverified=delete_unverified, **options)
+
+
+def refuse_while_running(ref: TableRef, is_running: Callable[[str], bool]) -> None:
+    """Refuse to delete unverified files of a table, as staged ones are, while a job runs on it."""
     dataset = open_dataset(ref)
     release_dead_tags(dataset, is_running)
     running = tags_on(dataset, ref.branch)
-    if running and delete_unverified:
+    if running:
         raise UserInputError(
             f"Job {_job_of(running[0])} is running on table {ref.name!r}, and delete_unverified "
             "would delete what it has staged. Clean up without it, or when the job has ended."
         )
-    options = {"error_if_tagged_old_versions": False, **options}
-    return dataset.cleanup_old_versions(older_than, delete_unverified=delete_unverified, **options)
 
 
 def _job_of(tag: str) -> str:

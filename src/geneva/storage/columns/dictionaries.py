@@ -90,6 +90,11 @@ def has_narrow_dictionary(kinds: Iterable[pa.DataType]) -> bool:
     return any(_is_narrow(inner) for kind in kinds for inner in _types(kind))
 
 
+def narrow_dictionaries(schema: pa.Schema) -> list[str]:
+    """The columns with a dictionary, at any depth, that could get too many values."""
+    return [field.name for field in schema if has_narrow_dictionary([field.type])]
+
+
 def _types(kind: pa.DataType) -> Iterator[pa.DataType]:
     yield kind
     for index in range(kind.num_fields if pt.is_nested(kind) else 0):

@@ -105,7 +105,12 @@ class StoredReceipts:
     @property
     def supplied(self) -> Mask:
         """Rows whose value a person wrote: without a receipt, or in place of another value."""
-        return np.where(self.present, ~self.intact, self.has_value)
+        return self.has_value & ~self.intact
+
+    @property
+    def emptied(self) -> Mask:
+        """Rows whose receipt is for a value, in whose place somebody wrote NULL."""
+        return self.present & ~self.has_value & ~self.intact
 
 
 def read_receipts(

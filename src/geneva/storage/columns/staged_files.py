@@ -179,13 +179,23 @@ def unreadable(ref: TableRef, path: str, schema: pa.Schema) -> str | None:
     return None
 
 
-def read_columns(ref: TableRef, path: str) -> Iterator[pa.RecordBatch]:
-    """What is in a staged file, in order."""
-    yield from _reader(ref, path).read_all(batch_size=MAX_WINDOW_ROWS).to_batches()
+def read_columns(
+    ref: TableRef,
+    path: str,
+    columns: Sequence[str] | None = None,
+    batch_size: int = MAX_WINDOW_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """What is in a data file of a table's folder, in order; None: all of its columns."""
+    reader = _reader(ref, path)
+    if columns is not None:
+        there = reader.metadata().schema.names
+        reader = _reader(ref, path, [name for name in columns if name in there])
+    yield from reader.read_all(batch_size=batch_size).to_batches()
 
 
-def _reader(ref: TableRef, path: str) -> LanceFileReader:
-    return LanceFileReader(f"{ref.uri}/data/{path}", storage_options=ref.storage_options.plain())
+def _reader(ref: TableRef, path: str, columns: list[str] | None = None) -> LanceFileReader:
+    options = ref.storage_options.plain()
+    return LanceFileReader(f"{ref.uri}/data/{path}", storage_options=options, columns=columns)
 
 
 def data_file(dataset: lance.LanceDataset, path: str, field_ids: Sequence[int]) -> Any:

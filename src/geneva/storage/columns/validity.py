@@ -79,6 +79,8 @@ class ValueState(StrEnum):
     """It is from before the column had receipts."""
     STALE = "stale"
     """Its receipt is of other inputs, or of another version of the function."""
+    EMPTIED = "emptied"
+    """It was computed, and somebody wrote NULL in its place: to be computed, like a new row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,11 @@ class Validity:
     def stale(self) -> RowSet:
         """Rows whose receipt is of other inputs, or of another version of the function."""
         return self.rows_in(ValueState.STALE)
+
+    @property
+    def published(self) -> RowSet:
+        """Rows whose receipt is of a result that was given to them, also if it is gone since."""
+        return self.right.union(self.rows_in(ValueState.EMPTIED))
 
     def to_text(self) -> str:
         """What a worker sends back."""
@@ -372,10 +379,11 @@ class ValidityReader:
             ValueState.SUPPLIED: supplied & ~is_unproven,
             ValueState.UNPROVEN: supplied & is_unproven,
             ValueState.STALE: stale & ~failed_before,
+            ValueState.EMPTIED: wanted & stored.emptied,
         }
         return Validity(
             size=fragment.physical_rows,
-            reason=self._reason(fragment, stale, former, wanted & ~right & ~supplied),
+            reason=self._reason(fragment, masks, former, wanted & ~right & ~supplied),
             rows={state: RowSet.from_mask(mask) for state, mask in masks.items()},
             checked_rows=rows.count,
         )
@@ -394,17 +402,25 @@ class ValidityReader:
             fits[offsets] = self._fits(stored, offsets, batch, self._computation.version)
             for version in self._computation.kept_versions:
                 kept[offsets] |= self._fits(stored, offsets, batch, version)
-            left = ~(fits[offsets] | kept[offsets])
+            left = stored.intact[offsets] & ~(fits[offsets] | kept[offsets])
             former += self._former_rows(stored, offsets[left], batch, left)
         return fits, kept, former
 
-    def _reason(self, fragment: FragmentFacts, stale: Mask, former: int, not_right: Mask) -> Reason:
+    def _reason(
+        self,
+        fragment: FragmentFacts,
+        masks: Mapping[ValueState, Mask],
+        former: int,
+        not_right: Mask,
+    ) -> Reason:
         if former:
             return Reason.UDF_CHANGED
-        if stale.any():
+        if masks[ValueState.STALE].any() or masks[ValueState.FAILED_BEFORE].any():
             return Reason.INPUT_CHANGED
         if not not_right.any():
             return Reason.UP_TO_DATE
+        if masks[ValueState.EMPTIED].any():
+            return Reason.NULL
         receipt = self._computation.receipt
         ours = receipt is not None and fragment.files_of(receipt.field_ids)
         return Reason.PARTIAL if ours else Reason.NULL

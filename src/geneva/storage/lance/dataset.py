@@ -106,11 +106,6 @@ def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:
         )
 
 
-def compact(ref: TableRef, *args: Any, **kwargs: Any) -> Any:
-    """Merge small fragments of a table."""
-    return open_dataset(ref).optimize.compact_files(*args, **kwargs)
-
-
 @lru_cache(maxsize=8)
 def open_pinned(ref: TableRef, version: int, job_id: str) -> lance.LanceDataset:
     """Open a fixed version; workers that run many tasks of one job share the handle.

@@ -1,0 +1,73 @@
+"""Compaction: Lance's own, except that what could not be read afterwards is left as it is.
+
+Lance puts the dictionaries of fragments that it merges into one, and does not find all equal
+values. Where that has more values than 8- or 16-bit indices can count, format 2.0 refuses, and
+later ones write a file that nobody can read. So each merged fragment of such a table is read back
+before it is committed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from lance.optimize import Compaction
+
+from geneva.model.tables import TableRef
+from geneva.storage.columns.dictionaries import narrow_dictionaries
+from geneva.storage.columns.staged_files import read_columns
+from geneva.storage.lance.damage import Damaged, damage_reason, is_damage, reading
+from geneva.storage.lance.dataset import open_dataset
+
+
+def compact(ref: TableRef, *args: Any, **options: Any) -> Any:
+    """Merge small fragments of a table; warn of those that have to stay as they are."""
+    dataset = open_dataset(ref)
+    narrow = narrow_dictionaries(dataset.schema)
+    if args or not narrow:
+        return dataset.optimize.compact_files(*args, **options)
+    merged, left_out = [], 0
+    for task in Compaction.plan(dataset, options).tasks:
+        try:
+            result = task.execute(dataset)
+        except BaseException as error:
+            if not (is_damage(error) and "dictionary" in damage_reason(error).lower()):
+                raise
+            result = None
+        if result is not None and all(_is_readable(ref, f, narrow) for f in result.new_fragments):
+            merged.append(result)
+        else:
+            left_out += len(task.fragments)
+    if left_out:
+        warnings.warn(_left_out(ref, narrow, left_out), UserWarning, stacklevel=3)
+    return Compaction.commit(dataset, merged)
+
+
+def merges_narrow_dictionaries(ref: TableRef) -> bool:
+    """Whether a compaction by Lance alone could make the table unreadable."""
+    return bool(narrow_dictionaries(open_dataset(ref).schema))
+
+
+def index_new_rows(ref: TableRef, *, retrain: bool) -> None:
+    """Bring the indexes of a table up to date, as LanceDB's `optimize` does after compacting."""
+    open_dataset(ref).optimize.optimize_indices(retrain=retrain)
+
+
+def _is_readable(ref: TableRef, fragment: Any, columns: list[str]) -> bool:
+    """Whether columns of a fragment that isn't in the table yet can be read, in one piece."""
+    try:
+        for file in fragment.files:
+            for _ in reading(read_columns(ref, file.path, columns, max(fragment.physical_rows, 1))):
+                pass
+    except Damaged:
+        return False
+    return True
+
+
+def _left_out(ref: TableRef, columns: list[str], fragments: int) -> str:
+    return (
+        f"{fragments:,} fragments of table {ref.name!r} were not merged: Lance would put the "
+        f"dictionaries of {', '.join(map(repr, columns))} one behind the other, beyond what their "
+        "indices can count, and the table could not be read any more. Use a dictionary with int32 "
+        "indices, or none, to have them merged."
+    )
