@@ -28,6 +28,7 @@ from geneva.storage.columns.receipts import receipts_for
 from geneva.storage.columns.staged_files import StagedFile, stage_columns, written_schema
 from geneva.storage.columns.validity import ValidityReader, output_file, signature_of
 from geneva.storage.lance.dataset import (
+    FieldsNow,
     FragmentFacts,
     TableSnapshot,
     open_dataset,
@@ -60,7 +61,9 @@ class ComputedTable:
             lance.write_dataset(data, uri, mode="append" if first else "create")
             first += rows
         dataset = lance.dataset(uri)
-        definition = define_column(dataset, "y", tripled, ("x",), "no function is stored")
+        definition = define_column(
+            FieldsNow.of(dataset), "y", tripled, ("x",), "no function is stored"
+        )
         commit_new_columns(dataset, [definition])
         return cls(TableRef("t", uri))
 
@@ -79,7 +82,7 @@ class ComputedTable:
         dataset, snapshot = self.dataset, self.snapshot
         definition = read_definition(dataset.schema, "y")
         assert definition is not None
-        bound = computation_of(snapshot, with_present_inputs(definition, dataset))
+        bound = computation_of(snapshot, with_present_inputs(definition, snapshot.fields))
         return replace(bound, **changes)
 
     def reader(self, **changes: Any) -> ValidityReader:

@@ -507,8 +507,8 @@ class Table(TableMethods):
             store=not planning_only,
             retry_failed=options.retry_failed,
         )
-        if options.read_version is None and not planning_only:
-            dataset = open_dataset(ref)
+        if udf is not None and options.read_version is None and not planning_only:
+            dataset = open_dataset(ref)  # the function may have been declared just now
         make_runner = None if planning_only else self._connection._make_runner
         request = BackfillRequest(options)
         return prepare_chain(ref, dataset, definition, request, make_runner=make_runner)

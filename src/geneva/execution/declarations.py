@@ -30,7 +30,6 @@ from geneva.storage.checkpoints.cleanup import (
 from geneva.storage.checkpoints.pins import release_dead_tags, tags_on
 from geneva.storage.checkpoints.store import is_of_column, without_where
 from geneva.storage.columns.definitions import (
-    FieldsNow,
     commit_new_columns,
     commit_redefinitions,
     define_column,
@@ -43,7 +42,14 @@ from geneva.storage.columns.definitions import (
 )
 from geneva.storage.columns.dictionaries import has_narrow_dictionary
 from geneva.storage.columns.functions import stage_udf
-from geneva.storage.lance.dataset import Dataset, check_column_name, has_path, open_dataset
+from geneva.storage.lance.dataset import (
+    Dataset,
+    FieldsNow,
+    check_column_name,
+    has_path,
+    open_dataset,
+    read_snapshot,
+)
 from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.views.definition import is_view, reads_source, visible_schema
@@ -146,10 +152,11 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
         name: (udf, inputs_of(udf, own, schema, name)) for name, (udf, own) in columns.items()
     }
     _refuse_cycles(ref, dataset, {name: inputs for name, (_, inputs) in resolved.items()})
+    fields = FieldsNow.of(dataset)
     commit_new_columns(
         dataset,
         [
-            define_column(dataset, name, udf, inputs, stage_udf(ref, udf))
+            define_column(fields, name, udf, inputs, stage_udf(ref, udf))
             for name, (udf, inputs) in resolved.items()
         ],
     )
@@ -195,21 +202,21 @@ def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, udf: UDF) -> 
 def alter_udf_columns(ref: TableRef, columns: Mapping[str, NewFunction]) -> None:
     """Give columns other UDFs, in one commit. Their values stay until the next backfill."""
     dataset = open_dataset(ref)
-    changes = []
+    schema = dataset.schema
+    fields, changes = FieldsNow.of(dataset), []
     fed = {
-        name: inputs_of(new.udf, new.input_columns, dataset.schema, name)
-        for name, new in columns.items()
+        name: inputs_of(new.udf, new.input_columns, schema, name) for name, new in columns.items()
     }
     _refuse_cycles(ref, dataset, fed)
     for name, new in columns.items():
-        current = _existing(dataset.schema, ref, name, new.udf)
+        current = _existing(schema, ref, name, new.udf)
         if current is not None and new.keep:
-            _check_same_inputs(ref, with_present_inputs(current, dataset), fed[name])
+            _check_same_inputs(ref, with_present_inputs(current, fields), fed[name])
         digest = stage_udf(ref, new.udf)
         changes.append(
-            define_column(dataset, name, new.udf, fed[name], digest)
+            define_column(fields, name, new.udf, fed[name], digest)
             if current is None
-            else redefine_column(dataset, current, new.udf, fed[name], digest, keep=new.keep)
+            else redefine_column(fields, current, new.udf, fed[name], digest, keep=new.keep)
         )
     commit_redefinitions(dataset, changes)
 
@@ -282,9 +289,9 @@ def _type_is_the_udfs(ref: TableRef, name: str) -> UserInputError:
 
 def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse columns that would be computed from each other."""
-    fields = FieldsNow(dataset)
+    fields = FieldsNow.of(dataset)
     reads = {
-        name: with_present_inputs(definition, dataset, fields).inputs
+        name: with_present_inputs(definition, fields).inputs
         for name, definition in read_definitions(dataset.schema).items()
         if not reads_source(definition.arrow_field)
     }
@@ -393,6 +400,7 @@ def definition_for(
     With `store=False`, for planning, nothing is written.
     """
     schema = dataset.schema
+    fields = FieldsNow.of(dataset)
     refuse_hidden(ref, schema, [column])
     if column in schema.names and reads_source(schema.field(column)):
         raise UserInputError(
@@ -400,7 +408,7 @@ def definition_for(
             "refresh(). (To change its UDF use alter_columns, then refresh.)"
         )
     if udf is None:
-        definition = with_present_inputs(required_definition(schema, ref.name, column), dataset)
+        definition = with_present_inputs(required_definition(schema, ref.name, column), fields)
         _check_inputs_present(definition, schema)
         return definition
     function, own = _as_udf(column, udf)
@@ -409,15 +417,15 @@ def definition_for(
     _refuse_cycles(ref, dataset, {column: inputs})
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     if current is not None:
-        override = redefine_column(dataset, current, function, inputs, digest)
+        override = redefine_column(fields, current, function, inputs, digest)
         if retry_failed:
-            present = with_present_inputs(current, dataset)
+            present = with_present_inputs(current, fields)
             _check_same_inputs(ref, present, inputs)
             override = _beside(current, override)
             if store:
                 _keep_values_of(ref, column, override)
         return replace(override, overrides=True)
-    definition = define_column(dataset, column, function, inputs, digest)
+    definition = define_column(fields, column, function, inputs, digest)
     if store:
         commit_redefinitions(dataset, [definition])
     return definition
@@ -472,12 +480,12 @@ def cleanup(
     release_dead_tags(dataset, is_running)
     busy = bool(tags_on(dataset, ref.branch))
     definitions = read_definitions(dataset.schema)
-    useful: set[str] = set()
+    useful = frozenset[str]()
     own = [d for d in definitions.values() if not reads_source(d.arrow_field)]
     if not busy:
         forget_attempts(ref)
-    for definition in () if busy else own:
-        useful |= useful_prefixes(ref, dataset, with_present_inputs(definition, dataset))
+    if not busy:
+        useful = useful_prefixes(read_snapshot(dataset, ref), own)
     return remove_leftovers(
         ref,
         dataset,
@@ -502,5 +510,6 @@ def alter_view_column(ref: TableRef, source: Dataset, name: str, new: NewFunctio
         _check_same_inputs(ref, current, inputs)
     digest = stage_udf(ref, new.udf)
     commit_redefinitions(
-        view, [redefine_column(source, current, new.udf, inputs, digest, keep=new.keep)]
+        view,
+        [redefine_column(FieldsNow.of(source), current, new.udf, inputs, digest, keep=new.keep)],
     )

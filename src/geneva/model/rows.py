@@ -10,6 +10,7 @@ import base64
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -50,22 +51,24 @@ class RowSet:
     count: int
     bits: bytes | None = None
 
-    @classmethod
-    def full(cls, size: int) -> RowSet:
+    @staticmethod
+    @lru_cache(maxsize=4_096)
+    def full(size: int) -> RowSet:
         """Every row."""
-        return cls(size, size)
+        return RowSet(size, size)
 
-    @classmethod
-    def empty(cls, size: int) -> RowSet:
+    @staticmethod
+    @lru_cache(maxsize=4_096)
+    def empty(size: int) -> RowSet:
         """No row."""
-        return cls(size, 0)
+        return RowSet(size, 0)
 
     @classmethod
     def from_mask(cls, mask: Mask) -> RowSet:
         """The rows where `mask` is true."""
         size, count = len(mask), int(np.count_nonzero(mask))
         if count in (0, size):
-            return cls(size, count)
+            return cls.full(size) if count else cls.empty(size)
         return cls(size, count, np.packbits(mask, bitorder="little").tobytes())
 
     @classmethod
@@ -132,7 +135,7 @@ class RowSet:
     def slice(self, row_range: RowRange) -> RowSet:
         """The members in `row_range`, as a set of its rows (offsets count from its start)."""
         if self.bits is None:
-            return RowSet(len(row_range), len(row_range) if self.count else 0)
+            return (RowSet.full if self.count else RowSet.empty)(len(row_range))
         if len(row_range) == self.size:
             return self
         first = row_range.start // 8

@@ -9,7 +9,7 @@ from geneva.execution.refresh.forecast import forecast
 from geneva.execution.refresh.rows import Membership
 from geneva.model.rows import RowSet
 from geneva.model.tables import TableRef
-from geneva.storage.lance.dataset import FragmentFacts, TableSnapshot
+from geneva.storage.lance.dataset import FieldsNow, FragmentFacts, TableSnapshot
 
 NONE = np.zeros(0, np.uint64)
 
@@ -19,7 +19,9 @@ def _ids(*ids: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 
 def _snapshot(*fragments: FragmentFacts) -> TableSnapshot:
-    return TableSnapshot(TableRef("v", "v.lance"), 7, pa.schema([]), fragments, {})
+    return TableSnapshot(
+        TableRef("v", "v.lance"), 7, pa.schema([]), fragments, {}, FieldsNow({}, {})
+    )
 
 
 def _fragment(fragment_id: int, rows: int, deleted: int = 0) -> FragmentFacts:

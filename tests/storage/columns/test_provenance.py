@@ -73,15 +73,19 @@ def test_text_that_is_no_provenance(text: str) -> None:
         Provenance.from_text(text)
 
 
+def _file(path: str, *fields: int) -> FileFacts:
+    return FileFacts(path, frozenset(fields), 1)
+
+
 def test_a_signature_knows_files_fields_and_the_order_of_inputs() -> None:
-    files = (FileFacts("a.lance", (0, 1), 1), FileFacts("b.lance", (2,), 1))
+    files = (_file("a.lance", 0, 1), _file("b.lance", 2))
     fragment = FragmentFacts(0, 10, 0, files)
     one = input_signature(fragment, [(0,), (2,)])
     assert one != input_signature(fragment, [(2,), (0,)])
     assert one != input_signature(fragment, [(1,), (2,)])
-    replaced = FragmentFacts(0, 10, 0, (FileFacts("c.lance", (0, 1), 1), files[1]))
+    replaced = FragmentFacts(0, 10, 0, (_file("c.lance", 0, 1), files[1]))
     assert one != input_signature(replaced, [(0,), (2,)])
-    others_changed = FragmentFacts(0, 10, 3, (*files, FileFacts("d.lance", (3,), 1)))
+    others_changed = FragmentFacts(0, 10, 3, (*files, _file("d.lance", 3)))
     assert one == input_signature(others_changed, [(0,), (2,)])
 
 

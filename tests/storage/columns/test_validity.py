@@ -91,7 +91,6 @@ class TestByHistory:
         assert (found.size, found.reason) == (8, Reason.UP_TO_DATE)
         assert found.right.is_full
         assert not found.without_receipt
-        assert len(found.made_from) == 2
 
     def test_a_compaction_of_right_rows_and_new_ones(self, table: ComputedTable) -> None:
         table.fill(0)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import pyarrow as pa
+
 from geneva.errors import StaleInputError, UnreadableFragmentsError
 from geneva.execution.backfill.driver import JobControl, run_backfill
 from geneva.execution.backfill.parallel import Sums
@@ -19,19 +21,26 @@ from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.execution.backfill.survey import ChangedInputs
 from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.runner import Runner
+from geneva.model.computation import receipt_name
 from geneva.model.rows import RowSet
 from geneva.model.tables import ColumnDefinition, TableRef, Upstream
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.graph import Reads, computed_inputs, upstream_of
 from geneva.storage.columns.definitions import (
-    FieldsNow,
     commit_rebound,
     commit_receipt_columns,
     read_definitions,
     rebound,
     with_present_inputs,
 )
-from geneva.storage.lance.dataset import Dataset, open_dataset
+from geneva.storage.lance.dataset import (
+    Dataset,
+    FieldsNow,
+    TableSnapshot,
+    has_column,
+    open_dataset,
+    read_snapshot,
+)
 from geneva.storage.views.definition import reads_source
 
 
@@ -76,7 +85,14 @@ def prepare_chain(
         added = _add_receipts(columns, (*before, name), reopen=request.options.read_version is None)
         if added is not None:
             columns, subject = added, added.subject(name)
-    plan = partial(prepare, subject, request, dataset=columns.dataset, make_runner=make_runner)
+    plan = partial(
+        prepare,
+        subject,
+        request,
+        dataset=columns.dataset,
+        snapshot=columns.snapshot,
+        make_runner=make_runner,
+    )
     if not before or request.options.upstream is Upstream.IGNORE:
         return PreparedChain(plan())
     if request.options.read_version is not None:
@@ -98,10 +114,16 @@ def prepare_chain(
 class _Columns:
     """The computed columns of a table at one version, a view's own columns aside."""
 
-    ref: TableRef
     dataset: Dataset
+    snapshot: TableSnapshot
+    """Read once, for the plans of all of them."""
     definitions: dict[str, ColumnDefinition]
     """By name, with their inputs as they are called now."""
+
+    @property
+    def ref(self) -> TableRef:
+        """The table."""
+        return self.snapshot.ref
 
     @property
     def reads(self) -> Reads:
@@ -115,15 +137,15 @@ class _Columns:
 
 def _read_columns(ref: TableRef, dataset: Dataset, definition: ColumnDefinition) -> _Columns:
     """The columns of the table, with `definition` instead of the one that is stored."""
-    definitions = {**read_definitions(dataset.schema), definition.name: definition}
-    fields = FieldsNow(dataset)
+    snapshot = read_snapshot(dataset, ref)
+    definitions = {**read_definitions(snapshot.schema), definition.name: definition}
     present = {
-        name: with_present_inputs(found, dataset, fields)
+        name: with_present_inputs(found, snapshot.fields)
         for name, found in definitions.items()
         # A view's own columns come from its source: its refresh keeps them.
         if not reads_source(found.arrow_field)
     }
-    return _Columns(ref, dataset, present)
+    return _Columns(dataset, snapshot, present)
 
 
 def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _Columns | None:
@@ -131,14 +153,22 @@ def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _
 
     With `reopen` the result is of the latest version.
     """
+    if all(_has_receipts(columns.snapshot.schema, columns.definitions[name]) for name in names):
+        return None
     latest = open_dataset(columns.ref)
     added = commit_receipt_columns(latest, [columns.definitions[name] for name in names])
     if not added:
         return None
     commit_rebound(latest, added)
-    present = columns.definitions | {n: rebound(columns.definitions[n], latest) for n in added}
+    fields = FieldsNow.of(latest)
+    present = columns.definitions | {n: rebound(columns.definitions[n], fields) for n in added}
     dataset = open_dataset(columns.ref) if reopen else columns.dataset
-    return _Columns(columns.ref, dataset, present)
+    snapshot = read_snapshot(dataset, columns.ref) if reopen else columns.snapshot
+    return _Columns(dataset, snapshot, present)
+
+
+def _has_receipts(schema: pa.Schema, definition: ColumnDefinition) -> bool:
+    return has_column(schema, receipt_name(definition.uuid))
 
 
 def _plan_inputs(
@@ -149,12 +179,14 @@ def _plan_inputs(
 ) -> dict[str, PreparedBackfill]:
     """The plans of the computed inputs, in order, each for when those before it were run."""
     steps: dict[str, PreparedBackfill] = {}
+    reads = columns.reads
     for name in before:
         steps[name] = prepare(
             columns.subject(name),
             _request_upstream(request),
             dataset=columns.dataset,
-            upstream=_changing(steps, computed_inputs(name, columns.reads)),
+            snapshot=columns.snapshot,
+            upstream=_changing(steps, computed_inputs(name, reads)),
             make_runner=make_runner,
         )
     return steps
@@ -197,11 +229,9 @@ def _at_an_old_version(
     subject: ColumnSubject, columns: _Columns, request: BackfillRequest, before: Sequence[str]
 ) -> PreparedChain:
     """Inputs of an old version are as they are: say so where they are not right."""
-    own = prepare(subject, request, dataset=columns.dataset)
-    first = [
-        prepare(columns.subject(name), _request_upstream(request), dataset=columns.dataset)
-        for name in before
-    ]
+    at = {"dataset": columns.dataset, "snapshot": columns.snapshot}
+    own = prepare(subject, request, **at)
+    first = [prepare(columns.subject(name), _request_upstream(request), **at) for name in before]
     if request.options.upstream is Upstream.REFUSE:
         _refuse_stale(subject.ref, subject.definition.name, first)
     stale = [repr(step.plan.column) for step in first if step.plan.rows_to_compute]

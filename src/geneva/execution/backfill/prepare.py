@@ -6,7 +6,7 @@ differs between them is a `Subject`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from geneva.execution.backfill.request import BackfillRequest
@@ -284,12 +284,15 @@ def _right_already(scope: Scope, survey: Survey, needed: Sequence[FragmentPlan])
     return fragments, rows
 
 
-def useful_prefixes(ref: TableRef, dataset: Dataset, definition: ColumnDefinition) -> set[str]:
-    """The checkpoint prefixes, without their where part, that a backfill may look for now."""
-    snapshot = read_snapshot(dataset, ref)
-    computation = computation_of(snapshot, with_present_inputs(definition, dataset))
+def useful_prefixes(
+    snapshot: TableSnapshot, definitions: Iterable[ColumnDefinition]
+) -> frozenset[str]:
+    """The checkpoint prefixes, without their where part, that backfills may look for now."""
     request = BackfillRequest()
-    return {
-        without_where(work_identity(computation, request, ref, fragment).prefix())
+    present = (with_present_inputs(definition, snapshot.fields) for definition in definitions)
+    computations = [computation_of(snapshot, definition) for definition in present]
+    return frozenset(
+        without_where(work_identity(computation, request, snapshot.ref, fragment).prefix())
+        for computation in computations
         for fragment in snapshot.fragments
-    }
+    )

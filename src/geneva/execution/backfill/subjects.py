@@ -41,7 +41,7 @@ class ColumnSubject:
 
     def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
         """The column, with its inputs as they are called now."""
-        present = with_present_inputs(self.definition, dataset)
+        present = with_present_inputs(self.definition, snapshot.fields)
         missing = [path for path in present.inputs if path not in snapshot.field_ids]
         if missing:
             raise ColumnChangedError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,8 +15,7 @@ from geneva.errors import ColumnNotFoundError
 from geneva.model.computation import Computation, Input, Output, Resources, Udf, receipt_name
 from geneva.model.tables import ColumnDefinition, Sizes
 from geneva.storage.columns.receipts import RECEIPT_TYPE
-from geneva.storage.lance.dataset import TableSnapshot, has_path, nodes_of
-from geneva.storage.lance.fragments import field_at
+from geneva.storage.lance.dataset import FieldsNow, TableSnapshot, has_path, nodes_of
 from geneva.udf.declare import UDF
 
 _PREFIX = "virtual_column"
@@ -69,9 +68,12 @@ def _computed_column(field: pa.Field, own: ColumnDefinition | None) -> ComputedC
 
 
 def define_column(
-    dataset: lance.LanceDataset, name: str, udf: UDF, inputs: tuple[str, ...], digest: str
+    fields: FieldsNow, name: str, udf: UDF, inputs: tuple[str, ...], digest: str
 ) -> ColumnDefinition:
-    """Describe a new column computed by `udf`, with an identity of its own."""
+    """Describe a new column computed by `udf`, with an identity of its own.
+
+    `fields` are those of the table that its inputs are in.
+    """
     user_metadata = {str(k): str(v) for k, v in (udf.field_metadata or {}).items()}
     return ColumnDefinition(
         name=name,
@@ -80,14 +82,14 @@ def define_column(
         arrow_field=pa.field(name, udf.data_type, nullable=True, metadata=user_metadata or None),
         uuid=uuid.uuid4().hex,
         inputs=inputs,
-        input_fields=_fields_behind(dataset, inputs),
+        input_fields=_fields_behind(fields, inputs),
         has_receipts=True,
         **_udf_part(udf, digest),
     )
 
 
 def redefine_column(
-    dataset: lance.LanceDataset,
+    fields: FieldsNow,
     current: ColumnDefinition,
     udf: UDF,
     inputs: tuple[str, ...],
@@ -95,7 +97,7 @@ def redefine_column(
     *,
     keep: bool = False,
 ) -> ColumnDefinition:
-    """The same column, computed by another function from the dataset's version on.
+    """The same column, computed by another function from the version of `fields` on.
 
     `keep`: what earlier versions of the function computed counts as right.
     """
@@ -105,8 +107,8 @@ def redefine_column(
     return replace(
         current,
         inputs=inputs,
-        input_fields=_fields_behind(dataset, inputs),
-        own_field=nodes_of(dataset.lance_schema).get(current.name),
+        input_fields=_fields_behind(fields, inputs),
+        own_field=fields.nodes.get(current.name),
         former_versions=() if keep else tuple(before)[-_MAX_FORMER_VERSIONS:],
         kept_versions=tuple(before) if keep else (),
         **_udf_part(udf, digest),
@@ -121,48 +123,11 @@ def with_kept_version(definition: ColumnDefinition, version: str) -> ColumnDefin
     return replace(definition, former_versions=former, kept_versions=tuple(kept))
 
 
-def _fields_behind(
-    dataset: lance.LanceDataset, inputs: tuple[str, ...]
-) -> tuple[tuple[int, str], ...]:
-    nodes = nodes_of(dataset.lance_schema)
-    return tuple((nodes[path], str(field_at(dataset.schema, path).type)) for path in inputs)
+def _fields_behind(fields: FieldsNow, inputs: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+    return tuple((fields.nodes[path], fields.kinds[path]) for path in inputs)
 
 
-class FieldsNow:
-    """The fields of one version of a table, found by name, or by id and type."""
-
-    def __init__(self, dataset: lance.LanceDataset) -> None:
-        """Read the schema once."""
-        self.nodes = nodes_of(dataset.lance_schema)
-        kinds = kinds_of(dataset.schema)
-        self._present = {
-            (node, kinds[path]): path for path, node in self.nodes.items() if path in kinds
-        }
-
-    def named(self, field: tuple[int, str]) -> str | None:
-        """What the field of an id and a type is called; None: there is none."""
-        return self._present.get(field)
-
-
-def kinds_of(schema: pa.Schema) -> dict[str, str]:
-    """The type of every column path, as text."""
-    kinds: dict[str, str] = {}
-
-    def walk(arrow_field: pa.Field, path: str) -> None:
-        kinds.setdefault(path, str(arrow_field.type))
-        if pa.types.is_struct(arrow_field.type):
-            for i in range(arrow_field.type.num_fields):
-                child = arrow_field.type.field(i)
-                walk(child, f"{path}.{child.name}")
-
-    for top in schema:
-        walk(top, top.name)
-    return kinds
-
-
-def with_present_inputs(
-    definition: ColumnDefinition, dataset: lance.LanceDataset, fields: FieldsNow | None = None
-) -> ColumnDefinition:
+def with_present_inputs(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition:
     """The definition with its inputs as they are called now.
 
     An input is its field: one that was renamed is the same input, and another column that has got
@@ -170,7 +135,6 @@ def with_present_inputs(
     column itself has another one, or no receipts, and its inputs go by their names. So does a
     field that is gone, or of another type: a cast makes a new field.
     """
-    fields = FieldsNow(dataset) if fields is None else fields
     receipts = fields.nodes.get(receipt_name(definition.uuid))
     if receipts is None or definition.own_field != fields.nodes.get(definition.name):
         return definition
@@ -377,20 +341,22 @@ def commit_receipt_columns(
     return frozenset(definition.name for definition in missing)
 
 
-def rebound(definition: ColumnDefinition, dataset: lance.LanceDataset) -> ColumnDefinition:
+def rebound(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition:
     """The definition with the field ids that it and its inputs, by their names, have now."""
     return replace(
         definition,
-        own_field=nodes_of(dataset.lance_schema).get(definition.name),
-        input_fields=_fields_behind(dataset, definition.inputs),
+        own_field=fields.nodes.get(definition.name),
+        input_fields=_fields_behind(fields, definition.inputs),
     )
 
 
 def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
     """Write down the field ids of columns and of their inputs, in one commit."""
-    found = [read_definition(dataset.schema, name) for name in names]
-    there = [d for d in found if d is not None and all(_is_there(dataset, d.inputs))]
-    known = [rebound(definition, dataset) for definition in there]
+    schema = dataset.schema
+    fields = FieldsNow.of(dataset)
+    found = [read_definition(schema, name) for name in names]
+    there = [d for d in found if d is not None and all(has_path(schema, p) for p in d.inputs)]
+    known = [rebound(definition, fields) for definition in there]
     if known:
         dataset.update_field_metadata({d.name: definition_metadata(d) for d in known})
 
@@ -401,10 +367,6 @@ def commit_has_receipts(dataset: lance.LanceDataset, computation: Computation) -
     if found is not None and found.uuid == computation.id and not found.has_receipts:
         metadata = {f"{_PREFIX}.receipts": json.dumps(True)}
         dataset.update_field_metadata({computation.name: metadata})
-
-
-def _is_there(dataset: lance.LanceDataset, paths: Iterable[str]) -> Iterator[bool]:
-    return (has_path(dataset.schema, path) for path in paths)
 
 
 def commit_redefinitions(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:

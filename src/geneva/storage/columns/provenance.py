@@ -11,7 +11,6 @@ import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from lance.file import LanceFileReader
@@ -20,7 +19,7 @@ from geneva.model.computation import MIXED
 from geneva.model.rows import RowSet
 from geneva.model.tables import Secrets, TableRef
 from geneva.storage.lance.damage import is_damage
-from geneva.storage.lance.dataset import FragmentFacts
+from geneva.storage.lance.dataset import FileFacts, FragmentFacts
 
 PROVENANCE_METADATA = "geneva.provenance"
 _MIXED = "0000"
@@ -154,18 +153,26 @@ def input_signature(fragment: FragmentFacts, inputs: Sequence[tuple[int, ...]]) 
     """
     signature: list[str] = []
     for position, field_ids in enumerate(inputs):
-        files = sorted(fragment.files_of(field_ids), key=lambda file: file.path)
-        left = set(field_ids)
-        for file in files:
-            held = sorted(set(field_ids) & set(file.fields))
-            left.difference_update(held)
-            signature.append(f"{position}:{file.path}:{','.join(map(str, held))}")
+        wanted = frozenset(field_ids)
+        files = fragment.files_of(wanted)
+        left = wanted
+        for file in sorted(files, key=_path) if len(files) > 1 else files:
+            held = wanted & file.fields
+            left -= held
+            signature.append(f"{position}:{file.path}:{_listed(held)}")
         if files and left:
             # A struct that got a child since: its values are others now.
-            signature.append(f"{position}::{','.join(map(str, sorted(left)))}")
+            signature.append(f"{position}::{_listed(left)}")
     return tuple(signature)
 
 
-@lru_cache(maxsize=4_096)
+def _path(file: FileFacts) -> str:
+    return file.path
+
+
+def _listed(field_ids: frozenset[int]) -> str:
+    return ",".join(map(str, sorted(field_ids)))
+
+
 def _digest(text: str, length: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]

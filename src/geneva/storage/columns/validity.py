@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import lance
@@ -29,6 +29,7 @@ from geneva.storage.columns.provenance import (
     NamedProvenance,
     input_signature,
     named,
+    named_inputs,
     parse_file_name,
     provenance_at,
 )
@@ -94,7 +95,7 @@ class Validity:
     rows: Mapping[ValueState, RowSet] = field(default_factory=dict)
     """The rows in each state; a row is in one state at most."""
     made_from: frozenset[str] = frozenset()
-    """The input signatures, as file names have them, that right values were computed from."""
+    """The versions of a source, as file names have them, that right values were computed from."""
     checked_rows: int = 0
     """Rows whose receipts were read."""
 
@@ -110,7 +111,8 @@ class Validity:
     @property
     def right(self) -> RowSet:
         """Rows with a right value, whether they have a receipt or not."""
-        return self.rows_in(ValueState.RIGHT).union(self.without_receipt)
+        right = self.rows_in(ValueState.RIGHT)
+        return right if right.is_full else right.union(self.without_receipt)
 
     @property
     def without_receipt(self) -> RowSet:
@@ -187,6 +189,12 @@ class Validity:
         )
 
 
+@lru_cache(maxsize=1_024)
+def _whole(size: int, state: ValueState, made_from: frozenset[str]) -> Validity:
+    """Every row is right. One record serves all fragments of a size: a table has many."""
+    return Validity(size, Reason.UP_TO_DATE, {state: RowSet.full(size)}, made_from)
+
+
 def signature_of(computation: Computation, fragment: FragmentFacts) -> tuple[str, ...]:
     """What the values of a fragment are computed from now: files and fields, or a source."""
     if computation.source is not None:
@@ -224,7 +232,8 @@ class ValidityReader:
         self._null_structs = file_version(dataset) >= (2, 1)
         self._dataset, self._snapshot, self._computation = dataset, snapshot, computation
         self._ref: TableRef = snapshot.ref
-        self._known: dict[tuple[object, ...], Validity] = {}
+        self._copied_from: dict[FragmentFacts, Validity] = {}
+        """What is known of fragments that a compaction has merged, by several of its results."""
 
     @cached_property
     def _history(self) -> CompactionHistory:
@@ -238,10 +247,7 @@ class ValidityReader:
 
     def by_files(self, fragment: FragmentFacts, generation: int = 0) -> Validity:
         """What files and history say; the rows that they say nothing about are undecided."""
-        key = (fragment.id, fragment.files, fragment.physical_rows)
-        if key not in self._known:
-            self._known[key] = self._by_identity(fragment) or self._by_history(fragment, generation)
-        return self._known[key]
+        return self._by_identity(fragment) or self._by_history(fragment, generation)
 
     def _by_identity(self, fragment: FragmentFacts) -> Validity | None:
         computation, rows = self._computation, fragment.physical_rows
@@ -251,23 +257,25 @@ class ValidityReader:
         receipts = self._receipt_files(fragment)
         files = receipts or values
         found = parse_file_name(files[0].path) if len(files) == 1 else None
-        wanted = self._wanted_name(fragment, together=files == values)
-        if found is None or found.column != wanted.column:
+        own = self._own_name
+        if found is None or found.column != own.column:
             return None
         if found.udf not in self._right_names:
             # Some rows of a part, or of a mixture, may be of this version: those that were kept.
             alone = found.complete and files == values and not found.may_be_mixed
             stale = {ValueState.STALE: RowSet.full(rows)}
             return Validity(rows, Reason.UDF_CHANGED, stale) if alone else None
-        if found.inputs != wanted.inputs and computation.source is None:
+        if computation.source is None and found.inputs != self._named_inputs(
+            fragment, together=files == values
+        ):
             return None
         needs_none = computation.receipt is None and computation.filled_flag is not None
         right = ValueState.RIGHT if receipts or needs_none else ValueState.WITHOUT_RECEIPT
-        made_from = frozenset((found.inputs,))
+        made_from = frozenset[str]() if computation.source is None else frozenset((found.inputs,))
         if found.complete:
-            return Validity(rows, Reason.UP_TO_DATE, {right: RowSet.full(rows)}, made_from)
-        own = found.udf == wanted.udf and not computation.kept_versions
-        return self._by_provenance(files[0], rows, right, made_from, own_failures=own)
+            return _whole(rows, right, made_from)
+        alone = found.udf == own.udf and not computation.kept_versions
+        return self._by_provenance(files[0], rows, right, made_from, own_failures=alone)
 
     @cached_property
     def _right_names(self) -> frozenset[str]:
@@ -281,10 +289,15 @@ class ValidityReader:
         receipt = self._computation.receipt
         return fragment.files_of(receipt.field_ids) if receipt is not None else ()
 
-    def _wanted_name(self, fragment: FragmentFacts, *, together: bool) -> NamedProvenance:
-        computation = self._computation
+    @cached_property
+    def _own_name(self) -> NamedProvenance:
+        """How a file names the column and this version; inputs are another matter."""
+        return named(self._computation.id, self._computation.file_version, ())
+
+    def _named_inputs(self, fragment: FragmentFacts, *, together: bool) -> str:
+        """How a file names the present inputs of a fragment."""
         signature = signature_of if together else adoption_signature
-        return named(computation.id, computation.file_version, signature(computation, fragment))
+        return named_inputs(signature(self._computation, fragment))
 
     def _by_provenance(
         self,
@@ -315,7 +328,7 @@ class ValidityReader:
         if found is None:
             return Validity.unknown(size)
         compaction, start = found
-        parents = [(p, self.by_files(p, generation + 1)) for p in compaction.parents]
+        parents = [(p, self._before_copy(p, generation + 1)) for p in compaction.parents]
         if not all(_is_uniform(parent, validity) for parent, validity in parents):
             return Validity.unknown(size)
         copied = {
@@ -331,6 +344,11 @@ class ValidityReader:
             rows={state: RowSet.from_mask(mask) for state, mask in copied.items()},
             made_from=frozenset().union(*(v.made_from for _, v in parents)),
         )
+
+    def _before_copy(self, parent: FragmentFacts, generation: int) -> Validity:
+        if parent not in self._copied_from:
+            self._copied_from[parent] = self.by_files(parent, generation)
+        return self._copied_from[parent]
 
     def _pure_copy(self, fragment: FragmentFacts) -> tuple[Compaction, int] | None:
         """The compaction that wrote a fragment's values and inputs, and its first row in that.
@@ -544,7 +562,7 @@ class ValidityReader:
 def _held(fragment: FragmentFacts, fields: Iterable[int]) -> frozenset[int]:
     """Which of some fields a fragment has files for."""
     wanted = frozenset(fields)
-    return frozenset(i for file in fragment.files for i in file.fields if i in wanted)
+    return frozenset().union(*(wanted & file.fields for file in fragment.files))
 
 
 def _is_uniform(fragment: FragmentFacts, validity: Validity) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import lance
@@ -27,7 +27,7 @@ class FileFacts:
     """One data file of a fragment, and the fields that are read from it."""
 
     path: str
-    fields: tuple[int, ...]
+    fields: frozenset[int]
     size_bytes: int | None
     base_id: int | None = None
     """In which other table's folder it is; None: in the table's own. A branch or a shallow clone
@@ -57,7 +57,34 @@ class FragmentFacts:
     def files_of(self, field_ids: Iterable[int]) -> tuple[FileFacts, ...]:
         """The files that hold any of the fields."""
         wanted = frozenset(field_ids)
-        return tuple(file for file in self.files if wanted.intersection(file.fields))
+        return tuple(file for file in self.files if not wanted.isdisjoint(file.fields))
+
+
+@dataclass(frozen=True)
+class FieldsNow:
+    """The fields of one version of a table, found by name, or by id and type."""
+
+    nodes: Mapping[str, int]
+    """Per column path, the field's own id."""
+    kinds: Mapping[str, str]
+    """Per column path, the field's type as text."""
+
+    @classmethod
+    def of(cls, dataset: lance.LanceDataset) -> FieldsNow:
+        """Those of the version that a dataset is checked out at."""
+        return cls(nodes_of(dataset.lance_schema), kinds_of(dataset.schema))
+
+    @cached_property
+    def _present(self) -> dict[tuple[int, str], str]:
+        return {
+            (node, self.kinds[path]): path
+            for path, node in self.nodes.items()
+            if path in self.kinds
+        }
+
+    def named(self, field: tuple[int, str]) -> str | None:
+        """What the field of an id and a type is called; None: there is none."""
+        return self._present.get(field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +97,8 @@ class TableSnapshot:
     fragments: tuple[FragmentFacts, ...]
     field_ids: dict[str, tuple[int, ...]]
     """Per column path: the ids of the fields that data files list for it."""
+    fields: FieldsNow = field(compare=False)
+    """The fields themselves, by name and by id."""
 
 
 def open_dataset(ref: TableRef, version: int | None = None) -> lance.LanceDataset:
@@ -117,24 +146,35 @@ def open_pinned(ref: TableRef, version: int, job_id: str) -> lance.LanceDataset:
 
 def read_snapshot(dataset: lance.LanceDataset, ref: TableRef) -> TableSnapshot:
     """Collect the facts of the version that `dataset` is checked out at."""
+    schema, seen = dataset.schema, FieldSets()
     return TableSnapshot(
         ref=ref,
         version=dataset.version,
-        schema=dataset.schema,
-        fragments=tuple(fragment_facts(f.metadata) for f in dataset.get_fragments()),
+        schema=schema,
+        fragments=tuple(fragment_facts(f.metadata, seen) for f in dataset.get_fragments()),
         field_ids=field_ids_of(dataset),
+        fields=FieldsNow(nodes_of(dataset.lance_schema), kinds_of(schema)),
     )
 
 
-def fragment_facts(metadata: Any) -> FragmentFacts:
-    """Turn Lance's fragment metadata into plain facts."""
+class FieldSets(dict[tuple[int, ...], frozenset[int]]):
+    """Sets of field ids, each made once: most files of a table hold the same fields."""
+
+    def __missing__(self, fields: tuple[int, ...]) -> frozenset[int]:
+        """Make a set that was not asked for before."""
+        return self.setdefault(fields, frozenset(fields))
+
+
+def fragment_facts(metadata: Any, seen: FieldSets | None = None) -> FragmentFacts:
+    """Turn Lance's fragment metadata into plain facts. Facts with the same `seen` share sets."""
+    seen = FieldSets() if seen is None else seen
     deletions = metadata.deletion_file
     return FragmentFacts(
         id=metadata.id,
         physical_rows=metadata.physical_rows,
         deleted_rows=deletions.num_deleted_rows if deletions is not None else 0,
         files=tuple(
-            FileFacts(file_path(file), tuple(file.fields), file.file_size_bytes, file.base_id)
+            FileFacts(file_path(file), seen[tuple(file.fields)], file.file_size_bytes, file.base_id)
             for file in metadata.files
         ),
         deletions=f"{deletions.read_version}-{deletions.id}" if deletions is not None else "",
@@ -203,18 +243,39 @@ def nodes_of(schema: Any) -> dict[str, int]:
     return nodes
 
 
+def kinds_of(schema: pa.Schema) -> dict[str, str]:
+    """The type of every column path, as text."""
+    kinds: dict[str, str] = {}
+
+    def walk(arrow_field: pa.Field, path: str) -> None:
+        kinds.setdefault(path, str(arrow_field.type))
+        if pa.types.is_struct(arrow_field.type):
+            for i in range(arrow_field.type.num_fields):
+                child = arrow_field.type.field(i)
+                walk(child, f"{path}.{child.name}")
+
+    for top in schema:
+        walk(top, top.name)
+    return kinds
+
+
+def has_column(schema: pa.Schema, name: str) -> bool:
+    """Whether there is a top-level column of a name. `schema.names` lists all to answer that."""
+    return bool(schema.get_field_index(name) >= 0)
+
+
 def quote_path(path: str, schema: pa.Schema) -> str:
     """A column path as Lance SQL reads it; a top-level name that contains dots is one name."""
-    parts = [path] if path in schema.names else path.split(".")
+    parts = [path] if has_column(schema, path) else path.split(".")
     return ".".join(f"`{part}`" for part in parts)
 
 
 def has_path(schema: pa.Schema, path: str) -> bool:
     """Whether a column path, dotted into structs, leads to a field."""
-    if path in schema.names:
+    if has_column(schema, path):
         return True
     head, *rest = path.split(".")
-    if head not in schema.names:
+    if not has_column(schema, head):
         return False
     kind = schema.field(head).type
     for name in rest:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from geneva.model.addresses import offsets_of, row_addresses
 from geneva.model.rows import Offsets, RowRange
-from geneva.storage.lance.dataset import FragmentFacts, quote_path
+from geneva.storage.lance.dataset import FragmentFacts, has_column, quote_path
 
 MAX_WINDOW_ROWS = 65_536
 _WINDOW_BYTES = 32 * 1024 * 1024
@@ -70,7 +70,7 @@ def fitting_window(
 
 def field_at(schema: pa.Schema, path: str) -> pa.Field:
     """The field at a column path."""
-    if path in schema.names:
+    if has_column(schema, path):
         return schema.field(path)
     head, *rest = path.split(".")
     found = schema.field(head)

@@ -31,6 +31,7 @@ from geneva.storage.columns.definitions import (
     defined_field,
     receipt_field,
 )
+from geneva.storage.lance.dataset import FieldsNow
 from geneva.storage.lance.fragments import BLOB_KEY, field_at, is_blob
 from geneva.storage.lance.transactions import JOB_PROPERTY
 from geneva.storage.lance.trial import why_not_storable
@@ -161,7 +162,7 @@ def source_udf_field(
     source: lance.LanceDataset, name: str, udf: UDF, inputs: tuple[str, ...], digest: str
 ) -> pa.Field:
     """A view's column that a UDF computes from the source's columns `inputs`."""
-    made = defined_field(define_column(source, name, udf, inputs, digest))
+    made = defined_field(define_column(FieldsNow.of(source), name, udf, inputs, digest))
     return made.with_metadata({**made.metadata, READS_SOURCE.encode(): b"base_table"})
 
 
