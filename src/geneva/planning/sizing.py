@@ -149,7 +149,8 @@ class BatchRule:
     def of(cls, sizes: Sizes, window: int, flush_seconds: float | None) -> BatchRule:
         """Work out the rule from what the user set and how many rows are read at once.
 
-        A checkpoint size is the largest, whatever the bounds; without bounds it is exact.
+        A checkpoint size is the largest, whatever the bounds; without bounds it is exact. A batch
+        size is kept, whatever the window; batches of our own choice are no larger than that.
         """
         fixed = sizes.checkpoint_size
         batch = sizes.batch_size or fixed
@@ -160,7 +161,8 @@ class BatchRule:
             fixed = None if bounded else fixed
         if low is not None and high is not None:
             low = min(low, high)
-        max_rows = max(1, min(bound for bound in (batch, high, window) if bound is not None))
+        bounds = (batch, high, None if sizes.batch_size is not None else window)
+        max_rows = max(1, min(bound for bound in bounds if bound is not None))
         adaptive = batch is None or (sizes.batch_size is None and low is not None)
         return cls(
             first=min(max_rows, max(low or 1, 1)) if adaptive else max_rows,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,10 +15,27 @@ from geneva.execution.apply.failures import CellFailure, with_failure
 from geneva.execution.apply.timeouts import Guard
 from geneva.execution.worker.batches import BatchRunner
 from geneva.execution.worker.poison_rows import PoisonSearch
-from geneva.execution.worker.records import BatchFailed, Durable, Result, Saved, Window
+from geneva.execution.worker.records import (
+    BatchFailed,
+    Computed,
+    Durable,
+    OpenTask,
+    Result,
+    Saved,
+    Window,
+)
+from geneva.execution.worker.sealing import sealed
+from geneva.model.digests import digest_rows
 from geneva.model.rows import RowRange
 from geneva.planning.batching import CallCost
-from worker_support import as_offsets, make_part, make_piece, make_result, open_task
+from worker_support import (
+    COMPUTATION,
+    as_offsets,
+    make_part,
+    make_piece,
+    make_result,
+    open_task,
+)
 
 
 @dataclass
@@ -52,16 +69,40 @@ class Tripling:
         """Hold nothing."""
 
 
-Begin = Callable[..., BatchRunner]
+@dataclass
+class Running:
+    """A runner, and what it computes as it is written: with receipts."""
+
+    task: OpenTask
+    runner: BatchRunner
+
+    def run(self, *items: Window | Result) -> Iterator[Result]:
+        """Run what belongs to one part so far."""
+        for item in items:
+            yield from map(self._sealed, self.runner.run(item))
+
+    def run_all(self, *items: Window | Result) -> Iterator[Result]:
+        """Run a whole part."""
+        yield from self.run(*items)
+        yield from map(self._sealed, self.runner.finish())
+
+    def _sealed(self, result: Computed | Result) -> Result:
+        return sealed(self.task, [result]) if isinstance(result, Computed) else result
+
+
+Begin = Callable[..., Running]
+
+
+def begun(task: OpenTask, program: Tripling, *, retried: bool = False) -> Running:
+    runner = BatchRunner(task, lambda work: program)
+    runner.begin(make_part(10, window=100), PoisonSearch(task.store, "a", is_retry=retried))
+    return Running(task, runner)
 
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Begin:
-    def make(program: Tripling, *, retried: bool = False, **sizes: int) -> BatchRunner:
-        task = open_task(tmp_path, range(10), **sizes)
-        runner = BatchRunner(task, lambda work: program)
-        runner.begin(make_part(10, window=100), PoisonSearch(task.store, "a", is_retry=retried))
-        return runner
+    def make(program: Tripling, *, retried: bool = False, **sizes: int) -> Running:
+        return begun(open_task(tmp_path, range(10), **sizes), program, retried=retried)
 
     return make
 
@@ -69,12 +110,13 @@ def begin(tmp_path: Path) -> Begin:
 def window(*rows: int, start: int = 0) -> Window:
     offsets = as_offsets(rows)
     inputs = pa.record_batch({"x": pa.array(offsets, pa.int64())})
-    return Window(RowRange(start, rows[-1] + 1), offsets, inputs)
+    digests = digest_rows(inputs.columns, COMPUTATION.receipt_seed(), len(offsets))
+    return Window(RowRange(start, rows[-1] + 1), offsets, inputs, digests=digests)
 
 
 def test_a_window_is_cut_into_batches(begin: Begin) -> None:
     program = Tripling()
-    results = list(begin(program, batch_size=4).run(window(*range(10))))
+    results = list(begin(program, batch_size=4).run_all(window(*range(10))))
     assert program.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [(r.rows.start, r.rows.end, r.rows_run) for r in results] == [
         (0, 4, 4),
@@ -87,13 +129,13 @@ def test_a_window_is_cut_into_batches(begin: Begin) -> None:
 
 
 def test_ranges_end_with_their_last_row_and_leave_no_gap(begin: Begin) -> None:
-    results = list(begin(Tripling(), batch_size=2).run(window(1, 3, 6, 9)))
+    results = list(begin(Tripling(), batch_size=2).run_all(window(1, 3, 6, 9)))
     assert [(r.rows.start, r.rows.end) for r in results] == [(0, 4), (4, 10)]
 
 
 def test_a_checkpoint_is_due_at_its_exact_size(begin: Begin) -> None:
     runner = begin(Tripling(), checkpoint_size=3, batch_size=2)
-    results = list(runner.run(window(*range(7))))
+    results = list(runner.run_all(window(*range(7))))
     assert [len(r.piece.offsets) for r in results] == [2, 1, 2, 1, 1]
     later, now = Durable.LATER, Durable.NOW
     assert [r.durable for r in results] == [later, now, later, now, later]
@@ -104,14 +146,14 @@ def test_a_loaded_range_passes_and_starts_the_count_anew(begin: Begin) -> None:
     list(runner.run(window(0, 1)))
     loaded = make_result(2, 4, durable=Durable.ALREADY)
     assert list(runner.run(loaded)) == [loaded]
-    results = list(runner.run(window(4, 5, 6, start=4)))
+    results = list(runner.run_all(window(4, 5, 6, start=4)))
     assert [r.durable for r in results] == [Durable.LATER, Durable.NOW]
 
 
 def test_known_values_are_merged_into_their_batch(begin: Begin) -> None:
     program = Tripling()
     known = replace(window(0, 3, 5), known=make_piece([1, 2, 4]))
-    results = list(begin(program, batch_size=2).run(known))
+    results = list(begin(program, batch_size=2).run_all(known))
     assert program.batches == [[0, 3], [5]]
     assert [r.piece.offsets.tolist() for r in results] == [[0, 1, 2, 3], [4, 5]]
     assert [r.piece.values.column(0).to_pylist() for r in results] == [[0, 3, 6, 9], [12, 15]]
@@ -119,13 +161,15 @@ def test_known_values_are_merged_into_their_batch(begin: Begin) -> None:
 
 
 def test_reading_is_work_that_can_be_lost(begin: Begin) -> None:
-    first, second = begin(Tripling(), batch_size=5).run(replace(window(*range(10)), seconds=7.0))
+    first, second = begin(Tripling(), batch_size=5).run_all(
+        replace(window(*range(10)), seconds=7.0)
+    )
     assert first.seconds >= 7.0 > second.seconds
 
 
 def test_skipped_rows_are_reported_by_their_offset(begin: Begin) -> None:
     runner = begin(Tripling(skipped=frozenset({6})), batch_size=4)
-    _, result, _ = runner.run(window(*range(1, 10)))
+    _, result, _ = runner.run_all(window(*range(1, 10)))
     assert [failure.offset for failure in result.failures] == [6]
     assert result.piece.values.column(0).to_pylist() == [15, None, 21, 24]
 
@@ -146,8 +190,7 @@ def test_too_many_failures_end_the_run(tmp_path: Path) -> None:
     task = open_task(tmp_path, range(10), batch_size=2)
     task = replace(task, work=replace(task.work, max_failed=1))
     program = Tripling(skipped=frozenset({1, 4}))
-    runner = BatchRunner(task, lambda work: program)
-    runner.begin(make_part(10), PoisonSearch(task.store, "a", is_retry=False))
+    runner = begun(task, program)
     with pytest.raises(BatchFailed, match=r"2 rows failed.*allow 1 here.*row 4") as caught:
         list(runner.run(window(*range(10))))
     assert isinstance(caught.value.error, TooManyFailedRowsError)
@@ -158,9 +201,8 @@ def test_too_many_failures_end_the_run(tmp_path: Path) -> None:
 def test_suspects_are_computed_and_saved_one_by_one(tmp_path: Path) -> None:
     task, program = open_task(tmp_path, range(10), batch_size=8), Tripling()
     PoisonSearch(task.store, "a", is_retry=True).starting(as_offsets([3, 4]))
-    runner = BatchRunner(task, lambda work: program)
-    runner.begin(make_part(10, window=100), PoisonSearch(task.store, "a", is_retry=True))
-    results = list(runner.run(window(*range(8))))
+    runner = begun(task, program, retried=True)
+    results = list(runner.run_all(window(*range(8))))
     assert program.batches == [[0, 1, 2], [3], [4], [5, 6, 7]]
     later, now = Durable.LATER, Durable.NOW
     assert [r.durable for r in results] == [later, now, now, later]
@@ -170,9 +212,8 @@ def test_a_condemned_row_is_not_called(tmp_path: Path) -> None:
     task, program = open_task(tmp_path, range(10), batch_size=8), Tripling()
     for _ in range(2):
         PoisonSearch(task.store, "a", is_retry=True).starting(as_offsets([3]))
-    runner = BatchRunner(task, lambda work: program)
-    runner.begin(make_part(10, window=100), PoisonSearch(task.store, "a", is_retry=True))
-    results = list(runner.run(window(*range(5))))
+    runner = begun(task, program, retried=True)
+    results = list(runner.run_all(window(*range(5))))
     assert program.batches == [[0, 1, 2], [4]]
     assert [f.exception_type for f in results[1].failures] == ["WorkerDied"]
 
@@ -180,6 +221,35 @@ def test_a_condemned_row_is_not_called(tmp_path: Path) -> None:
 def test_dear_checkpoints_are_made_less_often(begin: Begin) -> None:
     runner = begin(Tripling(), batch_size=1)
     slow = replace(window(0), seconds=2.0)
-    assert [r.durable for r in runner.run(slow)] == [Durable.NOW]
-    runner.saved(Saved(RowRange(0, 1), seconds=1.0))
+    assert [r.durable for r in runner.run(slow)] == [Durable.SOON]
+    runner.runner.saved(Saved(RowRange(0, 1), seconds=1.0))
     assert [r.durable for r in runner.run(slow)] == [Durable.LATER]
+
+
+def test_a_batch_of_a_given_size_is_full_over_window_borders(begin: Begin) -> None:
+    program = Tripling()
+    windows = [window(0, 1, 3), window(4, 5, start=4), window(6, start=6), window(7, 9, start=7)]
+    windows[1] = replace(windows[1], known=make_piece([]), seconds=1.0)
+    windows[3] = replace(windows[3], known=make_piece([8]), seconds=2.0)
+    results = list(begin(program, batch_size=4).run_all(*windows))
+    assert program.batches == [[0, 1, 3, 4], [5, 6, 7, 9]]
+    assert [r.piece.offsets.tolist() for r in results] == [[0, 1, 3, 4], [5, 6, 7, 8, 9]]
+    assert [(r.rows.start, r.rows.end) for r in results] == [(0, 5), (5, 10)]
+    assert results[1].piece.values.column(0).to_pylist() == [15, 18, 21, 24, 27]
+    assert results[0].seconds >= 1.0
+    assert results[1].seconds >= 2.0
+
+
+def test_a_batch_of_our_own_size_ends_with_its_window(begin: Begin) -> None:
+    program = Tripling()
+    list(begin(program).run(window(0, 1, 2), window(3, 4, start=3)))
+    assert [row for batch in program.batches for row in batch] == [0, 1, 2, 3, 4]
+    assert program.batches[-1][-1] == 4, "no row waits for the next window"
+
+
+def test_a_loaded_range_ends_the_batch_before_it(begin: Begin) -> None:
+    program = Tripling()
+    loaded = make_result(2, 4, durable=Durable.ALREADY)
+    results = list(begin(program, batch_size=4).run(window(0, 1), loaded))
+    assert program.batches == [[0, 1]]
+    assert [(r.rows.start, r.rows.end) for r in results] == [(0, 2), (2, 4)]

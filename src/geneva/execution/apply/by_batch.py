@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from geneva.execution.apply.call import USER_FAILURES, BatchCall
+from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.output import ARROW_ERRORS, reason_of, result_to_array
 from geneva.udf.declare import UDFArgType
 from geneva.udf.policy import Action
@@ -91,11 +92,7 @@ class BatchAtOnce:
 
     def _call_slice(self, function: Callable[..., Any], start: int, size: int) -> pa.Array:
         is_array = self.call.udf.arg_type is UDFArgType.ARRAY
-        batch = (
-            self.call.batch
-            if size == self.call.batch.num_rows
-            else self.call.batch.slice(start, size)
-        )
+        batch = compact_batch(self.call.batch.slice(start, size))
         result = function(*batch.columns) if is_array else function(batch)
         array = result_to_array(result, self.call.output.type, self.call.refuse, start)
         if len(array) != size:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from geneva.execution.worker.program import Program, live_program
 from geneva.execution.worker.records import (
     BatchFailed,
     Clock,
+    Computed,
     Durable,
     OpenTask,
     Result,
@@ -33,36 +35,14 @@ from geneva.execution.worker.records import (
     Window,
 )
 from geneva.execution.worker.task import ColumnWork, PartWork, RowFailure
-from geneva.model.digests import digest_rows
+from geneva.execution.worker.waiting import WaitingRows
 from geneva.model.rows import Offsets, RowRange
-from geneva.storage.columns.receipts import is_failed, receipts_for
-from geneva.storage.columns.staged_files import storable
-from geneva.storage.lance.pieces import Piece, concat_batches, merged
+from geneva.storage.lance.pieces import concat_batches
+
+_Values = TypeVar("_Values", Computed, Result)
 
 _ENDS_THE_JOB = (UDFError, UDFIntegrityError, InvalidUDFError)
 """Failures of the user's function. Anything else is a failed task, which Spark runs again."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """Rows that are computed together."""
-
-    offsets: Offsets
-    inputs: pa.RecordBatch
-
-    @property
-    def rows(self) -> RowRange:
-        return RowRange(int(self.offsets[0]), int(self.offsets[-1]) + 1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Computed:
-    """What a batch gave."""
-
-    piece: Piece
-    failures: tuple[RowFailure, ...] = ()
-    rows_run: int = 0
-    seconds: float = 0.0
 
 
 class BatchRunner:
@@ -72,7 +52,7 @@ class BatchRunner:
         self, task: OpenTask, load: Callable[[ColumnWork], Program] = live_program
     ) -> None:
         """Run nothing yet: the program is loaded when there are rows for it."""
-        self._task, self._work, self._load = task, task.work, load
+        self._work, self._load = task.work, load
         self._pacing = Pacing(task.work)
         self._failed_rows = 0
         self._memo: Memo | None = None
@@ -85,82 +65,96 @@ class BatchRunner:
     def begin(self, part: PartWork, search: PoisonSearch) -> None:
         """Go on with another part."""
         self._search = search
+        self._waiting = WaitingRows()
         self._pacing.begin(part.window)
 
-    def run(self, item: Window | Result) -> Iterator[Result]:
+    def run(self, item: Window | Result) -> Iterator[Computed | Result]:
         """Compute a window; pass on what has its values already.
 
         Raises BatchFailed when the user's function fails and its policy doesn't skip the row.
         """
         if isinstance(item, Window):
-            yield from self._run_window(item)
-        elif item.durable is Durable.ALREADY:
+            self._waiting.add(item)
+            yield from self._run_waiting(is_last=not self._pacing.has_exact_batches)
+            return
+        yield from self.finish()
+        if item.durable is Durable.ALREADY:
             self._failed_rows += len(item.failures)
             self._pacing.restart()
             yield item
         else:
-            yield self._paced(item, suspect=False)
+            yield self._paced(item)
+
+    def finish(self) -> Iterator[Computed]:
+        """Compute the rows that are left, fewer than a batch has: no others follow them."""
+        yield from self._run_waiting(is_last=True)
 
     def saved(self, saved: Saved) -> None:
         """Take the writer's acknowledgement."""
         self._pacing.saved(saved.seconds)
 
-    def _run_window(self, window: Window) -> Iterator[Result]:
-        at, done, seconds = window.rows.start, 0, window.seconds
-        program = self._loaded(window)
-        while done < len(window.offsets):
-            size = self._pacing.batch_rows(len(window.offsets) - done, program.cost)
-            size = self._search.max_rows(window.offsets[done:], size)
-            batch = _Batch(window.offsets[done : done + size], window.inputs.slice(done, size))
+    def _run_waiting(self, *, is_last: bool) -> Iterator[Computed]:
+        """Compute batches as long as there are rows for a full one; if they are the last, all."""
+        waiting = self._waiting
+        if not waiting:
+            return
+        program = self._loaded()
+        while waiting:
+            size = self._pacing.batch_rows(program.cost)
+            if size > len(waiting) and not is_last:
+                return
+            size = min(size, len(waiting))
+            batch = waiting.take(self._search.max_rows(waiting.first(size), size))
             computed = self._run_batch(program, batch)
-            rows = RowRange(at, batch.rows.end)
-            piece = _with_known(computed.piece, window.known, rows)
-            result = Result(
-                rows=rows,
-                piece=piece,
-                failures=computed.failures,
-                rows_run=computed.rows_run,
-                rows_reused=len(piece.offsets) - computed.rows_run,
-                seconds=seconds + computed.seconds,
-            )
-            yield self._paced(result, suspect=self._search.is_suspect(batch.offsets))
-            at, done, seconds = rows.end, done + size, 0.0
+            yield self._paced(computed, suspect=self._search.is_suspect(batch.offsets))
 
-    def _loaded(self, window: Window) -> Program:
+    def _loaded(self) -> Program:
         """The program; a function that can't be loaded fails on the first row."""
         try:
             return self._load(self._work)
         except _ENDS_THE_JOB as error:
-            first = _Batch(window.offsets[:1], window.inputs.slice(0, 1))
-            raise _batch_failed(error, first, ()) from error
+            raise _batch_failed(error, self._waiting.first(1), ()) from error
 
-    def _paced(self, result: Result, *, suspect: bool) -> Result:
-        if self._pacing.is_due(result) or suspect:
-            self._pacing.restart()
-            return replace(result, durable=Durable.NOW)
-        return result
+    def _paced(self, result: _Values, *, suspect: bool = False) -> _Values:
+        due = self._pacing.is_due(result)
+        if not due and not suspect:
+            return result
+        self._pacing.restart()
+        is_awaited = suspect or self._pacing.has_checkpoint_rows
+        return replace(result, durable=Durable.NOW if is_awaited else Durable.SOON)
 
-    def _run_batch(self, program: Program, batch: _Batch) -> _Computed:
+    def _run_batch(self, program: Program, batch: Window) -> Computed:
         """Compute a batch; of rows with equal inputs only one, where the function allows it."""
-        memo = self._memo
-        if memo is None:
+        memo, digests = self._memo, batch.digests
+        if memo is None or digests is None:
             return self._compute(program, batch)
-        seed = self._work.computation.receipt_seed()
-        digests = digest_rows(batch.inputs.columns, seed, len(batch.offsets))
         to_compute, places, known = memo.split(digests)
-        parts = [] if known is None else [known]
-        computed = None
-        if len(to_compute):
-            rows = batch.inputs.take(pa.array(to_compute))
-            computed = self._compute(program, _Batch(batch.offsets[to_compute], rows))
-            values = computed.piece.values
-            if not is_failed(values.column(values.num_columns - 1)).any():
-                memo.add(digests[to_compute], values)
-            parts.append(values)
-        piece = Piece(batch.offsets, concat_batches(parts).take(pa.array(places)), digests)
-        return replace(computed, piece=piece) if computed is not None else _Computed(piece)
+        if not len(to_compute):
+            assert known is not None
+            outputs = tuple(known.take(pa.array(places)).columns)
+            return _computed(batch, outputs)
+        rows = batch.inputs.take(pa.array(to_compute))
+        part = replace(
+            batch, offsets=batch.offsets[to_compute], inputs=rows, digests=digests[to_compute]
+        )
+        computed = self._compute(program, part)
+        values = pa.RecordBatch.from_arrays(
+            list(computed.outputs), names=[f"o{i}" for i in range(len(computed.outputs))]
+        )
+        if not computed.failed:
+            memo.add(digests[to_compute], values)
+        parts = [values] if known is None else [known, values]
+        start = known.num_rows if known is not None else 0
+        failed_at = [start + place for place in computed.failed]
+        return replace(
+            computed,
+            offsets=batch.offsets,
+            outputs=tuple(concat_batches(parts).take(pa.array(places)).columns),
+            digests=digests,
+            failed=tuple(np.flatnonzero(np.isin(places, failed_at)).tolist()),
+        )
 
-    def _compute(self, program: Program, batch: _Batch) -> _Computed:
+    def _compute(self, program: Program, batch: Window) -> Computed:
         failures: tuple[RowFailure, ...] = ()
         started = time.perf_counter()
         try:
@@ -173,14 +167,18 @@ class BatchRunner:
             failures = _row_failures(batch.offsets, applied)
             self._check_failures(failures)
         except _ENDS_THE_JOB as error:
-            raise _batch_failed(error, batch, failures) from error
-        started = time.perf_counter()
-        piece = self._with_receipts(batch, applied)
-        self.clock.write += time.perf_counter() - started
-        self._pacing.ran(len(batch.offsets), piece.values.nbytes)
-        return _Computed(piece, failures, len(batch.offsets), seconds)
+            raise _batch_failed(error, batch.offsets, failures) from error
+        computed = replace(
+            _computed(batch, applied.values),
+            failed=tuple(f.row for f in applied.failures if f.row is not None),
+            failures=failures,
+            rows_run=len(batch.offsets),
+            seconds=batch.seconds + seconds,
+        )
+        self._pacing.ran(len(batch.offsets), computed.nbytes)
+        return computed
 
-    def _call(self, program: Program, batch: _Batch) -> Applied:
+    def _call(self, program: Program, batch: Window) -> Applied:
         search = self._search
         condemned = search.condemned(batch.offsets)
         if condemned is not None:
@@ -208,30 +206,16 @@ class BatchRunner:
                 "or fix the function, and run again: what is computed is kept."
             )
 
-    def _with_receipts(self, batch: _Batch, applied: Applied) -> Piece:
-        """The computed values, each with its receipt."""
-        digests = None
-        task, computation = self._task, self._work.computation
-        columns = [storable(task.dataset, values) for values in applied.values]
-        if computation.receipt is not None:
-            failed = [failure.row for failure in applied.failures if failure.row is not None]
-            seed = computation.receipt_seed()
-            digests = digest_rows(batch.inputs.columns, seed, batch.inputs.num_rows)
-            columns.append(receipts_for(digests, columns, failed=failed))
-        values = pa.RecordBatch.from_arrays(columns, schema=task.schema)
-        return Piece(batch.offsets, values, digests)
 
-
-def _with_known(piece: Piece, known: Piece | None, rows: RowRange) -> Piece:
-    """A piece, and with it what is known of other rows in its range."""
-    if known is None:
-        return piece
-    low, high = (int(i) for i in np.searchsorted(known.offsets, (rows.start, rows.end)))
-    if low == high:
-        return piece
-    digests = known.digests[low:high] if known.digests is not None else None
-    values = known.values.slice(low, high - low)
-    return merged([piece, Piece(known.offsets[low:high], values, digests)])
+def _computed(batch: Window, outputs: tuple[pa.Array, ...]) -> Computed:
+    return Computed(
+        rows=batch.rows,
+        offsets=batch.offsets,
+        outputs=outputs,
+        digests=batch.digests,
+        known=batch.known,
+        seconds=batch.seconds,
+    )
 
 
 def _row_failures(offsets: Offsets, applied: Applied) -> tuple[RowFailure, ...]:
@@ -243,10 +227,11 @@ def _row_failures(offsets: Offsets, applied: Applied) -> tuple[RowFailure, ...]:
 
 
 def _batch_failed(
-    error: GenevaError, batch: _Batch, skipped: tuple[RowFailure, ...]
+    error: GenevaError, offsets: Offsets, skipped: tuple[RowFailure, ...]
 ) -> BatchFailed:
     cell: CellFailure | None = getattr(error, "failure", None)
     at_fault = None
     if cell is not None and cell.row is not None:
-        at_fault = row_failure(int(batch.offsets[cell.row]), cell)
-    return BatchFailed(error, batch.rows, at_fault, skipped)
+        at_fault = row_failure(int(offsets[cell.row]), cell)
+    rows = RowRange(int(offsets[0]), int(offsets[-1]) + 1)
+    return BatchFailed(error, rows, at_fault, skipped)

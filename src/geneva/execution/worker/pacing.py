@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from geneva.execution.worker.records import Result
+from geneva.execution.worker.records import Computed, Result
 from geneva.execution.worker.task import ColumnWork
 from geneva.planning.batching import CallCost
 from geneva.planning.sizing import BatchRule
@@ -35,7 +35,18 @@ class Pacing:
         self._rows = self._bytes = 0
         self._seconds = 0.0
 
-    def batch_rows(self, available: int, cost: CallCost) -> int:
+    @property
+    def has_exact_batches(self) -> bool:
+        """Whether the user gave the size of batches: only the last one of a part has fewer rows."""
+        return self._work.sizes.batch_size is not None
+
+    @property
+    def has_checkpoint_rows(self) -> bool:
+        """Whether the user said how many rows may be lost: no batch runs ahead of a checkpoint."""
+        rule = self._rule
+        return rule.checkpoint_rows is not None or rule.max_checkpoint_rows is not None
+
+    def batch_rows(self, cost: CallCost) -> int:
         """How many of the next rows go into one batch, given what calls cost."""
         size = self._rule.batch_rows(cost.next_rows())
         if self._max_rows is not None:
@@ -43,16 +54,16 @@ class Pacing:
         full = self._rule.checkpoint_rows or self._rule.max_checkpoint_rows
         if full is not None:
             size = min(size, full - self._rows)
-        return max(1, min(size, available))
+        return max(1, size)
 
     def ran(self, rows: int, nbytes: int) -> None:
         """Learn from a batch that gave `nbytes`."""
         self._max_rows = max(1, MAX_UNSAVED_BYTES * rows // max(nbytes, 1))
 
-    def is_due(self, result: Result) -> bool:
+    def is_due(self, result: Computed | Result) -> bool:
         """Count a result; say whether it and those before it should be made durable."""
-        self._rows += len(result.piece.offsets)
-        self._bytes += result.piece.values.nbytes
+        self._rows += result.num_rows
+        self._bytes += result.nbytes
         self._seconds += result.seconds
         due = self._rule.is_due(self._rows, self._seconds, self._checkpoint_seconds)
         return due or self._bytes >= MAX_UNSAVED_BYTES

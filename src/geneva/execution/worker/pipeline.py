@@ -1,36 +1,42 @@
 """A task as a pipeline: the reader's windows through the program to the writer, part by part.
 
-The stages run one after the other here, in one thread. They are joined by records only, so that
-this module is the one place that says which of them runs where:
+```
+ reader's thread           the task's own thread            writer's thread
+ windows, read ahead  ->   batches, program, values   ->    receipts, checkpoints, column file
+       bounded queue                            bounded queue
+```
 
-- The reader runs ahead of the program, also into the next part. It changes nothing.
+- The reader runs ahead of the program, also into the next part. It changes nothing. Its errors come
+  to the program in their place, behind what was read before them.
 - The program takes windows in order. It goes on after a result that is to be durable now only when
-  the writer has acknowledged it: the search for poison rows relies on that.
+  the writer has acknowledged it, and in a task that was lost before, after a part that is settled:
+  the search for poison rows relies on both.
 - The writer takes results in order. A part is done when its `finish` has returned.
 - A batch on which the user's function or SQL failed ends the task: what was computed before it is
   saved, and reported. Any other error, of any stage, fails the task, and Spark runs it again.
+- Whatever ends the task, its threads end with it. One that a store keeps waiting is left behind: it
+  stops when the store answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from geneva.errors import SQLExecutionError, StorageFullError
-from geneva.execution.apply.failures import CellFailure
+from geneva.errors import SQLExecutionError
 from geneva.execution.worker.batches import BatchRunner
-from geneva.execution.worker.failed_rows import FailedRows, with_row_ids
 from geneva.execution.worker.poison_rows import PoisonSearch, note_key
+from geneva.execution.worker.read_ahead import ReadAhead
 from geneva.execution.worker.reader import Reader
-from geneva.execution.worker.records import BatchFailed, OpenTask
-from geneva.execution.worker.task import (
-    PartFailure,
-    PartResult,
-    PartWork,
-    TaskReport,
-    UnreadablePart,
-)
-from geneva.execution.worker.writer import PartWriter, Writer
-from geneva.storage.lance.damage import Damaged, damage_reason, is_storage_full, reading
+from geneva.execution.worker.records import BatchFailed, Computed, OpenTask, Result
+from geneva.execution.worker.settling import PartSettler
+from geneva.execution.worker.task import PartResult, PartWork, TaskReport, UnreadablePart
+from geneva.execution.worker.threads import Halt, Stage, Stopped
+from geneva.execution.worker.write_behind import WriteBehind
+from geneva.execution.worker.writer import Writer
+from geneva.storage.lance.damage import Damaged, is_storage_full
+
+_PATIENCE_SECONDS = 5.0
+"""How long a failed task waits for a thread that is in the midst of a read or write."""
 
 
 class Pipeline:
@@ -42,99 +48,77 @@ class Pipeline:
         self._reader = Reader(task)
         self._runner = BatchRunner(task)
         self._writer = Writer(task)
+        self._settler = PartSettler(task, self._writer)
 
     def run(self, parts: Iterable[PartWork], done: Iterable[PartResult] = ()) -> TaskReport:
         """Do the parts in order, up to a failure; report on them after those `done` before."""
-        results, failure, unreadable = [*done], None, list[UnreadablePart]()
-        for part in parts:
-            outcome = self._run_part(part)
-            if isinstance(outcome, PartFailure):
-                failure = outcome
-                break
-            if isinstance(outcome, UnreadablePart):
-                unreadable.append(outcome)
-            else:
-                results.append(outcome)
-        if failure is None or failure.kind != StorageFullError.__name__:
-            self._writer.finish()
+        parts = tuple(parts)
+        if parts:
+            self._run_threads(parts)
+        outcomes = self._settler.outcomes
         stages = (self._reader, self._runner, self._writer)
         timings = [stage.clock.timings() for stage in stages]
         return TaskReport(
-            results=tuple(results),
-            failure=failure,
-            unreadable=tuple(unreadable),
+            results=(*done, *(found for found in outcomes if isinstance(found, PartResult))),
+            failure=self._settler.failure,
+            unreadable=tuple(found for found in outcomes if isinstance(found, UnreadablePart)),
             timings=timings[0].plus(timings[1]).plus(timings[2]),
             recorded=tuple(self._writer.recorded),
             retries=self._runner.retries,
         )
 
-    def _run_part(self, part: PartWork) -> PartResult | PartFailure | UnreadablePart:
-        task = self._task
-        key = note_key(task.work.job_id, part)
-        search = PoisonSearch(task.store, key, is_retry=self._is_retry)
-        self._runner.begin(part, search)
-        writer = self._writer.begin(part)
-        outcome: PartResult | PartFailure | UnreadablePart
+    def _run_threads(self, parts: tuple[PartWork, ...]) -> None:
+        halt = Halt()
+        ahead = ReadAhead(self._reader, parts, halt)
+        behind = WriteBehind(self._settler, halt)
+        reader = Stage("geneva-reader", ahead.run, halt)
+        writer = Stage("geneva-writer", behind.run, halt)
         try:
-            self._flow(part, writer)
-            outcome = writer.finish()
-        except BatchFailed as failed:
-            outcome = _part_failure(task, part, failed, writer.abandon())
+            self._compute(parts, ahead, behind)
+            behind.close()
+            writer.join()
+        except Stopped:
+            pass  # by an error, which is raised below, or by a failure that is reported
+        finally:
+            halt.set()
+            reader.join(_PATIENCE_SECONDS)
+            writer.join(_PATIENCE_SECONDS)
+        if halt.error is not None:
+            raise halt.error
+
+    def _compute(self, parts: tuple[PartWork, ...], ahead: ReadAhead, behind: WriteBehind) -> None:
+        for part in parts:
+            key = note_key(self._task.work.job_id, part)
+            search = PoisonSearch(self._task.store, key, is_retry=self._is_retry)
+            self._runner.begin(part, search)
+            behind.begin(part, search)
+            error = self._compute_part(part, ahead, behind)
+            behind.end(error, wait=self._is_retry)
+            if error is not None and not isinstance(error, Damaged):
+                return
+
+    def _compute_part(
+        self, part: PartWork, ahead: ReadAhead, behind: WriteBehind
+    ) -> Exception | None:
+        """Compute a part; return what kept it from being computed whole."""
+        try:
+            for result in self._results(part, ahead):
+                for saved in behind.add(result):
+                    self._runner.saved(saved)
+        except (BatchFailed, Damaged) as error:
+            return error
         except SQLExecutionError as error:
-            of_part = BatchFailed(error, part.rows, None, ())
-            outcome = _part_failure(task, part, of_part, writer.abandon())
-        except Damaged as damage:
-            writer.abandon()
-            outcome = UnreadablePart(part.fragment_id, part.rows, str(damage))
+            return BatchFailed(error, part.rows, None, ())
         except Exception as error:
             if not is_storage_full(error):
                 raise
-            # Not a task to try again: it would compute the same rows, and save none of them.
-            return _storage_failure(task, part, error)
-        search.clear()
-        return outcome
+            return error
+        return None
 
-    def _flow(self, part: PartWork, writer: PartWriter) -> None:
-        for item in reading(self._reader.read(part)):
-            for result in self._runner.run(item):
-                saved = writer.add(result)
-                if saved is not None:
-                    self._runner.saved(saved)
-
-
-def _storage_failure(task: OpenTask, part: PartWork, error: Exception) -> PartFailure:
-    """Say that nothing more can be saved."""
-    return PartFailure(
-        fragment_id=part.fragment_id,
-        kind=StorageFullError.__name__,
-        message=(
-            f"No space is left to save values of column {task.work.computation.name!r} of table "
-            f"{task.work.ref.name!r}: {damage_reason(error)}. Make room and run again: what was "
-            "saved before is kept."
-        ),
-        traceback="",
-    )
-
-
-def _part_failure(
-    task: OpenTask, part: PartWork, failed: BatchFailed, skipped: FailedRows
-) -> PartFailure:
-    """Describe the failure with its place in the table."""
-    skipped.add(failed.skipped)
-    failures = [*skipped.found.values()]
-    rows, where = failed.rows, f"rows [{failed.rows.start}, {failed.rows.end})"
-    if failed.at_fault is not None:
-        failures.append(failed.at_fault)
-        where = f"row {failed.at_fault.offset}"
-    cell: CellFailure | None = getattr(failed.error, "failure", None)
-    column = getattr(failed.error, "column", None) or task.work.computation.name
-    return PartFailure(
-        fragment_id=part.fragment_id,
-        kind=type(failed.error).__name__,
-        message=(
-            f"Table {task.work.ref.name!r}, column {column!r}, fragment "
-            f"{part.fragment_id}, {where} (of rows [{rows.start}, {rows.end})): {failed.error}"
-        ),
-        traceback=cell.traceback if cell is not None else "",
-        failures=with_row_ids(task.dataset, part.fragment_id, failures),
-    )
+    def _results(self, part: PartWork, ahead: ReadAhead) -> Iterator[Computed | Result]:
+        for item in ahead.next_part():
+            # What the writer can't write is not worth computing.
+            if self._settler.given_up is not part:
+                yield from self._runner.run(item)
+        if self._settler.given_up is not part:
+            yield from self._runner.finish()

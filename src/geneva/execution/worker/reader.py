@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow as pa
 from geneva.execution.worker.records import Clock, Durable, OpenTask, Result, Window
 from geneva.execution.worker.task import PartWork, RowFailure
 from geneva.model.addresses import offsets_of
+from geneva.model.digests import digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet
 from geneva.storage.checkpoints.reuse import ReusedValues
 from geneva.storage.checkpoints.store import CheckpointKey, errors_of
@@ -54,6 +55,17 @@ class Reader:
                 yield from self._windows(wanted, covered)
             at = covered.end
         yield from self._windows(wanted, RowRange(at, part.rows.end))
+
+    def digested(self, window: Window) -> Window:
+        """The same window with the digests of its inputs, where the computation has receipts."""
+        computation = self._task.work.computation
+        if computation.receipt is None:
+            return window
+        started = time.perf_counter()
+        rows = len(window.offsets)
+        digests = digest_rows(window.inputs.columns, computation.receipt_seed(), rows)
+        self.clock.write += time.perf_counter() - started
+        return replace(window, digests=digests)
 
     def _choose(self, part: PartWork) -> _Wanted:
         if not part.reuse:

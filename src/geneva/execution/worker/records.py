@@ -1,8 +1,7 @@
 """What flows through a worker: windows from the reader, results from the program to the writer.
 
 The records of a part come in ascending order, and all wanted rows are in one of them. No stage
-knows another one: each takes records and gives records, so that each may run in a thread of its
-own.
+knows another one: each takes records and gives records, and each runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from geneva.errors import GenevaError
 from geneva.execution.worker.task import ColumnWork, RowFailure, Timings
+from geneva.model.digests import Digests
 from geneva.model.rows import Offsets, RowRange
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import CheckpointStore
@@ -55,6 +55,8 @@ class Window:
     """Values of other wanted rows in the range, which are taken over and not computed."""
     seconds: float = 0.0
     """What reading the inputs took."""
+    digests: Digests | None = None
+    """The digests of the inputs, where the computation has receipts."""
 
 
 class Durable(Enum):
@@ -62,10 +64,46 @@ class Durable(Enum):
 
     LATER = "later"
     """With one of the next ones, or by the column file."""
+    SOON = "soon"
+    """With the checkpoint that ends with it, which is written while the next batches run."""
     NOW = "now"
     """With the checkpoint that ends with it. The next batch waits for the acknowledgement."""
     ALREADY = "already"
     """It was read from a checkpoint of exactly its rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """What the program made of a batch: values that have no receipts yet.
+
+    The rows of the range that were not computed are in `known`.
+    """
+
+    rows: RowRange
+    offsets: Offsets
+    outputs: tuple[pa.Array, ...]
+    digests: Digests | None = None
+    """The digests of the inputs, where the computation has receipts."""
+    failed: tuple[int, ...] = ()
+    """Places in the outputs that are NULL because the function failed on their row."""
+    failures: tuple[RowFailure, ...] = ()
+    """What happened to the rows that were skipped."""
+    known: Piece | None = None
+    rows_run: int = 0
+    seconds: float = 0.0
+    """The work that is lost with it: reading and computing."""
+    durable: Durable = Durable.LATER
+
+    @property
+    def num_rows(self) -> int:
+        """How many wanted rows it has values of."""
+        return len(self.offsets) + (len(self.known.offsets) if self.known is not None else 0)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its values in memory."""
+        size = sum(int(output.nbytes) for output in self.outputs) + 8 * len(self.offsets)
+        return size + (int(self.known.values.nbytes) if self.known is not None else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +119,16 @@ class Result:
     seconds: float = 0.0
     """The work that is lost with it: reading and computing."""
     durable: Durable = Durable.LATER
+
+    @property
+    def num_rows(self) -> int:
+        """How many wanted rows it has values of."""
+        return len(self.piece.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its values in memory."""
+        return int(self.piece.values.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,8 @@ class PartWriter:
         self._fill(result.piece)
         self._unsaved.pieces.append(result.piece)
         self._unsaved.end = result.rows.end
-        return self._save(result.rows.end) if result.durable is Durable.NOW else None
+        asks = result.durable in (Durable.SOON, Durable.NOW)
+        return self._save(result.rows.end) if asks else None
 
     def finish(self) -> PartResult:
         """Make the part durable: as a staged file, or in checkpoints up to its end."""

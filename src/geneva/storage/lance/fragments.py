@@ -175,31 +175,7 @@ def _projection(schema: pa.Schema, paths: Sequence[str]) -> dict[str, str]:
 def _renamed(batch: pa.RecordBatch, paths: Sequence[str]) -> pa.RecordBatch:
     place = {path: f"c{i}" for i, path in enumerate(dict.fromkeys(paths))}
     return pa.RecordBatch.from_arrays(
-        [_from_zero(batch.column(place[path])) for path in paths], names=list(paths)
-    )
-
-
-def _from_zero(array: pa.Array) -> pa.Array:
-    """Strings whose offsets count from zero, as Arrow's own kernels take for granted.
-
-    Lance hands out a part of a page as it is: `ascii_upper` and its kin make garbage of that.
-    """
-    kind = array.type
-    if not len(array) or array.offset or not _has_offsets(kind):
-        return array
-    width = 8 if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) else 4
-    if not any(array.buffers()[1][:width].to_pybytes()):
-        return array
-    return pa.concat_arrays([array, array[:0]])
-
-
-def _has_offsets(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
+        [batch.column(place[path]) for path in paths], names=list(paths)
     )
 
 

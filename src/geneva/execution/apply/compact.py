@@ -1,0 +1,82 @@
+"""Arrays as functions take them for granted: offset zero, and no values but their own.
+
+A slice shares the buffers of the array that it is cut from: its `.values` and `.buffers()` are
+those of the whole, and some of Arrow's own kernels make garbage of strings that begin further on.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+_PADDING_BYTES = 64
+"""Buffers are padded up to multiples of this."""
+
+
+def compact(array: pa.Array) -> pa.Array:
+    """The same values in buffers that hold nothing else; a copy only where that is not so yet."""
+    return array if is_compact(array) else pa.concat_arrays([array, array[:0]])
+
+
+def compact_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same for all columns of a batch."""
+    columns = batch.columns
+    copied = [compact(column) for column in columns]
+    if all(new is old for new, old in zip(copied, columns, strict=True)):
+        return batch
+    return pa.RecordBatch.from_arrays(copied, schema=batch.schema)
+
+
+def is_compact(array: pa.Array) -> bool:
+    """Whether an array, and all below it, begins and ends with its buffers."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return is_compact(array.storage)
+    if array.offset:
+        return False
+    if pt.is_dictionary(kind):
+        return is_compact(array.indices)
+    if pt.is_struct(kind):
+        return all(is_compact(array.field(i)) for i in range(kind.num_fields))
+    if pt.is_fixed_size_list(kind):
+        return len(array.values) == len(array) * kind.list_size and is_compact(array.values)
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
+        ends = array.offsets
+        whole = ends[0].as_py() == 0 and ends[len(ends) - 1].as_py() == len(array.values)
+        return whole and is_compact(array.values)
+    if _has_offsets(kind):
+        return _begins_at_zero(array)
+    return _fits_its_buffer(array)
+
+
+def _has_offsets(kind: pa.DataType) -> bool:
+    return bool(
+        pt.is_string(kind)
+        or pt.is_large_string(kind)
+        or pt.is_binary(kind)
+        or pt.is_large_binary(kind)
+    )
+
+
+def _begins_at_zero(array: pa.Array) -> bool:
+    wide = pt.is_large_string(array.type) or pt.is_large_binary(array.type)
+    width, offsets, data = 8 if wide else 4, array.buffers()[1], array.buffers()[2]
+    if offsets is None or not len(array):
+        return not len(array)
+    first, last = (
+        int.from_bytes(offsets[at : at + width].to_pybytes(), "little")
+        for at in (0, width * len(array))
+    )
+    return first == 0 and (data.size if data is not None else 0) < last + _PADDING_BYTES
+
+
+def _fits_its_buffer(array: pa.Array) -> bool:
+    """Whether the values of a fixed width fill their buffer, padding aside."""
+    buffers = array.buffers()
+    if len(buffers) < 2 or buffers[1] is None:
+        return True
+    try:
+        bits = array.type.bit_width
+    except ValueError:  # views of strings: their buffers are shared by design
+        return True
+    return bool(buffers[1].size < (bits * len(array) + 7) // 8 + _PADDING_BYTES)

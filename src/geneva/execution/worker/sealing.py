@@ -1,0 +1,53 @@
+"""From what the program computed to what is written: values with their receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from geneva.execution.worker.records import Computed, OpenTask, Result
+from geneva.model.rows import RowRange
+from geneva.storage.columns.receipts import receipts_for
+from geneva.storage.columns.staged_files import storable
+from geneva.storage.lance.pieces import Piece, concat, merged
+
+
+def sealed(task: OpenTask, batches: Sequence[Computed]) -> Result:
+    """Batches that follow each other as one result, each value with its receipt.
+
+    Several at once: what is done here costs the same for one row as for a thousand.
+    """
+    outputs = [
+        storable(task.dataset, concat([batch.outputs[i] for batch in batches]))
+        for i in range(len(batches[0].outputs))
+    ]
+    digests = None
+    if task.work.computation.receipt is not None:
+        digests = np.concatenate([batch.digests for batch in batches if batch.digests is not None])
+        outputs.append(receipts_for(digests, outputs, failed=_failed(batches)))
+    offsets = np.concatenate([batch.offsets for batch in batches])
+    values = pa.RecordBatch.from_arrays(outputs, schema=task.schema)
+    known = [batch.known for batch in batches if batch.known is not None]
+    piece = merged([Piece(offsets, values, digests), *known])
+    rows_run = sum(batch.rows_run for batch in batches)
+    return Result(
+        rows=RowRange(batches[0].rows.start, batches[-1].rows.end),
+        piece=piece,
+        failures=tuple(failure for batch in batches for failure in batch.failures),
+        rows_run=rows_run,
+        rows_reused=len(piece.offsets) - rows_run,
+        seconds=sum(batch.seconds for batch in batches),
+        durable=batches[-1].durable,
+    )
+
+
+def _failed(batches: Sequence[Computed]) -> list[int]:
+    """Where the function failed, as places in all batches together."""
+    places: list[int] = []
+    start = 0
+    for batch in batches:
+        places.extend(start + place for place in batch.failed)
+        start += len(batch.offsets)
+    return places
