@@ -18,10 +18,17 @@ from geneva.execution.backfill.verify import VerifyReport, verify
 from geneva.execution.backfill.work import BackfillWork
 from geneva.jobs import Job, JobFuture, JobResult
 from geneva.model.tables import ColumnDefinition, TableRef
-from geneva.options import BackfillArguments, JobOptions, read_backfill_options, with_options
+from geneva.options import (
+    MAX_COUNT,
+    BackfillArguments,
+    JobOptions,
+    read_backfill_options,
+    with_options,
+)
 from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
 from geneva.render import html
+from geneva.render.plain import plain
 from geneva.storage.checkpoints.cleanup import CleanupReport
 from geneva.storage.checkpoints.pins import cleanup_versions
 from geneva.storage.columns.definitions import read_definitions
@@ -107,7 +114,7 @@ class Table:
     def __repr__(self) -> str:
         """Show the table, its version and which columns are computed."""
         computed = ", ".join(f"{c.name} <- {c.udf_name}" for c in self.computed_columns().values())
-        return f"Table({self.ref.name!r}, version={self.version}, computed=[{computed}])"
+        return f"Table({self.ref.name!r}, version={self.version}, computed=[{plain(computed)}])"
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook: its columns, and which function computes which."""
@@ -402,7 +409,7 @@ class Table:
             run: Also call the function, here, and compare what it returns with what is stored.
             seed: Of the sample.
         """
-        if sample is not None and not sample > 0:
+        if sample is not None and not 0 < sample <= MAX_COUNT:
             raise UserInputError(f"sample must be a number of rows or a share, not {sample!r}.")
         subject, version = self._subject(col_name), self._version_read()
         return verify(subject, version, sample=sample, run=run, seed=seed)
