@@ -29,6 +29,7 @@
     │   ├── WorkerLostError              workers died again and again (out of memory, segfault)
     │   ├── UnreadableFragmentsError     data files can't be read; all other fragments are done
     │   └── StorageFullError             no space is left to save results
+    ├── StorageUnavailableError          the store can't be reached; look at it, then run again
     ├── UDFIntegrityError                the stored function is not what was written: don't run it
     └── MissingDependencyError           this machine or cluster lacks something
         ├── JavaNotFoundError
@@ -39,12 +40,18 @@
 
 from __future__ import annotations
 
+from geneva.render.plain import plain
+
 
 class GenevaError(Exception):
     """Base of every error that Geneva raises on purpose."""
 
     job_id: str | None = None
     """The job that failed, where one had been started: for `get_job`, `get_errors` and logs."""
+
+    def __str__(self) -> str:
+        """Return the message, safe to show: it may quote names and values that others wrote."""
+        return plain(super().__str__(), lines=True)
 
 
 class UserInputError(GenevaError, ValueError):
@@ -139,7 +146,7 @@ class JobNotFoundError(JobError, KeyError):
 
     def __str__(self) -> str:
         """Return the message as it is (KeyError would quote it)."""
-        return str(self.args[0]) if self.args else ""
+        return plain(self.args[0], lines=True) if self.args else ""
 
 
 class JobCancelledError(JobError):
@@ -165,6 +172,10 @@ class UnreadableFragmentsError(JobError):
 
 class StorageFullError(JobError):
     """No space is left to save results. What was saved before is kept."""
+
+
+class StorageUnavailableError(GenevaError, ConnectionError):
+    """The store of the database can't be reached, or doesn't let us in."""
 
 
 class UDFIntegrityError(GenevaError):

@@ -38,6 +38,7 @@ from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner
 from geneva.model.jobs import JobStatus
 from geneva.render import html
+from geneva.render.plain import plain
 from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, SameWork
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
@@ -51,7 +52,7 @@ def _logged(what: str, job_id: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _LOG.warning("Could not %s job %s: %s", what, job_id, error)
+        _LOG.warning("Could not %s job %s: %s", what, job_id, plain(error))
 
 
 class JobResult(str):
@@ -206,7 +207,7 @@ class Job:
 
     def _run(self) -> JobResult:
         for note in self._work.notes:
-            _LOG.warning("%s of %r: %s.", self._work.job_type, self._work.column, note)
+            _LOG.warning("%s of %r: %s.", self._work.job_type, self._work.column, plain(note))
         self._log_plans()
         if self._work.is_empty:
             self._begin(self._ended(JobStatus.DONE))
@@ -319,7 +320,7 @@ class Job:
         try:
             self._services.failures.append(records)
         except OSError as error:
-            _LOG.warning("%d errors could not be recorded: %s", len(records), error)
+            _LOG.warning("%d errors could not be recorded: %s", len(records), plain(error))
 
     def _heartbeat(self) -> dict[str, Any]:
         return {"status": self.status.value, "metrics": self._metrics()}

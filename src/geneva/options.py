@@ -65,6 +65,9 @@ class BackfillArguments(SelectionArguments, WorkArguments, total=False):
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
+MAX_COUNT = 2**63 - 1
+"""The largest number of rows, or of a version, that storage can name."""
+
 
 def check_count(name: str, value: Any, *, minimum: int = 1) -> int | None:
     """Refuse what is not a whole number of at least `minimum`; None is fine."""
@@ -72,6 +75,8 @@ def check_count(name: str, value: Any, *, minimum: int = 1) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise UserInputError(f"{name} must be a whole number of at least {minimum}, not {value!r}.")
+    if value > MAX_COUNT:
+        raise UserInputError(f"{name} must be a whole number of at most {MAX_COUNT}.")
     return value
 
 

@@ -18,11 +18,18 @@ from geneva.execution.backfill.verify import VerifyReport, verify
 from geneva.execution.backfill.work import BackfillWork
 from geneva.jobs import Job, JobFuture, JobResult
 from geneva.model.tables import ColumnDefinition, TableRef
-from geneva.options import BackfillArguments, JobOptions, read_backfill_options, with_options
+from geneva.options import (
+    MAX_COUNT,
+    BackfillArguments,
+    JobOptions,
+    read_backfill_options,
+    with_options,
+)
 from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
 from geneva.render import html
 from geneva.search import Search
+from geneva.render.plain import plain
 from geneva.storage.checkpoints.cleanup import CleanupReport
 from geneva.storage.checkpoints.pins import cleanup_versions, refuse_while_running
 from geneva.storage.columns.compaction import (
@@ -124,7 +131,7 @@ class Table(TableMethods):
     def __repr__(self) -> str:
         """Show the table, its version and which columns are computed."""
         computed = ", ".join(f"{c.name} <- {c.function}" for c in self.list_computed_columns())
-        return f"Table({self.ref.name!r}, version={self.version}, computed=[{computed}])"
+        return f"Table({self.ref.name!r}, version={self.version}, computed=[{plain(computed)}])"
 
     def _repr_html_(self) -> str:
         """Show the table in a notebook: its columns, and which function computes which."""
@@ -451,7 +458,7 @@ class Table(TableMethods):
             run: Also call the function, here, and compare what it returns with what is stored.
             seed: Of the sample.
         """
-        if sample is not None and not sample > 0:
+        if sample is not None and not 0 < sample <= MAX_COUNT:
             raise UserInputError(f"sample must be a number of rows or a share, not {sample!r}.")
         subject, version = self._subject(col_name), self._version_read()
         return verify(subject, version, sample=sample, run=run, seed=seed)

@@ -101,6 +101,34 @@ class Page(HTMLParser):
 # --------------------------------------------------------------------------------------- pages
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        "0" * 5000,
+        "9" * 5000,
+        "-1",
+        "1e9",
+        "nan",
+        "\uff11\uff12",
+        "\u0663",
+        " 1",
+        "1_0",
+        "0x1",
+        "1\n",
+    ],
+)
+def test_numbers_that_are_none_are_refused_in_a_sentence(client: TestClient, number: str) -> None:
+    at, of = "/tables/pictures", {"column": "image", "row": "0", "version": "1"}
+    for way, asked in (
+        (at, {"row": number}),
+        (f"{at}/picture", {**of, "row": number}),
+        (f"{at}/picture", {**of, "version": number}),
+    ):
+        answer = client.get(way, params=asked)
+        assert answer.status_code == 400
+        assert "whole number" in Page(answer.text).text
+
+
 @pytest.mark.parametrize("way", [*PAGES, "/jobs/hostile-job"])
 def test_every_page_is_whole_safe_and_accessible(client: TestClient, way: str) -> None:
     answer = client.get(way)

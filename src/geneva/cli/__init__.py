@@ -6,6 +6,7 @@ Nothing here imports Lance or Spark: a command does that when it runs, so that `
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -20,22 +21,63 @@ from geneva.cli.terminal import (
     exit_code,
     readable,
     show_error,
+    show_traceback,
 )
-from geneva.errors import GenevaError
+from geneva.render.plain import plain
 
 
 class Commands(TyperGroup):
-    """All commands; what is raised on purpose, or by a store, becomes a message and a code."""
+    """All commands; whatever one raises becomes a message and a code."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the arguments; what typer says of wrong ones is to act on no terminal."""
+        try:
+            _check_text(args[1])
+            return super().make_context(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001  it is raised again
+            raise _made_plain(error) from None
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # `geneva ... | head`: typer leaves in silence
+        except (BrokenPipeError, typer.Exit, typer.Abort):
+            raise  # `geneva ... | head`: typer leaves in silence
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except (GenevaError, OSError) as error:
+        except BaseException as error:  # a panic of Lance's is no Exception
+            if _is_typers(error):
+                raise _made_plain(error) from None
+            if ctx.params.get("debug"):
+                show_traceback(error)
             show_error(readable(error))
             raise typer.Exit(exit_code(error)) from error
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Refuse arguments that no name, path or clause can be."""
+    for argument in arguments:
+        if "\0" in argument or not _is_unicode(argument):
+            raise typer.BadParameter(f"{argument!r} is no text in UTF-8.")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_typers(error: BaseException) -> bool:
+    """Whether typer made this error of wrong arguments, and shows it itself."""
+    return hasattr(error, "format_message")
+
+
+def _made_plain(error: BaseException) -> BaseException:
+    if _is_typers(error):
+        error.message = plain(error.message, lines=True)  # type: ignore[attr-defined]
+    return error
 
 
 app = typer.Typer(
@@ -103,6 +145,15 @@ def options(
             help="Print the version and leave.",
             callback=version.print_and_exit,
             is_eager=True,
+            metavar="",
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Show the whole traceback of an error, before its message.",
+            envvar="GENEVA_DEBUG",
             metavar="",
         ),
     ] = False,

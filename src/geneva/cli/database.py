@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from geneva.cli.terminal import hide
 from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.model.tables import Secrets
-from geneva.model.uris import local_path
+from geneva.model.uris import local_path, resolve
 from geneva.render.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def connect(db: str, storage_option: Iterable[str] | None) -> Connection:
     """Open the database. A local folder has to be there."""
     options = read_storage_options(storage_option)
+    resolve(db)
     folder = local_path(db)
     if folder is not None and not folder.is_dir():
         raise UserInputError(f"There is no folder {db!r}: give that of a database, or a URI.")

@@ -19,6 +19,7 @@ from geneva.cli.database import connect, read_storage_options
 from geneva.cli.terminal import FAILED, MISSING_DEPENDENCY, emit, out, readable
 from geneva.cli.version import PACKAGES
 from geneva.errors import GenevaError, MissingDependencyError
+from geneva.render.plain import plain
 from geneva.render.text import count
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 13)
@@ -171,6 +172,6 @@ def _show(check: Check) -> None:
 
     label, style = _STATES[check.state]
     first, *rest = check.detail.splitlines() or [""]
-    out.print(Text.assemble((label, style), f"  {check.name:<9} {first}"), soft_wrap=True)
+    out.print(Text.assemble((label, style), f"  {check.name:<9} {plain(first)}"), soft_wrap=True)
     for line in rest:
-        out.print(Text(f"{'':16}{line}"), soft_wrap=True)
+        out.print(Text(f"{'':16}{plain(line)}"), soft_wrap=True)

@@ -20,6 +20,7 @@ from geneva.cli.arguments import (
 from geneva.cli.database import connect
 from geneva.cli.terminal import FAILED, emit, err, facts, grid, say
 from geneva.errors import JobNotFoundError, UserInputError
+from geneva.render.plain import plain
 from geneva.render.text import timestamp
 
 if TYPE_CHECKING:
@@ -190,14 +191,14 @@ def _follow(connection: Connection, job_id: str) -> JobRecord:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
-        TextColumn("{task.description:<30}"),
+        TextColumn("{task.description:<30}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
     job = connection.get_job(job_id)
     with Progress(*columns, console=err, disable=not err.is_terminal) as display:
-        title = job.column_name or job.table_name
+        title = plain(job.column_name or job.table_name)
         bars = {name: display.add_task(f"{title} {name.replace('_', ' ')}") for name in _BARS}
         while True:
             metrics = job.metrics

@@ -10,6 +10,7 @@ import typer
 from geneva.cli.arguments import AsJson, Database, StorageOption, TableName, Where, names
 from geneva.cli.database import check_columns, connect
 from geneva.cli.terminal import emit, facts, grid, say
+from geneva.render.plain import plain
 from geneva.render.text import count
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _show_computed(columns: list[dict[str, Any]]) -> None:
     )
     for column in columns:
         for note in column["notes"]:
-            say(f"{column['name']}: {note}", "dim")
+            say(plain(f"{column['name']}: {note}"), "dim")
 
 
 def _because(column: Mapping[str, Any]) -> str:
@@ -157,7 +158,10 @@ def sample(
     table: TableName,
     *,
     rows: Annotated[
-        int, typer.Option("-n", "--rows", help="At most so many rows.", min=1, metavar="N")
+        int,
+        typer.Option(
+            "-n", "--rows", help="At most so many rows.", min=1, max=2**31 - 1, metavar="N"
+        ),
     ] = 10,
     where: Where = None,
     columns: Annotated[

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from geneva.errors import GenevaError, MissingDependencyError, UserInputError
 from geneva.model.tables import Secrets
+from geneva.render.plain import json_text, plain
 
 FAILED = 1
 USER_INPUT = 2
@@ -33,7 +34,7 @@ _PIPED_WIDTH = 10_000
 _hidden: set[Secrets] = set()
 
 
-def exit_code(error: Exception) -> int:
+def exit_code(error: BaseException) -> int:
     """Return what a shell should see: who can do something about this error."""
     if isinstance(error, UserInputError):
         return USER_INPUT
@@ -47,12 +48,24 @@ def hide(options: Secrets) -> None:
     _hidden.add(options)
 
 
-def readable(error: Exception) -> str:
+def readable(error: BaseException) -> str:
     """An error as a sentence; what other libraries say of storage without their debug lines."""
-    text = str(error) or type(error).__name__
+    text = str(error)
     if not isinstance(error, GenevaError):
         text = text.partition(", /")[0].partition(": /rustc")[0].strip()
+    if not text or not isinstance(error, GenevaError | OSError):
+        # Nobody foresaw it: whoever reports it needs to know what it was.
+        name = type(error).__name__
+        text = f"{name}: {text}. (geneva --debug shows where it comes from.)" if text else name
     return redact(text)
+
+
+def show_traceback(error: BaseException) -> None:
+    """Print where an error comes from, for whoever asked for it."""
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    err.print(Text(plain(redact(text), lines=True), "dim"), soft_wrap=True)
 
 
 def redact(text: str) -> str:
@@ -64,12 +77,14 @@ def redact(text: str) -> str:
 
 def show_error(message: object) -> None:
     """Print an error as a sentence, whole paths on one line, no traceback."""
-    err.print(Text.assemble(("error: ", "bold red"), str(message)), soft_wrap=True)
+    err.print(Text.assemble(("error: ", "bold red"), plain(message, lines=True)), soft_wrap=True)
 
 
 def warn(message: object) -> None:
     """Print a warning beside the output."""
-    err.print(Text.assemble(("warning: ", "bold yellow"), str(message)), soft_wrap=True)
+    err.print(
+        Text.assemble(("warning: ", "bold yellow"), plain(message, lines=True)), soft_wrap=True
+    )
 
 
 class LogSentences(logging.Handler):
@@ -86,25 +101,25 @@ class LogSentences(logging.Handler):
 
 def say(text: str = "", style: str = "") -> None:
     """Print a line as it is: never cut, never read as markup."""
-    out.print(Text(text, style), soft_wrap=True)
+    out.print(Text(plain(text, lines=True), style), soft_wrap=True)
 
 
 def heading(number: int, title: str, note: str = "") -> None:
     """Print the heading of a step, with an empty line before it."""
     out.print()
     out.print(
-        Text.assemble((f"{number}. {title}", "bold cyan"), (f"  {note}" if note else "", "dim")),
+        Text.assemble(
+            (f"{number}. {plain(title)}", "bold cyan"), (f"  {plain(note)}" if note else "", "dim")
+        ),
         soft_wrap=True,
     )
 
 
 def emit(document: Any) -> None:
     """Print one JSON document: the whole output of a command for machines."""
-    import json
-
     from geneva.render.values import json_value
 
-    sys.stdout.write(json.dumps(json_value(document), indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json_text(json_value(document)) + "\n")
 
 
 def grid(
@@ -117,10 +132,13 @@ def grid(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for name in headers:
         table.add_column(
-            name, justify="right" if name in numbers else "left", overflow="fold", no_wrap=False
+            Text(plain(name)),
+            justify="right" if name in numbers else "left",
+            overflow="fold",
+            no_wrap=False,
         )
     for row in rows:
-        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(Text("" if cell is None else plain(cell)) for cell in row))
     if out.is_terminal:
         out.print(table)
         return
@@ -131,8 +149,12 @@ def grid(
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> None:
-    """Print names and values, one a line; what is None is left out."""
-    known = [(name, str(value)) for name, value in pairs if value is not None]
+    """Print names and values, below each other; what is None is left out.
+
+    A value of several lines is indented, so that none of them looks like another fact.
+    """
+    known = [(plain(name), plain(value, lines=True)) for name, value in pairs if value is not None]
     width = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        out.print(Text.assemble((f"{name:<{width}}  ", "bold"), value), soft_wrap=True)
+        shown = value.replace("\n", "\n" + " " * (width + 2))
+        out.print(Text.assemble((f"{name:<{width}}  ", "bold"), shown), soft_wrap=True)

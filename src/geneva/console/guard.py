@@ -7,9 +7,9 @@ import hmac
 import logging
 import secrets
 import socket
+import traceback
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from geneva.console import LOOPBACK
 from geneva.errors import UserInputError
+from geneva.render.plain import plain
 
 _LOG = logging.getLogger("geneva.console")
 
@@ -121,7 +122,7 @@ def is_same_origin(headers: Headers) -> bool:
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc == headers.get("host", "")
+    return origin is None or origin.partition("://")[2] == headers.get("host", "")
 
 
 def host_name(header: str) -> str:
@@ -178,7 +179,8 @@ class Guard:
         try:
             await (refusal or self._app)(scope, receive, guarded)
         except Exception:
-            _LOG.exception("%s %s", scope["method"], scope["path"])
+            what = f"{scope['method']} {plain(scope['path'])}"
+            _LOG.error("%s\n%s", what, plain(traceback.format_exc(), lines=True))
             if began:
                 raise
             sorry = PlainTextResponse("Something went wrong; the console's log says what.", 500)

@@ -42,6 +42,7 @@ from geneva.storage.lance.preview import read_picture, read_preview
 _STATIC = Path(__file__).parent / "static"
 _MAX_FORM_BYTES = 4_096
 _MAX_ROW = 2**40
+_MAX_DIGITS = 20
 
 
 class Console:
@@ -297,7 +298,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _whole_number(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text[:20]) > _MAX_ROW:
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or int(text) > _MAX_ROW:
         raise HTTPException(400, "A row or version is a whole number.")
     return int(text)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from geneva.errors import UserInputError
+
 _BRANCH, _NAMESPACE = "@", "$"
 """What stands before a branch, and behind a namespace. No table's own name can have them."""
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/]*(/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,14 @@ def local_path(place: str | Path) -> Path | None:
 
 def resolve(place: str | Path) -> str:
     """A database's address, the same wherever the process works: an absolute path, or a URI."""
+    if not str(place).strip():
+        raise UserInputError("A database's address can't be empty.")
     folder = local_path(place)
+    # LanceDB would take what is no URI for a path, and make that folder.
+    if folder is None and not _URI.match(str(place)):
+        raise UserInputError(
+            f"{str(place)!r} is no URI of a database: give one such as s3://bucket/path, or a path."
+        )
     return str(place) if folder is None else str(folder)
 
 
@@ -96,6 +107,9 @@ def without_credentials(uri: str) -> str:
     """An address to show: without a user, password or key that a URI may hold."""
     if "://" not in uri:
         return uri
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # brackets that hold no address: it is no URI, and can't be taken apart
+        return f"{uri.partition('://')[0]}://..."
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from geneva.planning.backfill import Action, BackfillPlan
+from geneva.render.plain import plain
 
 _SHOWN_FRAGMENTS = 12
 
@@ -13,8 +14,8 @@ def explain(plan: BackfillPlan) -> str:
     lines = [
         *first,
         f"Backfill of column {plan.column!r} of table {plan.table!r} at version {plan.version}",
-        f"  UDF        {plan.udf_name} (version {plan.udf_version})",
-        f"  where      {plan.where if plan.where is not None else 'rows not yet computed'}",
+        f"  UDF        {plain(plan.udf_name)} (version {plain(plan.udf_version)})",
+        f"  where      {'rows not yet computed' if plan.where is None else plain(plan.where)}",
     ]
     if plan.is_empty:
         lines.append(
@@ -48,7 +49,7 @@ def explain(plan: BackfillPlan) -> str:
             lines.append(f"    ... and {len(plan.fragments) - _SHOWN_FRAGMENTS:,} more fragments")
     if plan.checked_rows:
         lines.append(f"  checked    {_count(plan.checked_rows, 'row')} by receipt")
-    lines.extend(f"  note       {note}" for note in plan.notes)
+    lines.extend(f"  note       {plain(note)}" for note in plan.notes)
     return "\n".join(lines)
 
 

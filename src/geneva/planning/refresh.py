@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from geneva.planning.backfill import BackfillPlan
 from geneva.render import html
+from geneva.render.plain import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class RefreshPlan:
             lines.append("  nothing to do: the view is up to date")
         else:
             lines.append(f"  rows       {self.rows_entering:,} enter, {self.rows_leaving:,} leave")
-            lines.extend(f"  column     {c.name}: {c.action}" for c in self.columns)
-        lines.extend(f"  note       {note}" for note in self.notes)
+            lines.extend(f"  column     {plain(c.name)}: {c.action}" for c in self.columns)
+        lines.extend(f"  note       {plain(note)}" for note in self.notes)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, TypeAlias
 
+from geneva.render.plain import plain
+
 _VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
 
 _CELL = "text-align:left;vertical-align:top;padding:2px 10px 2px 0"
@@ -46,7 +48,7 @@ def join(children: Child) -> Html:
     if isinstance(children, Html):
         return children
     if isinstance(children, str):
-        return Html(escape(_visible(children)))
+        return Html(escape(plain(children, lines=True)))
     if isinstance(children, int | float):
         return Html(escape(str(children)))
     return Html("".join(join(child) for child in children))
@@ -56,14 +58,7 @@ def _attribute(key: str, value: Attribute) -> str:
     if value is None or value is False:
         return ""
     name = key.rstrip("_").replace("_", "-")
-    return f" {name}" if value is True else f' {name}="{escape(_visible(str(value)))}"'
-
-
-def _visible(text: str) -> str:
-    """Control characters as signs: markup can't carry them, and they hide things."""
-    if text.isprintable():
-        return text
-    return "".join(c if ord(c) >= 32 or c in "\n\t" else chr(0x2400 + ord(c)) for c in text)
+    return f" {name}" if value is True else f' {name}="{escape(plain(value, lines=True))}"'
 
 
 # ------------------------------------------------------------------------------- for notebooks

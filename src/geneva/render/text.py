@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
+from geneva.render.plain import plain
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?`, of the known name that is most like this one; empty if none is."""
@@ -76,7 +78,7 @@ def one_line(error: BaseException) -> str:
     """
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
         raise error
-    text = str(error).partition("\n")[0].partition(", /")[0].strip()
+    text = plain(str(error).partition("\n")[0].partition(", /")[0].strip())
     kind = type(error)
-    plain = text and (kind in (OSError, RuntimeError, ValueError) or "geneva" in kind.__module__)
-    return shorten(text if plain else f"{type(error).__name__}: {text}", 300)
+    is_plain = text and (kind in (OSError, RuntimeError, ValueError) or "geneva" in kind.__module__)
+    return shorten(text if is_plain else f"{type(error).__name__}: {text}", 300)

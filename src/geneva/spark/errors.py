@@ -16,6 +16,7 @@ from geneva.errors import (
     SparkUnavailableError,
     WorkerLostError,
 )
+from geneva.render.plain import plain
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ _MAX_TRACE_LINES = 30
 def explained(error: Exception) -> GenevaError:
     """Return a Spark failure as an error that says what happened and what to do about it."""
     text = spark_text(error)
-    _log.debug("Spark failed: %s", text)
+    _log.debug("Spark failed: %s", plain(text, lines=True))
     # First, because a user's traceback may hold any of the words that are looked for below.
     if trace := _traceback(text):
         if trace.rpartition("\n")[2].startswith(("ModuleNotFoundError", "ImportError")):

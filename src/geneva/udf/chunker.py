@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, overload
 import pyarrow as pa
 
 from geneva.errors import InvalidUDFError
+from geneva.render.plain import plain
 from geneva.udf.call import (
     annotations_of_call,
     call_shape,
@@ -84,7 +85,7 @@ class Chunker:
         """Show the name, the inputs and the columns."""
         inputs = "?" if self.udf.input_columns is None else ", ".join(self.udf.input_columns)
         columns = ", ".join(f"{field.name}: {field.type}" for field in self.output_schema)
-        return f"<Chunker {self.name}({inputs}) -> rows of ({columns})>"
+        return f"<Chunker {plain(self.name)}({plain(inputs)}) -> rows of ({plain(columns)})>"
 
 
 @overload

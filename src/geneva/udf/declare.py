@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, overload
 import pyarrow as pa
 
 from geneva.errors import InvalidUDFError, UDFIntegrityError
+from geneva.render.plain import plain
 from geneva.udf.call import (
     StatefulCallable,
     UDFArgType,
@@ -137,7 +138,8 @@ class UDF:
         """Show the name, the inputs and the type."""
         inputs = "?" if self.input_columns is None else ", ".join(self.input_columns)
         version = f", version={self.declared_version!r}" if self.declared_version else ""
-        return f"<UDF {self.name}({inputs}) -> {self.data_type}, {self.arg_type.value}{version}>"
+        shown = f"{self.name}({inputs}) -> {self.data_type}, {self.arg_type.value}{version}"
+        return f"<UDF {plain(shown)}>"
 
     def __geneva_meaning__(self) -> Any:
         """Return what a fingerprint takes for a UDF that another function calls."""

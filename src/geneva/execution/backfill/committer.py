@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.tracing import span
+from geneva.render.plain import plain
 from geneva.storage.checkpoints.cleanup import delete_keys
 from geneva.storage.checkpoints.staging import open_checkpoints, record_staged
 from geneva.storage.checkpoints.store import CheckpointKey
@@ -118,7 +119,7 @@ class TableCommitter:
             _LOG.info(
                 "Job %s: data file %s of fragment %d of table %r doesn't match: %s. Its rows are "
                 "looked up by their receipts.",
-                *(self._job_id, file.path, file.fragment_id, table, why),
+                *(self._job_id, file.path, file.fragment_id, table, plain(why)),
             )
 
     def _record_lost(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> None:

@@ -22,6 +22,7 @@ from geneva.errors import (
 from geneva.execution.worker.task import PartFailure, RowFailure
 from geneva.model.addresses import row_address
 from geneva.planning.backfill import BackfillPlan
+from geneva.render.plain import plain
 from geneva.storage.jobs.failures import ErrorRecord
 
 _ERRORS: dict[str, type[GenevaError]] = {
@@ -41,7 +42,7 @@ def error_of(failure: PartFailure) -> GenevaError:
     """The error that a job ends with when a part failed."""
     error = _ERRORS.get(failure.kind, UDFExecutionError)(failure.message)
     if failure.traceback:
-        error.add_note(f"In the UDF:\n{failure.traceback}")
+        error.add_note(plain(f"In the UDF:\n{failure.traceback}", lines=True))
     return error
 
 

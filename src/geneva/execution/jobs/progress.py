@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from geneva.execution.worker.task import Timings
+from geneva.render.plain import plain
 
 _MAXIMA = ("slots", "worker_memory_bytes", "max_fragment_seconds")
 """Numbers of which a job has the largest of its parts, and not the sum."""
@@ -137,7 +138,7 @@ class ProgressBars:
 
     def __init__(self, title: str) -> None:
         """Prepare; nothing is drawn before the first progress."""
-        self._title = title
+        self._title = plain(title)
         self._display: Any = None
         self._bars: list[Any] = []
 
@@ -191,7 +192,7 @@ class ProgressBars:
         )
 
         self._display = Progress(
-            TextColumn("{task.description:<30}"),
+            TextColumn("{task.description:<30}", markup=False),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

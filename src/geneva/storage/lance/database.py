@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,22 +15,83 @@ import lancedb
 from lance_namespace.errors import LanceNamespaceError
 from lancedb.util import validate_table_name
 
-from geneva.errors import UserInputError
+from geneva.errors import StorageUnavailableError, UserInputError
 from geneva.model.tables import Secrets
-from geneva.model.uris import TableName
-from geneva.render.text import one_line
+from geneva.model.uris import TableName, without_credentials
+from geneva.render.text import one_line, shorten
+from geneva.storage.lance.damage import damage_reason
 
 _STABLE_ROW_IDS = "new_table_enable_stable_row_ids"
 _STABLE_ROW_IDS_BEFORE = "enable_move_stable_row_ids"
 """The option's older name."""
 
+CONNECT_SECONDS = 60.0
+"""How long a store may take to answer when a database is opened."""
+_UNREACHABLE = re.compile(
+    r"HttpError|RetryError|reqwest|timed out|connect error|dns error|Unauthenticated"
+    r"|PermissionDenied|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket"
+    r"|credential provider|Failed to connect",
+    re.IGNORECASE,
+)
+_STATUS = re.compile(r"status: (\d{3})")
+_NOT_THERE = ("not found", "file name too long")
+_MAX_CAUSE = 300
+_CAUSE = re.compile(r'(?:message|error): "([^"]+)"|<Message>([^<]+)</Message>')
+"""What a store's client says last, inside the layers that libraries have put around it."""
 _DROP_ATTEMPTS = 10
 _DROP_PAUSE_SECONDS = 0.05
 
 
 def open_database(uri: str, storage_options: Secrets, options: Mapping[str, Any]) -> Any:
     """Open a LanceDB database."""
-    return lancedb.connect(uri, storage_options=storage_options.plain(), **options)
+    what = f"Database {without_credentials(uri)!r}"
+    try:
+        with _reaching(what, storage_options):
+            return _in_time(
+                lambda: lancedb.connect(uri, storage_options=storage_options.plain(), **options)
+            )
+    except (ValueError, FileExistsError, NotADirectoryError) as error:
+        reason = storage_options.redact(damage_reason(error)).removeprefix("Invalid input, ")
+        raise UserInputError(f"{what} can't be opened: {reason.rstrip('.')}.") from error
+
+
+def _in_time(connect: Callable[[], Any], seconds: float = CONNECT_SECONDS) -> Any:
+    """Connect, or give up: a store that takes requests and never answers holds its client long."""
+    connected: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            connected.set_result(connect())
+        except BaseException as error:  # noqa: BLE001  it is the caller's
+            connected.set_exception(error)
+
+    threading.Thread(target=run, name="geneva-connect", daemon=True).start()
+    try:
+        return connected.result(seconds)
+    except TimeoutError:
+        if connected.done():
+            raise
+        raise TimeoutError(f"it did not answer in {seconds:g} s (timed out)") from None
+
+
+@contextmanager
+def _reaching(what: str, secrets: Secrets) -> Iterator[None]:
+    """Say in a sentence that a store can't be reached: its client buries that in its own state."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, LanceNamespaceError) as error:
+        text = str(error)
+        if not (isinstance(error, PermissionError) or _UNREACHABLE.search(text)):
+            raise
+        causes = ["".join(found) for found in _CAUSE.findall(text)]
+        cause = causes[-1] if causes else shorten(damage_reason(error), _MAX_CAUSE)
+        if not causes and (status := _STATUS.search(text)) is not None:
+            cause = f"it answers with HTTP status {status[1]}"
+        raise StorageUnavailableError(
+            f"{what} can't be reached: {secrets.redact(cause)}. Check the address, the keys and "
+            "the network (storage_options, or the store's own environment variables), and run "
+            "this again."
+        ) from error
 
 
 def open_lancedb_table(
@@ -40,10 +105,13 @@ def open_lancedb_table(
         asked["namespace_path"] = list(name.namespace)
         # LanceDB doesn't hand its own on to a namespace.
         asked.setdefault("storage_options", secrets.plain())
+    check_table_name(name.table)
     try:
-        return database.open_table(name.table, **asked)
+        with _reaching(f"Table {str(name)!r}", secrets):
+            return database.open_table(name.table, **asked)
     except (ValueError, OSError, RuntimeError, LanceNamespaceError) as error:
-        if "not found" not in str(error).lower():
+        text = str(error).lower()
+        if isinstance(error, StorageUnavailableError) or not any(s in text for s in _NOT_THERE):
             raise
         return None
 
@@ -110,11 +178,12 @@ def _branches_of(database: Any, name: TableName, secrets: Secrets) -> list[str]:
 
 def _pages(read: Callable[..., Any], what: str, namespace: Sequence[str]) -> Iterator[str]:
     place = {"namespace_path": list(namespace)} if namespace else {}
-    page = read(limit=1000, **place)
-    yield from getattr(page, what)
-    while page.page_token:
-        page = read(limit=1000, page_token=page.page_token, **place)
+    with _reaching("The database", Secrets()):
+        page = read(limit=1000, **place)
         yield from getattr(page, what)
+        while page.page_token:
+            page = read(limit=1000, page_token=page.page_token, **place)
+            yield from getattr(page, what)
 
 
 def check_table_name(name: str) -> None:

@@ -7,6 +7,8 @@ import types
 from dataclasses import dataclass
 from typing import Literal
 
+from geneva.render.plain import plain
+
 Kind = Literal["function", "class", "module", "file", "installed", "value", "memo", "opaque"]
 """How a part counts.
 
@@ -36,7 +38,7 @@ class VersionPart:
         """Show the part in one line."""
         reached = f"{self.reached_as}: " if self.reached_as else ""
         meaning = f" ({_MEANING[self.kind]})" if self.kind in _MEANING else ""
-        return f"{'  ' * self.depth}{reached}{self.text}{meaning}"
+        return plain(f"{'  ' * self.depth}{reached}{self.text}{meaning}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +58,17 @@ class VersionExplanation:
 
     def __str__(self) -> str:
         """Show the version, where it comes from, and the tree of its parts."""
+        name = plain(self.name)
         if self.is_declared:
-            head = f"version {self.version!r} of '{self.name}', given by version=: it alone counts."
+            head = f"version {self.version!r} of '{name}', given by version=: it alone counts."
             head += f"\nNot used, the fingerprint {self.fingerprint}, which is made of:"
         elif self.is_pinned:
             head = (
-                f"version {self.version} of '{self.name}', a fingerprint taken when it was stored"
+                f"version {plain(self.version)} of '{name}', a fingerprint taken when it was stored"
             )
             head += ".\nThe stored function is made of:"
         else:
-            head = f"version {self.version} of '{self.name}', a fingerprint of:"
+            head = f"version {plain(self.version)} of '{name}', a fingerprint of:"
         return "\n".join([head, *map(str, self.parts)])
 
     __repr__ = __str__

@@ -1,0 +1,158 @@
+"""Whatever a command is given: one message, an exit code, and a traceback only where asked for."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+import geneva
+from geneva import udf
+from geneva.cli import app
+from geneva.errors import StorageUnavailableError, UserInputError
+from geneva.storage.lance.database import _in_time, open_database
+
+NAMES = ("a b", "../x", "", "..", "/etc/passwd", "t@", "t@none", "$", "x" * 300, "é", "%s", "{}")
+URIS = (
+    "",
+    "foo://x",
+    "://",
+    "gs://x y",
+    "s3://",
+    "http://127.0.0.1:1/x",
+    "/nonexistent",
+    "az://",
+    "db://x",
+)
+NUMBERS = ("-1", "nan", "inf", "9" * 30, "9" * 5000, "x", "")
+BY_TABLE = (
+    ["sample", "{db}", "{}"],
+    ["plan", "{db}", "{}", "u"],
+    ["verify", "{db}", "{}", "u"],
+    ["backfill", "{db}", "{}", "u"],
+    ["errors", "{db}", "{}"],
+    ["view", "plan", "{db}", "{}"],
+    ["view", "refresh", "{db}", "{}"],
+    ["view", "drop", "{db}", "{}", "--yes"],
+    ["view", "create", "{db}", "new", "--source", "{}"],
+    ["jobs", "show", "{db}", "x{}"],
+    ["jobs", "cancel", "{db}", "x{}"],
+    ["plan", "{db}", "t", "x{}"],
+    ["plan", "{db}", "t", "u", "--udf", "{}"],
+    ["sample", "{db}", "t", "--columns", "x{}"],
+    ["sample", "{db}", "t", "--where", "{} ("],
+)
+BY_URI = (["describe", "{}", "t"], ["jobs", "list", "{}"], ["view", "list", "{}"])
+BY_NUMBER = (
+    ["verify", "{db}", "t", "u", "--sample", "{}"],
+    ["plan", "{db}", "t", "u", "--read-version", "{}"],
+    ["plan", "{db}", "t", "u", "--num-frags", "{}"],
+    ["console", "{db}", "--port", "{}"],
+)
+
+
+@udf
+def upper(text: str) -> str:
+    return text.upper()
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("input") / "db"
+    geneva.connect(path).create_table("t", pa.table({"text": ["a"]})).add_columns({"u": upper})
+    return str(path)
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, list(arguments))
+    assert isinstance(result.exception, SystemExit), (arguments, result.exception)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("command", "values"),
+    [
+        (["describe", "{db}", "{}"], NAMES[:3]),
+        (["tables", "{}"], URIS[:3]),
+        (["sample", "{db}", "t", "-n", "{}"], NUMBERS),
+        *(pytest.param(command, NAMES, marks=pytest.mark.slow) for command in BY_TABLE),
+        *(pytest.param(command, URIS, marks=pytest.mark.slow) for command in BY_URI),
+        *(pytest.param(command, NUMBERS, marks=pytest.mark.slow) for command in BY_NUMBER),
+    ],
+    ids=lambda part: "-".join(part)[:30],
+)
+def test_bad_input_is_one_message(db: str, command: list[str], values: tuple[str, ...]) -> None:
+    for value in values:
+        if value == "t@" and "{db}" in command:
+            continue  # is table t
+        words = [word.replace("{db}", db).replace("{}", value) for word in command]
+        result = run(*words)
+        assert result.exit_code == 2, (words, result.output)
+        assert result.stdout == ""
+        assert "Traceback" not in result.stderr
+        assert "--debug" not in result.stderr, f"nobody foresaw {result.stderr}"
+
+
+def test_a_traceback_is_there_for_who_asks(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Traceback" in run("--debug", "describe", db, "a b").stderr
+    monkeypatch.setenv("GENEVA_DEBUG", "1")
+    shown = run("describe", db, "a b").stderr
+    assert shown.rstrip().splitlines()[-1].startswith("error: ")
+    monkeypatch.setenv("GENEVA_DEBUG", "0")
+    assert "Traceback" not in run("describe", db, "a b").stderr
+
+
+def test_what_nobody_foresaw_is_a_message_too(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Panic(BaseException):
+        pass
+
+    for number, error in enumerate((KeyError("x"), Panic("gone"), MemoryError())):
+
+        def fail(*_: object, error: BaseException = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(geneva, "connect", fail)
+        result = run("tables", db)
+        assert result.exit_code == 1, number
+        assert result.stderr.startswith(f"error: {type(error).__name__}")
+
+
+# ---------------------------------------------------------------------------- stores out of reach
+
+KEYS = {"aws_access_key_id": "AKIDSECRET", "aws_secret_access_key": "verysecret"}
+S3 = {**KEYS, "aws_region": "us-east-1", "allow_http": "true", "client_max_retries": "0"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid:80"])
+def test_a_store_that_cant_be_reached_is_said_in_a_sentence(endpoint: str) -> None:
+    with pytest.raises(StorageUnavailableError) as caught:
+        geneva.connect(
+            "s3://user:password@bucket/x", storage_options=S3 | {"aws_endpoint": endpoint}
+        )
+    text = str(caught.value)
+    assert text.startswith("Database 's3://bucket/x' can't be reached: ")
+    assert len(text) < 400
+    assert not [hidden for hidden in (*KEYS.values(), "password") if hidden in text]
+
+
+def test_a_store_that_never_answers_is_given_up() -> None:
+    from threading import Event
+
+    with pytest.raises(TimeoutError, match=r"did not answer in 0\.05 s"):
+        _in_time(Event().wait, 0.05)
+    with pytest.raises(TimeoutError, match="its own"):
+        _in_time(lambda: (_ for _ in ()).throw(TimeoutError("its own")), 5)
+
+
+def test_a_file_is_no_database(tmp_path: Path) -> None:
+    from geneva.model.tables import Secrets
+
+    (tmp_path / "file").touch()
+    for place in (str(tmp_path / "file"), f"file://{tmp_path}/file"):
+        with pytest.raises(UserInputError, match="can't be opened"):
+            open_database(place, Secrets(), {})
+    assert len(list(itertools.islice(tmp_path.iterdir(), 5))) == 1
