@@ -30,6 +30,7 @@ from geneva.udf.identity.version_parts import VersionExplanation, VersionPart
 from geneva.udf.inputs import ResolvedInput, resolve_inputs
 from geneva.udf.pickling import culprit, dumped, serializing
 from geneva.udf.policy import FAIL_FAST, ErrorPolicy, OnError, policy_of
+from geneva.udf.shipped_modules import ShippedModule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -76,6 +77,8 @@ class UDF:
     on_error: ErrorPolicy = FAIL_FAST
     timeout: float | None = None
     memoize: bool = False
+    modules: tuple[ShippedModule, ...] = ()
+    """Modules of the user's that come with it. Only a stored function has them."""
 
     def __post_init__(self) -> None:
         """Check the numbers, and look like the function that was decorated."""
@@ -332,13 +335,16 @@ def serialize_udf(udf: UDF) -> bytes:
     """Return the UDF as bytes that a process without the user's source files can load."""
     pinned = dataclasses.replace(udf, pinned_fingerprint=udf.fingerprint)
     try:
-        body = dumped(pinned, modules_used(udf))
+        taken = modules_used(udf)
+        body = dumped(pinned, taken)
+        if body.modules and not udf.modules:  # a stored function keeps those that it came with
+            body = dumped(dataclasses.replace(pinned, modules=body.modules), taken)
     except Exception as error:  # the user's objects may raise anything
         raise InvalidUDFError(
             f"UDF '{udf.name}' can't be sent to workers: {culprit(udf.func) or error}. Create "
             f"it inside the function, or in setup() of a callable class, or pass its settings."
         ) from error
-    return b"%s%s\n%s" % (_HEADER, platform.python_version().encode(), body)
+    return b"%s%s\n%s" % (_HEADER, platform.python_version().encode(), body.data)
 
 
 _MOVED = {

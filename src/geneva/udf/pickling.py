@@ -1,4 +1,7 @@
-"""Writing a UDF's code so that a process without the user's files can run it. Reads nothing."""
+"""Writing a UDF's code so that a process without the user's files can run it.
+
+Only modules that are imported inside a function are read, from their files.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ import sys
 import threading
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
+from geneva.udf.identity.imported_files import ImportedFile, ImportedFiles
 from geneva.udf.identity.references import modules_used, references
-from geneva.udf.identity.user_code import user_modules
+from geneva.udf.identity.user_code import is_user_code, user_modules
+from geneva.udf.shipped_modules import ShippedModule, shipped
 
 # A UDF that refers to itself (recursion) must be pickled by its state, not by a nested dump.
 serializing = contextvars.ContextVar("serializing", default=False)
@@ -50,8 +56,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, taken: Mapping[str, set[str]]) -> None:
         super().__init__(file)
         self._taken = taken
+        self._files = ImportedFiles()
+        self.imported: dict[str, ImportedFile] = {}
+        """What the functions that are embedded import when they are called."""
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType) and is_user_code(obj.__code__, obj.__globals__):
+            self.imported.update(self._files.of(obj))
         if isinstance(obj, types.ModuleType) and obj.__name__ in self._taken:
             names = sorted(self._taken[obj.__name__])
             values = {name: getattr(obj, name) for name in names if hasattr(obj, name)}
@@ -66,12 +77,21 @@ def _module_with(name: str, values: Mapping[str, Any]) -> types.ModuleType:
     return module
 
 
-def dumped(value: Any, taken: Mapping[str, set[str]]) -> bytes:
-    """Return a value as bytes, with the user's code embedded."""
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """A value as bytes, with the user's code embedded, and the modules which that imports."""
+
+    data: bytes
+    modules: tuple[ShippedModule, ...]
+
+
+def dumped(value: Any, taken: Mapping[str, set[str]]) -> Dumped:
+    """Write a value, with the user's code embedded."""
     file = io.BytesIO()
     with _user_code_by_value():
-        _Pickler(file, taken).dump(value)
-    return file.getvalue()
+        pickler = _Pickler(file, taken)
+        pickler.dump(value)
+    return Dumped(file.getvalue(), shipped(pickler.imported))
 
 
 def culprit(func: Any, depth: int = 0) -> str | None:

@@ -18,6 +18,7 @@ from geneva.model.computation import Carry, Udf
 from geneva.model.view_query import IS_SET
 from geneva.planning.batching import CallCost
 from geneva.storage.columns.functions import load_udf
+from geneva.udf.shipped_modules import activate
 
 
 class Program(Protocol):
@@ -91,6 +92,8 @@ def live_program(work: ColumnWork) -> Program:
         computation.input_paths,
         work.threads,
     )
+    if isinstance(computation.program, Udf):
+        activate(load_udf(work.ref, computation.program.digest).modules)
     with _LOCK:
         program = _LIVE.get(key)
         if program is None:

@@ -26,7 +26,7 @@ import enum
 import fractions
 import functools
 import gc
-import itertools
+import sys
 import types
 import uuid
 import weakref
@@ -45,7 +45,7 @@ from geneva.udf.identity.class_meaning import (
 )
 from geneva.udf.identity.code_meaning import code_digest, node_digest
 from geneva.udf.identity.deep_walk import deep_and_quiet
-from geneva.udf.identity.imported_files import imported_files, package_of
+from geneva.udf.identity.imported_files import ImportedFiles
 from geneva.udf.identity.references import (
     cells_of,
     closure_of,
@@ -55,6 +55,7 @@ from geneva.udf.identity.references import (
     what_is_in,
 )
 from geneva.udf.identity.user_code import (
+    compiled_package_digest,
     is_found_by_name,
     is_function_of_module,
     is_installed,
@@ -63,6 +64,7 @@ from geneva.udf.identity.user_code import (
     is_user_class,
     is_user_code,
     is_user_module,
+    module_facts,
     qualified_name,
 )
 from geneva.udf.identity.value_meaning import (
@@ -126,6 +128,8 @@ class _Walk:
         self._of_the_process = {id(value): name for name, value in of_the_process().items()}
         self._path: dict[int, int] = {}  # id of what is being looked at -> depth
         self._done: dict[int, tuple[Any, bytes]] = {}  # keeps the object: ids are reused
+        self._files = ImportedFiles()
+        self._file_digests: dict[str, bytes] = {}
         self._label: str | None = None  # how the next value is reached, if that is to be shown
         self._depth = 0
 
@@ -155,7 +159,9 @@ class _Walk:
         name = f"module {value.__name__}" if is_module(value) else qualified_name(value)
         if self._label is not None or not name.startswith(("builtins.", "copyreg.")):
             self._note("installed", name)
-        return node_digest("installed", name)
+        module = value.__name__ if is_module(value) else getattr(value, "__module__", None)
+        compiled = _compiled_package_of(module)
+        return node_digest("installed", name, *([compiled] if compiled is not None else []))
 
     def _named(self, kind: str, pairs: Iterable[tuple[str, Any]]) -> bytes:
         self._depth += 1
@@ -357,27 +363,29 @@ class _Walk:
 
     def _imports(self, function: types.FunctionType) -> bytes:
         """Digest the user's files that are imported inside a function."""
-        known = (closure_of(function), globals_of(function).items(), defaults_of(function).items())
-        texts = {value for _, value in itertools.chain(*known) if isinstance(value, str)}
-        package = package_of(function.__globals__)
-        files = imported_files(function.__code__, package, texts)
+        files = self._files.of(function)
         digests = []
         self._depth += 1
-        for name, content in sorted(files.items()):
+        for name, file in sorted(files.items()):
             self._label = "import"
-            if is_module(content):
-                digest = self.digest(content)
+            if isinstance(file.content, types.ModuleType):
+                digest = self.digest(file.content)
             else:
                 self._note("file", name)
-                digest = (
-                    code_digest(content, self.digest)
-                    if isinstance(content, types.CodeType)
-                    else self.digest(content)
-                )
+                digest = self._file_digest(name, file.content)
             digests.append(node_digest(name, digest))
         self._label = None
         self._depth -= 1
         return node_digest("imports", *digests)
+
+    def _file_digest(self, name: str, content: types.CodeType | str) -> bytes:
+        if name not in self._file_digests:
+            self._file_digests[name] = (
+                code_digest(content, self.digest)
+                if isinstance(content, types.CodeType)
+                else self.digest(content)
+            )
+        return self._file_digests[name]
 
     def _module(self, module: types.ModuleType) -> bytes:
         """Digest a module that is used as a whole: everything in it, as it is loaded."""
@@ -464,6 +472,13 @@ class _Walk:
         self._note_value(value)
         state = without_cached(cls, own_attributes(value))
         return node_digest("opaque", *self._all((cls,)), self._state_of(state))
+
+
+def _compiled_package_of(module: Any) -> str | None:
+    """Return the digest of the compiled package that a module is in, if nobody installed it."""
+    root = module.partition(".")[0] if isinstance(module, str) else ""
+    file = module_facts(root).get("__file__") if root not in sys.stdlib_module_names else None
+    return compiled_package_digest(file) if isinstance(file, str) else None
 
 
 def _first(pair: tuple[str, Any]) -> str:

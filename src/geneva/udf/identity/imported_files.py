@@ -8,47 +8,86 @@ imports what is there.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import pkgutil
 import sys
 import types
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from typing import Any
 
 from geneva.udf.identity.bytecode import all_codes, plain_steps
-from geneva.udf.identity.user_code import NOT_THE_USERS, is_user_file, is_user_module
+from geneva.udf.identity.references import closure_of, defaults_of, globals_of
+from geneva.udf.identity.user_code import (
+    NOT_THE_USERS,
+    compiled_package_digest,
+    is_user_file,
+    is_user_module,
+)
 
 Content = types.CodeType | types.ModuleType | str
-"""A file's code, or its text where that can't be compiled; or a loaded module without a file."""
+"""A file's code, or its text where that can't be compiled; a loaded module without a file; the
+digest of a compiled package."""
 
 
-def imported_files(
-    code: types.CodeType, package: str, texts: Collection[str] = ()
-) -> dict[str, Content]:
-    """Return, by name, the user's modules that some code imports, and those they import.
+@dataclass(frozen=True, slots=True)
+class ImportedFile:
+    """A module of the user's that can be imported: what is in it, and what that imports."""
 
-    `texts` are strings that the code knows besides its own: `import_module(NAME)`.
-    """
-    found: dict[str, Content] = {}
-    seen: set[str] = set()
-    waiting = list(_imports(code, package, texts))
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        spec = _found_spec(name)
-        if spec is None and name in sys.modules and is_user_module(name):
-            found[name] = sys.modules[name]
-        content = _content(spec) if spec is not None and _is_users(spec) else None
-        if spec is None or content is None:
-            continue
-        found[name] = content
-        if isinstance(content, types.CodeType):
-            is_package = spec.submodule_search_locations is not None
-            waiting += _imports(content, name if is_package else spec.parent or "")
-    return found
+    content: Content
+    imports: tuple[str, ...]
+    spec: ModuleSpec | None
+    """Where it was found; None for a module that is loaded and has no file."""
+
+
+class ImportedFiles:
+    """The user's modules as they can be imported now. Each is read once, for one walk over code."""
+
+    def __init__(self) -> None:
+        """Nothing is read yet."""
+        self._known: dict[str, ImportedFile | None] = {}
+
+    def of(self, function: types.FunctionType) -> dict[str, ImportedFile]:
+        """Return, by name, the user's modules that a function imports, and those they import."""
+        # Strings that the code knows besides its own may be names: `import_module(NAME)`.
+        known = (closure_of(function), globals_of(function).items(), defaults_of(function).items())
+        texts = {value for _, value in itertools.chain(*known) if isinstance(value, str)}
+        found: dict[str, ImportedFile] = {}
+        seen: set[str] = set()
+        waiting = list(_imports(function.__code__, package_of(function.__globals__), texts))
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name not in self._known:
+                self._known[name] = read_module(name)
+            file = self._known[name]
+            if file is not None:
+                found[name] = file
+                waiting += file.imports
+        return found
+
+
+def read_module(name: str) -> ImportedFile | None:
+    """Return a module of the user's as it can be imported now; None if it is not the user's."""
+    spec = _found_spec(name)
+    if spec is None:
+        is_loaded = name in sys.modules and is_user_module(name)
+        return ImportedFile(sys.modules[name], (), None) if is_loaded else None
+    whole = None if spec.origin is None else compiled_package_digest(spec.origin)
+    if whole is not None:
+        return ImportedFile(whole, (), None)
+    content = _content(spec) if _is_users(spec) else None
+    if content is None:
+        return None
+    imports: tuple[str, ...] = ()
+    if isinstance(content, types.CodeType):
+        is_package = spec.submodule_search_locations is not None
+        imports = tuple(_imports(content, name if is_package else spec.parent or ""))
+    return ImportedFile(content, imports, spec)
 
 
 def package_of(namespace: Mapping[str, Any]) -> str:
@@ -63,7 +102,8 @@ def package_of(namespace: Mapping[str, Any]) -> str:
 def _imports(code: types.CodeType, package: str, texts: Collection[str] = ()) -> Iterator[str]:
     """Yield the full names of what may be modules in the import statements of some code."""
     for inner in all_codes(code):
-        steps = plain_steps(inner)
+        # In a module of more than 256 names an instruction has others before it, for its argument.
+        steps = [step for step in plain_steps(inner) if step.op != "EXTENDED_ARG"]
         for at, step in enumerate(steps):
             if step.op == "IMPORT_NAME":
                 level, names = (s.arg for s in steps[at - 2 : at])
@@ -145,18 +185,27 @@ def _is_users(spec: ModuleSpec) -> bool:
 
 def _content(spec: ModuleSpec) -> Content | None:
     """Return a module's code, compiled from what is there now; None if it has none."""
-    get_source = getattr(spec.loader, "get_source", None)
-    get_code = getattr(spec.loader, "get_code", None)
-    try:
-        source = get_source(spec.name) if get_source is not None else None
-        if source is None:
+    source = readable_source(spec)
+    if source is None:
+        get_code = getattr(spec.loader, "get_code", None)
+        try:
             code = get_code(spec.name) if get_code is not None else None
-            return code if isinstance(code, types.CodeType) else None
-    except (ImportError, OSError, UnicodeDecodeError):
-        return None
+        except (ImportError, OSError, UnicodeDecodeError):
+            return None
+        return code if isinstance(code, types.CodeType) else None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns when it is imported
             return compile(source, "<module>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError):
-        return str(source)
+        return source
+
+
+def readable_source(spec: ModuleSpec) -> str | None:
+    """Return the text of a module's source as it is now; None if there is none to be had."""
+    get_source = getattr(spec.loader, "get_source", None)
+    try:
+        source = get_source(spec.name) if get_source is not None else None
+    except (ImportError, OSError, UnicodeDecodeError):
+        return None
+    return None if source is None else str(source)

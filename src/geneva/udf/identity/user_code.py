@@ -5,10 +5,12 @@ from __future__ import annotations
 import builtins
 import csv
 import functools
+import hashlib
 import importlib.metadata
 import inspect
 import json
 import os
+import pathlib
 import sys
 import sysconfig
 import types
@@ -52,17 +54,79 @@ _MODULE = types.ModuleType
 @functools.lru_cache(maxsize=4096)
 def is_user_file(file: str) -> bool:
     """Say whether a file is source code outside everything that was installed."""
-    if file.endswith((".so", ".pyd", ".dylib")):
+    if file.endswith(_COMPILED) or _is_installed_file(file):
         return False
+    return compiled_package(file) is None
+
+
+_COMPILED = (".so", ".pyd", ".dylib")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_installed_file(file: str) -> bool:
+    """Say whether a file belongs to Python, or to what pip or conda has installed."""
     path = os.path.realpath(file)
     packaged = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
     if packaged or path.startswith(_INSTALLED):
-        return False
-    roots = [os.path.realpath(entry) for entry in sys.path if entry]
-    root = max((r for r in roots if path.startswith(r + os.sep)), key=len, default=None)
-    if root is None:
         return True
-    return os.path.relpath(path, root).replace(os.sep, "/") not in _files_of_distributions(root)
+    root = _root_of(path)
+    if root is None:
+        return False
+    return os.path.relpath(path, root).replace(os.sep, "/") in _files_of_distributions(root)
+
+
+def _root_of(path: str) -> str | None:
+    """Return the entry of `sys.path` that a file is imported from."""
+    roots = [os.path.realpath(entry) for entry in sys.path if entry]
+    return max((r for r in roots if path.startswith(r + os.sep)), key=len, default=None)
+
+
+@functools.lru_cache(maxsize=4096)
+def compiled_package(file: str) -> str | None:
+    """Return the folder of the package that a file is in, if that has compiled parts.
+
+    Only of a package that nobody installed: a copy of pandas on PYTHONPATH, a project with a
+    Cython module. It can't be embedded in a pickle. Workers import it, and it counts as a whole.
+    """
+    path = pathlib.Path(os.path.realpath(file))
+    root = None if _is_installed_file(file) else _root_of(str(path))
+    if root is None:
+        return None
+    top = pathlib.Path(root, path.relative_to(root).parts[0])
+    return str(top) if _has_compiled_code(top) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _has_compiled_code(folder: pathlib.Path, depth: int = 2) -> bool:
+    if not (folder / "__init__.py").is_file():
+        return False
+    entries = list(folder.iterdir())
+    if any(entry.name.endswith(_COMPILED) for entry in entries):
+        return True
+    return depth > 1 and any(_has_compiled_code(entry, depth - 1) for entry in entries)
+
+
+def compiled_package_digest(file: str) -> str | None:
+    """Return a digest of all the code in the compiled package that a file is in; None: in none."""
+    folder = compiled_package(file)
+    if folder is None:
+        return None
+    found = []
+    for path in sorted(pathlib.Path(folder).rglob("*")):
+        if path.name.endswith((".py", *_COMPILED)):
+            facts = path.stat()
+            found.append((path, facts.st_size, facts.st_mtime_ns))
+    return _digest_of_files(folder, tuple(found))
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of_files(folder: str, files: tuple[tuple[pathlib.Path, int, int], ...]) -> str:
+    """Return the digest of files. Sizes and times are only there so that a change is noticed."""
+    digest = hashlib.sha256()
+    for path, _, _ in files:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    return digest.hexdigest()
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,0 +1,227 @@
+"""Modules that a function imports in its body travel with it; compiled packages don't."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import types
+import zipfile
+
+import pytest
+
+from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf, udf_digest
+from geneva.udf.identity import user_code
+from geneva.udf.shipped_modules import activate
+from workshop import Workshop, of
+
+WORKER = """
+import sys
+from geneva.udf.declare import deserialize_udf, udf_digest
+from geneva.udf.shipped_modules import activate
+for path in sys.argv[1:]:
+    data = open(path, "rb").read()
+    loaded = deserialize_udf(data, udf_digest(data))
+    activate(loaded.modules)
+    print(loaded(1))
+"""
+
+
+def on_a_worker(
+    folder: pathlib.Path, *functions: UDF, cwd: pathlib.Path | None = None
+) -> list[str]:
+    """Call functions one after the other in a process that doesn't have the user's files."""
+    paths = []
+    for number, function in enumerate(functions):
+        paths.append(folder / f"{number}.udf")
+        paths[-1].write_bytes(serialize_udf(function))
+    source = str(pathlib.Path(user_code.__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore", "-c", WORKER, *map(str, paths)],
+        env={**os.environ, "PYTHONPATH": source},
+        cwd=cwd or "/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def declared(workshop: Workshop, body: str, head: str = "", name: str | None = None) -> UDF:
+    source = f"{head}\ndef f(x: int) -> int:\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
+    return udf(workshop.load(source, name).f)
+
+
+BODIES = {
+    "import": "import helpers\nreturn helpers.g(x)",
+    "alias": "import pk.deep.leaf as leaf\nreturn leaf.g(x)",
+    "from": "from pk.deep.leaf import g\nreturn g(x)",
+    "submodule": "from pk.deep import leaf\nreturn leaf.g(x)",
+    "by literal name": 'import importlib\nreturn importlib.import_module("pk.deep.leaf").g(x)',
+    "nested": "def inner():\n    import helpers\n    return helpers.g(x)\nreturn inner()",
+    "circle": "import one\nreturn one.g(x)",
+    "namespace": "from spread.part import g\nreturn g(x)",
+    "of a called function": "return through(x)",
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_what_is_imported_in_the_body_comes_along(
+    workshop: Workshop, tmp_path: pathlib.Path, body: str
+):
+    g = "def g(x):\n    return x + 40\n"
+    workshop.write("helpers", "from pk.deep.leaf import g\n")
+    workshop.write("pk.__init__", "")
+    workshop.write("pk.deep.__init__", "from . import base\n")
+    workshop.write("pk.deep.base", "ONE = 40\n")
+    workshop.write("pk.deep.leaf", "from .base import ONE\ndef g(x):\n    return x + ONE\n")
+    workshop.write("one", f"import two\n{g}")
+    workshop.write("two", "import one\n")
+    workshop.write("spread.part", g)
+    head = "def through(x):\n    import helpers\n    return helpers.g(x)\n"
+    function = declared(workshop, body, head)
+    assert function(1) == 41
+    assert on_a_worker(tmp_path, function) == ["41"]
+
+
+def test_relative_imports_in_the_body(workshop: Workshop, tmp_path: pathlib.Path):
+    workshop.write("rel.__init__", "")
+    workshop.write("rel.other", "N = 4\n")
+    function = declared(workshop, "from .other import N\nreturn x + N", name="rel.mine")
+    assert on_a_worker(tmp_path, function) == ["5"]
+
+
+def test_a_module_in_an_archive(
+    workshop: Workshop, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    archive = tmp_path / "lib.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("in_a_zip.py", "def g(x):\n    return x + 5\n")
+    monkeypatch.syspath_prepend(str(archive))
+    function = declared(workshop, "import in_a_zip\nreturn in_a_zip.g(x)")
+    data = serialize_udf(function)
+    archive.unlink()
+    assert b"return x + 5" in data
+    monkeypatch.undo()
+    sys.modules.pop("in_a_zip", None)
+    loaded = deserialize_udf(data, udf_digest(data))
+    activate(loaded.modules)
+    assert loaded(1) == 6
+    activate(())
+
+
+def test_a_module_without_a_file(
+    workshop: Workshop, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = types.ModuleType("made_by_hand")
+    exec("def g(x):\n    return x + 6\n", made.__dict__)
+    monkeypatch.setitem(sys.modules, "made_by_hand", made)
+    assert on_a_worker(
+        tmp_path, declared(workshop, "import made_by_hand\nreturn made_by_hand.g(x)")
+    ) == ["7"]
+
+
+def test_bytecode_alone(workshop: Workshop, tmp_path: pathlib.Path):
+    import py_compile
+
+    source = workshop.write("only_bytecode", "def g(x):\n    return x + 7\n")
+    py_compile.compile(str(source), str(source.with_suffix(".pyc")))
+    source.unlink()
+    function = declared(workshop, "import only_bytecode\nreturn only_bytecode.g(x)")
+    assert on_a_worker(tmp_path, function) == ["8"]
+
+
+def test_each_function_gets_the_modules_that_it_came_with(
+    workshop: Workshop, tmp_path: pathlib.Path
+):
+    """One worker process serves functions of several days; a worker's own file is another one."""
+    body = "from pk import same\nreturn same.g(x)"
+    workshop.write("pk.__init__", "")
+    first_file = workshop.write("pk.same", "def g(x):\n    return x + 1\n")
+    first = declared(workshop, body)
+    first_data = serialize_udf(first)
+    first_file.write_text("def g(x):\n    return x + 100\n")
+    second = declared(workshop, body)
+    other = tmp_path / "worker" / "pk"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    (other / "same.py").write_text("def g(x):\n    return x + 9000\n")
+    stored = deserialize_udf(first_data, udf_digest(first_data))
+    assert stored.fingerprint != second.fingerprint
+    told = on_a_worker(tmp_path, stored, second, stored, cwd=other.parent)
+    assert told == ["2", "101", "2"], "and stored again, a function keeps its modules"
+
+
+def test_where_it_was_declared_the_users_own_module_is_used(workshop: Workshop):
+    workshop.write("mine_here", "calls = []\ndef g(x):\n    calls.append(x)\n    return x\n")
+    function = declared(workshop, "import mine_here\nreturn mine_here.g(x)")
+    function(1)
+    data = serialize_udf(function)
+    loaded = deserialize_udf(data, udf_digest(data))
+    own = sys.modules["mine_here"]
+    activate(loaded.modules)
+    loaded(2)
+    assert sys.modules["mine_here"] is own
+    assert own.calls == [1, 2]
+
+
+def test_importing_runs_nothing_where_it_is_declared(workshop: Workshop, tmp_path: pathlib.Path):
+    workshop.write("side_effect", f"open({str(tmp_path / 'ran')!r}, 'a').close()\nN = 1\n")
+    function = declared(workshop, "import side_effect\nreturn x + side_effect.N")
+    serialize_udf(function)
+    assert not (tmp_path / "ran").exists()
+    assert on_a_worker(tmp_path, function) == ["2"]
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_module_of_more_names_than_fit_into_one_byte(workshop: Workshop, tmp_path: pathlib.Path):
+    names = "\n".join(f"name_{i} = {i}" for i in range(300))
+    workshop.write("late", "N = 2\n")
+    workshop.write("many", f"{names}\nfrom late import N\n")
+    function = declared(workshop, "import many\nreturn x + many.N")
+    assert on_a_worker(tmp_path, function) == ["3"]
+
+
+# --------------------------------------------------------------------- packages with compiled parts
+
+
+@pytest.fixture
+def vendored(workshop: Workshop) -> pathlib.Path:
+    """A package that lies on the path, of which nobody knows who made it, with compiled parts."""
+    workshop.write("vendored.__init__", "from vendored.part import g\n")
+    workshop.write("vendored.part", "class C:\n    pass\ndef g(x):\n    return x + 1\n")
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    library = workshop.directory / "vendored" / "_core" / f"fast{suffix}"
+    library.parent.mkdir()
+    (library.parent / "__init__.py").write_text("")
+    library.write_bytes(b"not really machine code")
+    return library
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import vendored\ndef f(x: int) -> int:\n    return vendored.g(x)",
+        "from vendored.part import g\ndef f(x: int) -> int:\n    return g(x)",
+        "def f(x: int) -> int:\n    import vendored\n    return vendored.g(x)",
+    ],
+)
+def test_a_package_with_compiled_parts_is_left_to_the_workers(
+    workshop: Workshop, vendored: pathlib.Path, source: str
+):
+    function = workshop.load(source).f
+    data = serialize_udf(udf(function))
+    assert b"x + 1" not in data
+    assert b"co_code" not in data
+    # Nothing that is in it is missed: neither a line of Python nor a byte of machine code.
+    before = of(function)
+    vendored.write_bytes(b"other machine code")
+    changed = of(function)
+    assert changed != before
+    part = vendored.parents[1] / "part.py"
+    part.write_text(part.read_text() + "\nN = 1\n")
+    assert of(function) not in (before, changed)
