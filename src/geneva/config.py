@@ -15,6 +15,8 @@ class Settings:
 
     local_slots: int | None = None
     """Tasks at once on the embedded Spark (GENEVA_LOCAL_SLOTS); None: one per core."""
+    local_gpus: int | None = None
+    """GPUs of this machine that jobs on a local Spark share (GENEVA_LOCAL_GPUS); None: all."""
     version_conflict_max_retries: int = 10
     """Rounds without progress before a job gives up on a table that keeps changing."""
     jvm_archive: bool = True
@@ -30,6 +32,7 @@ class Settings:
         env = os.environ if environment is None else environment
         return cls(
             local_slots=_integer(env, "GENEVA_LOCAL_SLOTS", None, minimum=1),
+            local_gpus=_integer(env, "GENEVA_LOCAL_GPUS", None, minimum=0),
             version_conflict_max_retries=_integer(
                 env, "GENEVA_VERSION_CONFLICT_MAX_RETRIES", 10, minimum=0
             )

@@ -531,4 +531,4 @@ class Connection(ConnectionMethods):
                 ui=self._settings.spark_ui,
             )
             session = embedded_session(options)
-        return SparkRunner(session)
+        return SparkRunner(session, gpus=self._settings.local_gpus)

@@ -96,6 +96,16 @@ def task_resources(_: int) -> str:
     return f"{context.cpus()} {len(gpus.addresses) if gpus else 0}"
 
 
+def process_and_gpu(mark: str) -> str:
+    """Who ran, on which GPU, and that no other task ran on it meanwhile."""
+    gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+    here = Path(f"{mark}-{gpu}")
+    here.touch(exist_ok=False)
+    time.sleep(0.1)
+    here.unlink()
+    return f"{os.getpid()} {gpu}"
+
+
 def touch_and_wait(mark: str) -> str:
     Path(mark).touch()
     time.sleep(3)
@@ -139,6 +149,23 @@ class TestEveryRunner:
         any_runner.cancel()
         with pytest.raises(JobCancelledError):
             any_runner.submit(double, [1]).result()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_gpu_of_a_local_spark_has_one_task_and_one_process(
+    runner: SparkRunner, tmp_path: Path, gpus: int
+) -> None:
+    shared = SparkRunner(runner._session, gpus=gpus)
+    whole = Resources(num_gpus=1)
+    assert shared.slots_for(whole) == gpus
+    assert shared.slots_for(Resources()) == 2
+    # Idle Python workers of other jobs are not used: each would load the model once more.
+    shared.submit(double, [1, 2]).result()
+    jobs = [shared.submit(process_and_gpu, [str(tmp_path / "at")], whole) for _ in range(5)]
+    found = {job.result()[0] for job in jobs}
+    assert {text.split()[1] for text in found} == {str(number) for number in range(gpus)}
+    assert len(found) == gpus, "one process per GPU"
 
 
 def test_in_process_runner_fails_like_a_job(tmp_path: Path) -> None:

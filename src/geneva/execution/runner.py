@@ -10,6 +10,8 @@ This module imports no pyspark: every worker imports it.
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,6 +54,12 @@ class Runner(Protocol):
 
     def cancel(self) -> None:
         """Stop what was submitted and still runs; its futures raise ``JobCancelledError``."""
+
+
+def slots_for(runner: Runner, resources: Resources) -> int:
+    """How many tasks with these needs can run at once: all slots, where a runner doesn't say."""
+    count: Callable[[Resources], int] | None = getattr(runner, "slots_for", None)
+    return runner.slots if count is None else count(resources)
 
 
 class InProcessRunner:
@@ -139,6 +147,7 @@ def run_items(
     function: Callable[[T], str], items: Sequence[T], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Call ``function`` on the items whose numbers arrive, and yield its answers."""
+    _see_own_gpus()
     for batch in batches:
         for index in batch.column(0).to_pylist():
             report = function(items[index])
@@ -147,6 +156,15 @@ def run_items(
                 [pa.array([index], pa.int64()), pa.array([report], pa.string())],
                 schema=REPORT_SCHEMA,
             )
+
+
+def _see_own_gpus() -> None:
+    """Let libraries see the GPUs that Spark has given to this task, and no others."""
+    module = sys.modules.get("pyspark.taskcontext")
+    context = module.TaskContext.get() if module is not None else None
+    gpus = context.resources().get("gpu") if context is not None else None
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
 
 
 _heap_is_frozen = False

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from geneva.errors import JobCancelledError, SparkUnavailableError
 from geneva.execution.runner import ANY, REPORT_DDL, task_body
 from geneva.model.computation import Resources
 from geneva.spark.errors import explained
+from geneva.spark.local_slots import LocalSlots, shared_slots, visible_gpus
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,12 +37,15 @@ CANCEL_LIMIT_SECONDS = 30.0
 class SparkRunner:
     """Runs tasks on a Spark session: each ``submit`` is one Spark job, one task per item.
 
-    ``slots`` is only for clusters whose size Spark doesn't report.
+    ``slots`` is only for clusters whose size Spark doesn't report; ``gpus`` for machines whose GPUs
+    are not all to be used, or not found: how many there are.
     """
 
-    def __init__(self, session: SparkSession, *, slots: int | None = None) -> None:
+    def __init__(
+        self, session: SparkSession, *, slots: int | None = None, gpus: int | None = None
+    ) -> None:
         self._session = session
-        self._slots = slots
+        self._slots, self._gpus = slots, gpus
         self._tag = f"geneva-{uuid.uuid4().hex}"
         self._profiles: dict[Resources, ResourceProfile | None] = {}
         remote = type(session).__module__.startswith("pyspark.sql.connect")
@@ -54,6 +59,22 @@ class SparkRunner:
     def slots(self) -> int:
         """How many tasks can run at once: the cores that Spark has at this moment."""
         return self._slots or self._kind.cores()
+
+    def slots_for(self, resources: Resources) -> int:
+        """How many tasks with these needs can run at once.
+
+        On a cluster Spark itself holds back those for which there is no room.
+        """
+        if not self._shares_machine(resources):
+            return self.slots
+        return self._machine().count(resources, self.slots)
+
+    def _shares_machine(self, resources: Resources) -> bool:
+        """Whether tasks need a share of the one machine that Spark runs on."""
+        return self._kind.is_local and bool(resources.num_gpus or (resources.num_cpus or 1) > 1)
+
+    def _machine(self) -> LocalSlots:
+        return shared_slots(visible_gpus(os.environ, self._gpus))
 
     def submit(
         self, function: Callable[[T], str], items: Sequence[T], resources: Resources = ANY
@@ -103,9 +124,14 @@ class SparkRunner:
         self._check()
         if not items:
             return []
+        if len(items) > 1 and self._shares_machine(resources):
+            # Each has its own share, and its own Python process.
+            return [self._run(function, [item], resources)[0] for item in items]
         try:
-            with self._kind.tagged(self._tag):
-                table = self._reports(function, items, resources)
+            with self._held(resources) as environment, self._kind.tagged(self._tag):
+                table = self._reports(function, items, resources, environment)
+        except JobCancelledError:
+            raise
         except Exception as error:  # noqa: BLE001  all of them are explained
             if self._cancelled.is_set():  # Spark's own error doesn't say so
                 raise JobCancelledError("The job was cancelled.") from None
@@ -114,14 +140,24 @@ class SparkRunner:
         reports = dict(zip(table["index"].to_pylist(), table["report"].to_pylist(), strict=True))
         return [reports[index] for index in range(len(items))]
 
+    def _held(self, resources: Resources) -> contextlib.AbstractContextManager[Mapping[str, str]]:
+        """Hold the task's share of the machine, where Spark doesn't; gives its variables."""
+        if not self._shares_machine(resources):
+            return contextlib.nullcontext({})
+        return self._machine().held(resources, self.slots, self._cancelled.is_set)
+
     def _reports(
-        self, function: Callable[[T], str], items: Sequence[T], resources: Resources
+        self,
+        function: Callable[[T], str],
+        items: Sequence[T],
+        resources: Resources,
+        environment: Mapping[str, str],
     ) -> pa.Table:
         # One profile for all jobs alike: with dynamic allocation a new one gets new executors.
         if resources not in self._profiles:
             self._profiles[resources] = self._kind.profile(resources)
         numbers = self._session.range(0, len(items), 1, len(items))
-        with _pandas_warnings_off():
+        with _pandas_warnings_off(), self._kind.worker_variables(environment):
             reports = numbers.mapInArrow(
                 task_body(function, items), REPORT_DDL, profile=self._profiles[resources]
             )
@@ -139,7 +175,12 @@ class SparkRunner:
 class _SessionKind(Protocol):
     """The calls that are different for classic sessions and for Connect."""
 
+    @property
+    def is_local(self) -> bool: ...
     def cores(self) -> int: ...
+    def worker_variables(
+        self, variables: Mapping[str, str]
+    ) -> contextlib.AbstractContextManager[None]: ...
     def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]: ...
     def cancel(self, tag: str) -> None: ...
     def profile(self, resources: Resources) -> ResourceProfile | None: ...
@@ -150,6 +191,17 @@ class _Classic:
 
     def __init__(self, session: SparkSession) -> None:
         self._context = session.sparkContext
+        self.is_local = self._context.master.startswith("local")
+
+    @contextlib.contextmanager
+    def worker_variables(self, variables: Mapping[str, str]) -> Iterator[None]:
+        """Let functions that are made meanwhile run in Python processes with these variables."""
+        before = self._context.environment
+        self._context.environment = {**before, **variables}
+        try:
+            yield
+        finally:
+            self._context.environment = before
 
     def cores(self) -> int:
         return max(1, int(self._context.defaultParallelism))
@@ -168,7 +220,7 @@ class _Classic:
         self._context.cancelJobsWithTag(tag)
 
     def profile(self, resources: Resources) -> ResourceProfile | None:
-        return None if self._context.master.startswith("local") else _profile(resources)
+        return None if self.is_local else _profile(resources)
 
 
 class _Connect:
@@ -177,6 +229,13 @@ class _Connect:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._cores: int | None = None
+        master = session.conf.get("spark.master", "local") or "local"
+        self.is_local = master.startswith("local")
+
+    @contextlib.contextmanager
+    def worker_variables(self, variables: Mapping[str, str]) -> Iterator[None]:
+        """A server's Python processes have their own variables."""
+        yield
 
     def cores(self) -> int:
         from pyspark.sql import functions
@@ -200,8 +259,7 @@ class _Connect:
         self._session.interruptTag(tag)
 
     def profile(self, resources: Resources) -> ResourceProfile | None:
-        master = self._session.conf.get("spark.master", "local") or "local"
-        return None if master.startswith("local") else _profile(resources)
+        return None if self.is_local else _profile(resources)
 
 
 def _profile(resources: Resources) -> ResourceProfile | None:
@@ -209,9 +267,9 @@ def _profile(resources: Resources) -> ResourceProfile | None:
 
     Memory is left out: Spark gives memory to executors, when they start, not to tasks.
     """
-    cores = math.ceil(resources.num_cpus or 1)
+    cores = resources.num_cpus or 1
     gpus = resources.num_gpus or 0
-    if cores <= 1 and not gpus:
+    if cores == 1 and not gpus:
         return None
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 

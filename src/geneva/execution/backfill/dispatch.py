@@ -10,7 +10,7 @@ from geneva.errors import WorkerLostError
 from geneva.execution.backfill.ledger import Ledger
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.tasks import TaskQueue
-from geneva.execution.runner import InProcessRunner, Runner
+from geneva.execution.runner import InProcessRunner, Runner, slots_for
 from geneva.execution.worker.poison_rows import Suspect, read_suspects
 from geneva.execution.worker.run import run_task
 from geneva.execution.worker.task import Task, TaskReport
@@ -66,7 +66,8 @@ class Dispatcher:
         """Keep every slot busy, with one task waiting behind them to bridge the gaps."""
         runner = self._get_runner()
         asked = self._prepared.request.options.concurrency
-        slots = max(1, min(asked, runner.slots) if asked else runner.slots)
+        slots = slots_for(runner, self._prepared.computation.resources)
+        slots = max(1, min(asked, slots) if asked else slots)
         self._ledger.slots(slots)
         per_job = max(1, slots // _MAX_JOBS_IN_FLIGHT)
         limit = slots if asked else slots + 1
