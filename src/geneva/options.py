@@ -33,7 +33,7 @@ class WorkArguments(TypedDict, total=False):
     min_checkpoint_size: int | None
     max_checkpoint_size: int | None
     task_size: int | None
-    commit_granularity: int
+    commit_granularity: int | None
     batch_checkpoint_flush_interval_seconds: float | None
     timeout: float | timedelta | None
 
@@ -187,8 +187,9 @@ class JobOptions:
     task_size: int | None = field(
         default=None, metadata=_count("Rows that a task computes; by default by measured speed.")
     )
-    commit_granularity: int = field(
-        default=64, metadata=_count("Fragments that a commit publishes.")
+    commit_granularity: int | None = field(
+        default=None,
+        metadata=_count("Fragments that a commit publishes; by default by time, and at the end."),
     )
     read_version: int | None = field(
         default=None,

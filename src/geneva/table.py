@@ -28,8 +28,8 @@ from geneva.options import (
 from geneva.planning.backfill import BackfillPlan
 from geneva.query import Query
 from geneva.render import html
-from geneva.search import Search
 from geneva.render.plain import plain
+from geneva.search import Search
 from geneva.storage.checkpoints.cleanup import CleanupReport
 from geneva.storage.checkpoints.pins import cleanup_versions, refuse_while_running
 from geneva.storage.columns.compaction import (

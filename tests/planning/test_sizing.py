@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,14 @@ from geneva.model.tables import Reason, Sizes
 from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.batching import CallCost
 from geneva.planning.ranges import disjoint, gaps
-from geneva.planning.sizing import MAX_FRAGMENTS_PER_TASK, BatchRule, Part, WorkQueue, rows_to_run
+from geneva.planning.sizing import (
+    MAX_FRAGMENTS_PER_TASK,
+    BatchRule,
+    CommitRule,
+    Part,
+    WorkQueue,
+    rows_to_run,
+)
 
 
 @st.composite
@@ -187,3 +195,40 @@ def test_a_dear_checkpoint_is_made_less_often() -> None:
     assert not rule.is_due(10, 2.0, last_cost_seconds=1.0)
     asked = BatchRule.of(Sizes(), 1_000, 2.0)
     assert asked.is_due(10, 2.0, last_cost_seconds=1.0), "unless somebody asked for it"
+
+
+def commits(rule: CommitRule, seconds: float, cost: Callable[[int], float]) -> list[float]:
+    """When a job that finishes ten files per second commits; the n-th commit takes `cost(n)`."""
+    done, now, last_end, last_cost = list[float](), 0.0, 0.0, 0.0
+    ready = 0
+    while now < seconds:
+        now, ready = now + 0.1, ready + 1
+        if rule.is_due(ready, now - last_end, last_cost):
+            last_cost = cost(len(done))
+            now, ready = now + last_cost, 0
+            last_end = now
+            done.append(now)
+    return done
+
+
+@given(st.floats(0.001, 20.0), st.floats(0.0, 0.1))
+def test_commits_by_time_cost_a_twentieth_and_come_soon(first: float, growth: float) -> None:
+    def cost(number: int) -> float:
+        return first + growth * number
+
+    made = commits(CommitRule(), 1_000.0, cost)
+    # Each one is paid for by the pause before the next.
+    spent = sum(map(cost, range(len(made) - 1)))
+    assert spent <= 0.05 * 1_000.0
+    last = 0.0
+    for number, at in enumerate(made):
+        waited = at - cost(number) - last
+        assert waited <= max(5.0, 20 * (cost(number - 1) if number else 0.0)) + 0.11
+        last = at
+
+
+def test_a_commit_size_that_was_asked_for_is_kept() -> None:
+    rule = CommitRule(files=3)
+    assert [rule.is_due(ready, 100.0, 0.0) for ready in range(5)] == [False] * 3 + [True] * 2
+    assert rule.is_due(3, 0.0, last_cost_seconds=60.0)
+    assert not CommitRule().is_due(0, 100.0, 0.0), "there is nothing to commit"

@@ -1,4 +1,4 @@
-"""How big the pieces of work are: tasks, batches, checkpoints. Arithmetic only."""
+"""How big the pieces of work are: tasks, batches, checkpoints, commits. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ _FEW_ROWS = 128
 _FLUSH_SECONDS = 1.0
 _FLUSH_COST_RATIO = 50
 """A checkpoint may cost one fiftieth of the work it protects."""
+_COMMIT_SECONDS = 5.0
+"""So soon readers see what is finished, where commits are cheap."""
+_COMMIT_COST_RATIO = 20
+"""Committing may cost one twentieth of a job's time, however large the table's manifest is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +192,22 @@ class BatchRule:
         if not self.flush_is_asked_for:
             pause = max(pause, last_cost_seconds * _FLUSH_COST_RATIO)
         return rows >= self.min_checkpoint_rows and seconds >= pause
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRule:
+    """When finished files are published.
+
+    A commit costs as much as the table's manifest is long, however few files it publishes: groups
+    of a fixed size would cost n fragments O(n^2). What waits is durable: a crash doesn't lose it.
+    """
+
+    files: int | None = None
+    """Exactly so many files per commit; None: all that are finished, by time."""
+
+    def is_due(self, ready: int, seconds: float, last_cost_seconds: float) -> bool:
+        """Whether to publish `ready` files, `seconds` after the last commit, or the beginning."""
+        if self.files is not None:
+            return ready >= self.files
+        pause = max(_COMMIT_SECONDS, last_cost_seconds * _COMMIT_COST_RATIO)
+        return ready > 0 and seconds >= pause

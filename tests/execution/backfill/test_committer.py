@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,28 @@ def test_groups_are_full_unless_everything_is_wanted(table: Table) -> None:
     assert committer.commit_next(prepared, flush=False) is None
     assert committer.commit_next(prepared, flush=True) is not None
     assert committer.commit_next(prepared, flush=True) is None
+    assert log.groups == [[0, 1], [2]]
+
+
+def test_by_default_all_that_is_ready_is_published_by_time(table: Table) -> None:
+    prepared, log, now = prepared_for(table, "c"), Log(), [100.0]
+
+    def publish(*args: Any) -> CommitOutcome:
+        now[0] += 1.0
+        return log(*args)
+
+    committer = TableCommitter("job", 3, publish=publish, clock=lambda: now[0])
+    files = staged(prepared)
+    committer.add(files[0])
+    assert committer.commit_next(prepared, flush=False) is None
+    now[0] += 5.0
+    committer.add(files[1])
+    assert committer.commit_next(prepared, flush=False) is not None
+    committer.add(files[2])
+    now[0] += 19.0
+    assert committer.commit_next(prepared, flush=False) is None, "the last one took a second"
+    now[0] += 1.0
+    assert committer.commit_next(prepared, flush=False) is not None
     assert log.groups == [[0, 1], [2]]
 
 

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.tracing import span
+from geneva.planning.sizing import CommitRule
 from geneva.render.plain import plain
 from geneva.storage.checkpoints.cleanup import delete_keys
 from geneva.storage.checkpoints.staging import open_checkpoints, record_staged
@@ -62,13 +63,19 @@ def publish_columns(
 
 
 class TableCommitter:
-    """Commits to the table, in groups of `commit_granularity` files."""
+    """Commits to the table, in groups of `commit_granularity` files, or by time."""
 
     def __init__(
-        self, job_id: str, max_retries: int, *, publish: Publish = publish_columns
+        self,
+        job_id: str,
+        max_retries: int,
+        *,
+        publish: Publish = publish_columns,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Nothing is ready yet."""
         self._job_id, self._max_retries, self._publish = job_id, max_retries, publish
+        self._clock, self._last_end, self._last_cost = clock, clock(), 0.0
         self._ready: list[StagedFile] = []
         self._checkpoints: dict[int, set[str]] = {}
 
@@ -81,27 +88,30 @@ class TableCommitter:
         self._checkpoints.setdefault(key.fragment_id, set()).add(key.path())
 
     def commit_next(self, prepared: PreparedBackfill, *, flush: bool) -> Commit | None:
-        """Publish the next group of files; None: too few are ready."""
-        size = prepared.request.options.commit_granularity
-        if not self._ready or (len(self._ready) < size and not flush):
+        """Publish the next group of files; None: it is not worth a commit yet."""
+        rule = CommitRule(prepared.request.options.commit_granularity)
+        started = self._clock()
+        due = rule.is_due(len(self._ready), started - self._last_end, self._last_cost)
+        if not self._ready or not (due or flush):
             return None
-        group = self._take(size)
-        started = time.monotonic()
+        group = self._take(rule.files)
         with span("geneva.commit", {"job_id": self._job_id, "fragments": len(group)}):
             outcome = self._publish(prepared, group, self._job_id, self._max_retries)
-        commit = Commit(outcome, time.monotonic() - started)
+        commit = Commit(outcome, self._clock() - started)
         self._log(prepared, outcome)
         self._record_lost(prepared, outcome)
         self._delete_checkpoints(prepared, [file.fragment_id for file in outcome.landed])
+        self._last_end = self._clock()
+        self._last_cost = self._last_end - started
         return commit
 
-    def _take(self, size: int) -> list[StagedFile]:
-        """The next group. Lance publishes files of the same fields together."""
+    def _take(self, size: int | None) -> list[StagedFile]:
+        """The next group; None: of any size. Lance publishes files of the same fields together."""
         fields = self._ready[0].field_ids
         group: list[StagedFile] = []
         left: list[StagedFile] = []
         for file in self._ready:
-            fits = file.field_ids == fields and len(group) < size
+            fits = file.field_ids == fields and (size is None or len(group) < size)
             (group if fits else left).append(file)
         self._ready = left
         return group

@@ -131,7 +131,11 @@ class _ColumnCommit:
             )
         snapshot = read_snapshot(self._base, ref)
         verify_column(snapshot.schema, ref, computation)
-        checked = [(f, _misfit(f, snapshot, self._base, computation)) for f in self._fitting]
+        facts = {fragment.id: fragment for fragment in snapshot.fragments}
+        checked = [
+            (f, _misfit(f, facts.get(f.fragment_id), snapshot, self._base, computation))
+            for f in self._fitting
+        ]
         self._lost.extend((file, why) for file, why in checked if why is not None)
         self._fitting = [file for file, why in checked if why is None]
 
@@ -290,12 +294,12 @@ def _covers_live_rows(
 
 def _misfit(
     staged: StagedFile,
+    fragment: FragmentFacts | None,
     snapshot: TableSnapshot,
     dataset: lance.LanceDataset,
     computation: Computation,
 ) -> str | None:
     """Why a staged file can't be put into the table as it is now; None when it can."""
-    fragment = next((f for f in snapshot.fragments if f.id == staged.fragment_id), None)
     if fragment is None:
         return "its fragment was rewritten or removed"
     if fragment.physical_rows != staged.physical_rows:
