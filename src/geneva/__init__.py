@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from geneva.jobs import JobFuture, JobHandle, JobResult
     from geneva.model.jobs import JobStatus
     from geneva.query import Query
+    from geneva.spark.source.frames import register
     from geneva.table import Table
     from geneva.view import MaterializedView
 
@@ -52,6 +53,7 @@ __all__ = [
     "chunker",
     "connect",
     "fail_fast",
+    "register",
     "retry_all",
     "retry_transient",
     "skip_on_error",
@@ -68,6 +70,7 @@ _HOMES = {
     "Query": "geneva.query",
     "Table": "geneva.table",
     "connect": "geneva.connection",
+    "register": "geneva.spark.source.frames",
 }
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from geneva.compatibility import AUTO_REFRESH, warn_compatibility
 from geneva.config import Settings
-from geneva.errors import TableNotFoundError, UserInputError
+from geneva.errors import TableNotFoundError, TypeMismatchError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
 from geneva.execution.declarations import warn_of_narrow_dictionaries
@@ -481,6 +481,46 @@ class Connection(ConnectionMethods):
         branch = TableName.parse(query.base_table).branch
         return TableRef(query.base_table, uri, self._storage_options, branch)
 
+    def register_views(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
+    ) -> list[str]:
+        """Make every table and view a temporary view in Spark, under its own name, for SQL.
+
+        Each is of the version that is the latest now: call it again to see newer ones. A table that
+        Spark can't read is left out, with a warning.
+
+        Args:
+            spark: The session; by default the one that jobs run on.
+            names: Only these tables, as `open_table` takes them; None: all, with branches and those
+                in namespaces.
+            columns: By table, the columns to read. Spark reads all columns of a view, whichever a
+                query needs, so that it is worth leaving out wide ones.
+
+        Returns:
+            The names of the views. Those that are no plain word are quoted in SQL: `a-b`.
+        """
+        session = self._session(spark)
+        wanted = self.all_table_names() if names is None else list(names)
+        narrow, made = dict(columns or {}), []
+        unknown = sorted(narrow.keys() - set(wanted))
+        if unknown:
+            raise UserInputError(f"There is no table {unknown[0]!r} among {wanted}.")
+        for name in wanted:
+            try:
+                frame = self.open_table(name).to_spark(session, columns=narrow.get(name))
+            except (TypeMismatchError, TableNotFoundError) as error:
+                if names is not None or name in narrow:
+                    raise
+                warnings.warn(f"Table {name!r} is left out: {error}", UserWarning, stacklevel=2)
+                continue
+            frame.createOrReplaceTempView("`" + name.replace("`", "``") + "`")
+            made.append(name)
+        return made
+
     def list_jobs(
         self, table_name: str | None = None, status: JobStatus | str | None = None
     ) -> list[JobRecord]:
@@ -518,17 +558,21 @@ class Connection(ConnectionMethods):
     def _make_runner(self) -> Runner:
         if self._runner is not None:
             return self._runner()
-        from geneva.spark.embedded.settings import LocalOptions
         from geneva.spark.runner import SparkRunner
+
+        return SparkRunner(self._session(), gpus=self._settings.local_gpus)
+
+    def _session(self, spark: SparkSession | None = None) -> SparkSession:
+        """The Spark session to work on: the one given, this connection's, or the embedded one."""
+        if spark is not None or self._spark is not None:
+            return spark if spark is not None else self._spark
+        from geneva.spark.embedded.settings import LocalOptions
         from geneva.spark.sessions import embedded_session
 
-        session = self._spark
-        if session is None:
-            options = replace(
-                LocalOptions(),
-                slots=self._settings.local_slots,
-                class_archive=self._settings.jvm_archive,
-                ui=self._settings.spark_ui,
-            )
-            session = embedded_session(options)
-        return SparkRunner(session, gpus=self._settings.local_gpus)
+        options = replace(
+            LocalOptions(),
+            slots=self._settings.local_slots,
+            class_archive=self._settings.jvm_archive,
+            ui=self._settings.spark_ui,
+        )
+        return embedded_session(options)

@@ -51,6 +51,7 @@ from geneva.udf.declare import UDF
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
+    from geneva.spark.sessions import DataFrame, SparkSession
 
 _NOT_GIVEN: Any = object()
 _SCORES = {"LanceVectorQueryBuilder": "_distance", "LanceFtsQueryBuilder": "_score"}
@@ -274,6 +275,49 @@ class Table(TableMethods):
     def to_polars(self, batch_size: int | None = None) -> Any:
         """The rows of the table as a lazy polars frame."""
         return self._without_hidden(self._table.to_polars(batch_size))
+
+    def to_spark(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        version: int | str | None = None,
+        with_row_id: bool = False,
+        with_row_address: bool = False,
+        blobs: str = "descriptors",
+    ) -> DataFrame:
+        """One version of the table as a Spark data frame, whatever happens to the table later.
+
+        Spark reads all of the columns named here, whichever a query needs, and filters rows itself
+        after reading them: what is given here is what saves work.
+
+        Args:
+            spark: The session, classic or Connect; by default the one that jobs run on.
+            columns: The columns to read, as paths; None: all but Geneva's own.
+            where: Only the rows that satisfy an SQL condition, as in `query().where(...)`.
+            version: The version, by number or tag; None: the one that this handle reads.
+            with_row_id: Add the column `_rowid`.
+            with_row_address: Add the column `_rowaddr`.
+            blobs: `"descriptors"`: where the bytes are, as in `to_arrow`; or `"bytes"`.
+        """
+        from geneva.spark.source.frames import read_frame
+        from geneva.spark.source.options import ReadOptions
+
+        number = self.version
+        if version is not None:
+            number = int(open_dataset(self.ref, version).version)
+        if isinstance(columns, str):
+            raise UserInputError(f"columns must be a list of names, not {columns!r}.")
+        options = ReadOptions(
+            columns=None if columns is None else tuple(columns),
+            where=where,
+            version=number,
+            with_row_id=with_row_id,
+            with_row_address=with_row_address,
+            blobs=blobs,
+        )
+        return read_frame(self._connection._session(spark), self.ref, options)
 
     def _without_hidden(self, found: Any, *more: str) -> Any:
         """A LanceDB query, of all columns, without those that are Geneva's own."""

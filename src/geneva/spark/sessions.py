@@ -28,6 +28,8 @@ from geneva.spark.embedded.java import (
 )
 from geneva.spark.embedded.settings import (
     LOG_NAME,
+    QUERY_SETTINGS,
+    TASK_SETTINGS,
     LocalOptions,
     environment,
     jvm_options,
@@ -42,7 +44,8 @@ from geneva.spark.errors import reason, spark_text
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
+    from pyspark.sql import DataFrame as DataFrame  # for annotations elsewhere
+    from pyspark.sql import SparkSession as SparkSession
 
 _LOG = logging.getLogger("geneva")
 _starting = threading.RLock()
@@ -75,6 +78,18 @@ def active_session() -> SparkSession | None:
         return None
     known = SparkSession._instantiatedSession
     return known if known is not None and known._sc is context else SparkSession(context)
+
+
+def compiling_queries(session: SparkSession) -> SparkSession:
+    """The session, ready for queries over many rows.
+
+    Our own has code generation turned off, for plans of one row per task: those of data frames
+    would be several times slower. Whoever set it otherwise keeps it.
+    """
+    for name, value in QUERY_SETTINGS.items():
+        if session.conf.get(name, value) == TASK_SETTINGS[name]:
+            session.conf.set(name, value)
+    return session
 
 
 def _is_alive(context: SparkContext) -> bool:

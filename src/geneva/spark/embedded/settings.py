@@ -74,6 +74,18 @@ def _container_cores(cgroup: Path, otherwise: int) -> int:
         return otherwise
 
 
+TASK_SETTINGS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Our plans are one row per task: compiling Java for them costs 0.2 s and saves nothing."""
+QUERY_SETTINGS = {
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
+"""Spark's own values, for data frames over tables."""
+
+
 def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
     """Return the Spark settings of an embedded session that keeps its files in ``directory``."""
     sockets = os.name == "posix" and _fits_a_socket(directory)
@@ -98,9 +110,7 @@ def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
         "spark.python.task.killTimeout": "500ms",
         # A segfault then says in which line of Python it happened.
         "spark.python.worker.faulthandler.enabled": "true",
-        # Our plans are one row per task: compiling Java for them costs 0.2 s and saves nothing.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        **TASK_SETTINGS,
     }
 
 

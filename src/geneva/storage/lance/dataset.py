@@ -101,8 +101,8 @@ class TableSnapshot:
     """The fields themselves, by name and by id."""
 
 
-def open_dataset(ref: TableRef, version: int | None = None) -> lance.LanceDataset:
-    """Open a table at a version, or at its latest."""
+def open_dataset(ref: TableRef, version: int | str | None = None) -> lance.LanceDataset:
+    """Open a table at a version, given by its number or tag, or at its latest."""
     try:
         return lance.dataset(ref.uri, version=version, storage_options=ref.storage_options.plain())
     except ValueError as error:
@@ -112,10 +112,13 @@ def open_dataset(ref: TableRef, version: int | None = None) -> lance.LanceDatase
         raise TableNotFoundError(f"There is no table {ref.name!r}{where}.") from error
 
 
-def has_versions(ref: TableRef) -> bool:
-    """Whether there is a table at a place, and not only what a job left in a dropped one."""
+def has_versions(ref: TableRef, version: int | None = None) -> bool:
+    """Whether there is a table at a place, and not only what a job left in a dropped one.
+
+    `version`: whether it has that one.
+    """
     try:
-        open_dataset(ref)
+        open_dataset(ref, version)
     except TableNotFoundError:
         return False
     return True

@@ -104,7 +104,7 @@ def _scan(
     chosen = [f for f in dataset.get_fragments() if fragments is None or f.fragment_id in fragments]
     if not chosen:
         return
-    batches = reading(_batches(dataset, condition, chosen))
+    batches = reading(condition_batches(dataset, condition, chosen))
     while True:
         try:
             batch = next(batches, None)
@@ -112,18 +112,26 @@ def _scan(
             raise _unreadable(dataset, condition, chosen, damage) from damage
         if batch is None:
             return
-        columns = [single(batch.column(f"c{i}")) for i in range(len(condition.paths))]
-        addresses = batch.column("_rowaddr").to_numpy()
-        try:
-            mask = computed(condition, columns, addresses, "address")
-        except SQLExecutionError as error:
-            raise _blamed(condition, error) from None
-        yield batch.column(what).to_numpy()[_is_true(mask)]
+        yield batch.column(what).to_numpy()[condition_mask(condition, batch)]
 
 
-def _batches(
-    dataset: lance.LanceDataset, condition: Expression, fragments: Sequence[Any]
+def condition_mask(condition: Expression, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Which rows of a batch that `condition_batches` gave satisfy the condition."""
+    columns = [single(batch.column(f"c{i}")) for i in range(len(condition.paths))]
+    addresses = batch.column("_rowaddr").to_numpy()
+    try:
+        return _is_true(computed(condition, columns, addresses, "address"))
+    except SQLExecutionError as error:
+        raise _blamed(condition, error) from None
+
+
+def condition_batches(
+    dataset: lance.LanceDataset, condition: Expression, fragments: Sequence[Any], **place: Any
 ) -> Iterator[pa.RecordBatch]:
+    """What a condition is about, of the live rows of fragments, with ids and addresses.
+
+    `place`: `offset` and `limit`, to read only some of the rows.
+    """
     projection = {"row": "_rowid"}
     for i, path in enumerate(condition.paths):
         projection[f"c{i}"] = path[0] if path[0] in ROW_META else projected(path)
@@ -133,6 +141,8 @@ def _batches(
         with_row_id=True,
         with_row_address=True,
         blob_handling="all_binary" if _has_blobs(dataset, condition) else None,
+        scan_in_order=True,
+        **place,
     )
     yield from scanner.to_batches()
 
@@ -162,7 +172,7 @@ def _unreadable(
     bad = []
     for fragment in fragments:
         try:
-            for _ in reading(_batches(dataset, condition, [fragment])):
+            for _ in reading(condition_batches(dataset, condition, [fragment])):
                 pass
         except Damaged as found:
             bad.append(int(fragment.fragment_id))

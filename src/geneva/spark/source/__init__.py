@@ -1,0 +1,1 @@
+"""Lance tables as a Spark data source: `spark.read.format("geneva")`, and writing."""

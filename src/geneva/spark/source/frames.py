@@ -1,0 +1,69 @@
+"""Data frames over tables, and the registration that they need. Imports pyspark when called."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from geneva.errors import UserInputError
+from geneva.model.tables import Secrets, TableRef
+from geneva.spark.sessions import compiling_queries
+from geneva.spark.source.options import ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_registered: WeakKeyDictionary[SparkSession, dict[tuple[str, Secrets], str]] = WeakKeyDictionary()
+
+
+def register(
+    spark: SparkSession,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    name: str = "geneva",
+) -> None:
+    """Make Lance tables readable and writable in a Spark session, classic or Connect.
+
+    After it: `spark.read.format("geneva").load("DB/table.lance")`.
+
+    Args:
+        spark: The session.
+        storage_options: Keys and settings of the object store. They are in no plan, page or log of
+            Spark's.
+        name: The format's name, for a session that reads from several stores.
+    """
+    if not name.replace("_", "").isalnum():
+        raise UserInputError(f"A format's name has letters, digits and underscores, not {name!r}.")
+    _register(compiling_queries(spark), name, Secrets(storage_options))
+
+
+def _register(spark: SparkSession, name: str, storage_options: Secrets) -> None:
+    from geneva.spark.source.source import source_class
+
+    spark.dataSource.register(source_class(name, storage_options, str(Path.cwd())))
+
+
+def read_frame(spark: SparkSession, ref: TableRef, options: ReadOptions) -> DataFrame:
+    """One version of a table as a data frame. What can't be read is refused here."""
+    from geneva.spark.source.reader import PinnedTable, table_schema
+
+    assert isinstance(options.version, int)
+    table_schema(PinnedTable(ref, options.version, options, ""))
+    compiling_queries(spark)
+    reader = spark.read.format(_format_of(spark, ref)).options(**options.as_texts())
+    return reader.load(ref.uri)
+
+
+def _format_of(spark: SparkSession, ref: TableRef) -> str:
+    """The format that reads a table. Spark shows its name where it shows what is scanned."""
+    known = _registered.setdefault(spark, {})
+    key = (ref.name, ref.storage_options)
+    if key not in known:
+        # With keys, a name of its own: another connection may have others for the same table.
+        own = f":{secrets.token_hex(4)}" if ref.storage_options else ""
+        _register(spark, f"geneva:{ref.name}{own}", ref.storage_options)
+        known[key] = f"geneva:{ref.name}{own}"
+    return known[key]

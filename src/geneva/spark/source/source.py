@@ -1,0 +1,82 @@
+"""The data source itself: what Spark calls to read a table, and to write one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import MutableMapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar
+
+from pyspark.sql.datasource import DataSource
+
+from geneva.errors import TableNotFoundError
+from geneva.model.tables import Secrets, TableRef
+from geneva.spark.source.options import check_names, read_options, table_ref
+from geneva.spark.source.reader import PinnedTable, TableReader, gone, table_schema
+from geneva.storage.lance.dataset import has_versions, open_dataset
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+class TableSource(DataSource):
+    """A Lance table. An instance reads one version: the latest one when it was made.
+
+    Spark shows the options of a source in plans and pages. The keys of an object store are part of
+    the class instead, which `source_class` makes: Spark passes it on as a pickle and never prints
+    it.
+    """
+
+    format_name: ClassVar[str] = "geneva"
+    storage_options: ClassVar[Secrets] = Secrets()
+    folder: ClassVar[str] = ""
+    """Where relative paths begin: where the source was registered, not where a worker runs."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        """Find the latest version. It is kept with the instance, which Spark pickles from here."""
+        super().__init__(options)
+        check_names(options)
+        self._version: int | None = None
+        if "version" not in options:
+            with suppress(TableNotFoundError):  # it may be about to be written
+                self._version = int(open_dataset(self._ref()).version)
+        self._scope = uuid.uuid4().hex
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return cls.format_name
+
+    def schema(self) -> StructType:
+        """The columns that people see, or those that were asked for."""
+        return table_schema(self._pinned())
+
+    def reader(self, schema: StructType) -> TableReader:
+        """Make a reader of the columns of `schema`."""
+        return TableReader(self._pinned(), schema)
+
+    def _ref(self) -> TableRef:
+        return table_ref(self.options, self.storage_options, self.folder)
+
+    def _pinned(self) -> PinnedTable:
+        options, ref = read_options(self.options), self._ref()
+        version = options.version if self._version is None else self._version
+        if not isinstance(version, int):  # a tag; or None: there is no table, which is said here
+            version = int(open_dataset(ref, version).version)
+        table = PinnedTable(ref, version, options, self._scope)
+        try:
+            table.open()
+        except TableNotFoundError:
+            if has_versions(ref):
+                raise gone(table) from None
+            raise
+        return table
+
+
+def source_class(name: str, storage_options: Secrets, folder: str) -> type[TableSource]:
+    """A data source of a name, with the keys that it opens tables with.
+
+    The class is in no module, so that it is pickled with what it has, and not as a reference.
+    """
+    own = {"format_name": name, "storage_options": storage_options, "folder": folder}
+    return type("GenevaTableSource", (TableSource,), own)
