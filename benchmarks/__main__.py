@@ -7,10 +7,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import cases, receipts, report, views
+from benchmarks import api_calls, cases, receipts, report, views
 from benchmarks.cases import Bench
 
-WARM = (*cases.WARM, *views.WARM, *receipts.WARM)
+WARM = (*cases.WARM, *views.WARM, *receipts.WARM, *api_calls.WARM)
 EVERY = (*WARM, *cases.SEPARATE, *views.SEPARATE)
 
 

@@ -25,7 +25,9 @@ def cells(outcome: Outcome) -> tuple[str, ...]:
     ratio = outcome.ratio_to_loop
     ratios = [f"{ratio:.2f}x"] if ratio is not None else []
     if ideal is not None:
-        ratios.append(f"{ideal:.3f}x UDF time / cores")
+        of_waits = outcome.target is not None and outcome.target.of == "waits"
+        than = "waits / calls at once" if of_waits else "UDF time / cores"
+        ratios.append(f"{ideal:.3f}x {than}")
     return (
         outcome.title,
         _seconds(outcome.seconds),

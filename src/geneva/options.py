@@ -28,7 +28,7 @@ class WorkArguments(TypedDict, total=False):
     """Options of a backfill and of a refresh: how the work is done."""
 
     concurrency: int | None
-    intra_applier_concurrency: int
+    intra_applier_concurrency: int | None
     checkpoint_size: int | None
     min_checkpoint_size: int | None
     max_checkpoint_size: int | None
@@ -167,8 +167,12 @@ class JobOptions:
     concurrency: int | None = field(
         default=None, metadata=_count("Tasks at once; by default as many as Spark has slots.")
     )
-    intra_applier_concurrency: int = field(
-        default=1, metadata=_count("Threads in each task, for functions that wait.")
+    intra_applier_concurrency: int | None = field(
+        default=None,
+        metadata=_count(
+            "Calls at once in each task, for functions that wait: threads, or for `async def` the "
+            "event loop. By default 1, and 32 for `async def`."
+        ),
     )
     checkpoint_size: int | None = field(
         default=None,

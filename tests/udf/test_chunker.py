@@ -175,10 +175,6 @@ def test_rows_that_do_not_fit_are_the_functions_failure(rows: Any, message: str)
         applied(wrong, "a")
 
 
-async def coroutine(body: str) -> Any:
-    return []
-
-
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
@@ -192,7 +188,6 @@ async def coroutine(body: str) -> Any:
         (lambda: chunker(chunker(as_dicts)), "already"),
         (lambda: chunker(udf(data_type=pa.int64())(len_of)), "already"),
         (lambda: chunker(7, output_schema=SCHEMA), "callable"),
-        (lambda: chunker(coroutine, output_schema=SCHEMA), "coroutine"),
     ],
 )
 def test_wrong_declarations_say_what_is_wrong(declare: Callable[[], Any], message: str) -> None:

@@ -202,11 +202,20 @@ def _keywords(a, **more): ...
 def _keyword_only(a, *, b): ...
 def _only_defaults(a=1): ...
 def _nothing(): ...
-async def _coroutine(a): ...
 
 
 def _generator(a):
     yield a
+
+
+async def _async_generator(a):
+    yield a
+
+
+class _UnawaitedSetup:
+    async def setup(self): ...
+
+    def __call__(self, a): ...
 
 
 class _NotCallable: ...
@@ -225,8 +234,10 @@ class _NotCallable: ...
         (_keyword_only, "keyword-only parameter 'b'"),
         (_only_defaults, "input_columns"),
         (_nothing, "input_columns"),
-        (_coroutine, "coroutine"),
         (_generator, "generator"),
+        (_async_generator, "generator"),
+        (_UnawaitedSetup, "setup.. is a coroutine, but its __call__ is not"),
+        (_UnawaitedSetup(), "setup.. is a coroutine, but its __call__ is not"),
         (_NotCallable, "no __call__"),
         (_NotCallable(), "needs a callable"),
         (3, "needs a callable"),

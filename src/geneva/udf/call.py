@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import enum
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +44,7 @@ class StatefulCallable:
         self.is_bound = is_bound
         self._instance: Any = None
         self._lock = threading.Lock()
+        self._making = asyncio.Lock()
 
     def bound_to(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StatefulCallable:
         """Return the class bound to constructor arguments; nothing is constructed yet."""
@@ -75,9 +78,33 @@ class StatefulCallable:
         if instance is not None:
             getattr(instance, "close", _nothing)()
 
-    def __call__(self, *args: Any) -> Any:
-        """Call the working object."""
-        return self.live()(*args)
+    async def live_async(self) -> Callable[..., Any]:
+        """Return the working object of coroutines: its `setup()` may be one, too.
+
+        It is made inside the event loop, as clients of services want to be.
+        """
+        async with self._making:
+            if self._instance is None:
+                instance = self._made()
+                await _awaited(getattr(instance, "setup", _nothing)())
+                self._instance = instance
+            live: Callable[..., Any] = self._instance
+            return live
+
+    async def close_async(self) -> None:
+        """Call the object's `close()`, which may be a coroutine, inside the event loop."""
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            await _awaited(getattr(instance, "close", _nothing)())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the working object; of coroutines, return one to await."""
+        if is_async(self):
+            return self._call_async(*args, **kwargs)
+        return self.live()(*args, **kwargs)
+
+    async def _call_async(self, *args: Any, **kwargs: Any) -> Any:
+        return await (await self.live_async())(*args, **kwargs)
 
     def __geneva_meaning__(self) -> Any:
         """Return what a fingerprint takes for this: the class and its arguments, or the object."""
@@ -92,33 +119,67 @@ class StatefulCallable:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process."""
-        return {**self.__dict__, "_instance": None, "_lock": None}
+        return {**self.__dict__, "_instance": None, "_lock": None, "_making": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the declaration over, with a lock of this process."""
-        self.__dict__.update(state, _lock=threading.Lock())
+        """Take the declaration over, with locks of this process."""
+        self.__dict__.update(state, _lock=threading.Lock(), _making=asyncio.Lock())
 
 
 def _nothing() -> None:
     """Stand in for a setup() or close() that the user did not write."""
 
 
-def callable_part(function: Callable[..., Any]) -> Callable[..., Any]:
+async def _awaited(result: Any) -> None:
+    """Wait for what a setup() or close() returned, if it is to be waited for."""
+    if inspect.isawaitable(result):
+        await result
+
+
+def is_async(target: Any) -> bool:
+    """Whether calls of it are to be awaited: an `async def`, or an object of a class with one."""
+    called = _called(target)
+    return inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
+
+
+def _called(target: Any) -> Any:
+    """The code that runs when a callable is called: of an object or a class, its __call__."""
+    if isinstance(target, StatefulCallable):
+        target = target.target
+    while isinstance(target, functools.partial):
+        target = target.func
+    if inspect.isclass(target):
+        return target.__call__
+    return target if inspect.isroutine(target) else type(target).__call__
+
+
+def _refuse_unawaited(function: Callable[..., Any]) -> None:
+    """Refuse a setup() or close() that is a coroutine where nothing else is."""
+    for hook in ("setup", "close"):
+        if inspect.iscoroutinefunction(getattr(function, hook, None)) and not is_async(function):
+            raise InvalidUDFError(
+                f"UDF '{name_of(function)}': its {hook}() is a coroutine, but its __call__ is not: "
+                f"nothing would await it. Make both `async def`, or neither."
+            )
+
+
+def callable_part(function: Callable[..., Any], *, may_yield: bool = False) -> Callable[..., Any]:
     """Return what is to be called: the function itself, or a callable that is made lazily."""
     if not callable(function):
         raise InvalidUDFError(f"A UDF needs a callable, not {type(function).__name__}.")
-    if inspect.isclass(function):
-        if "__call__" not in dir(function) or not inspect.isfunction(function.__call__):
-            raise InvalidUDFError(f"Class {function.__name__} has no __call__: it can't be a UDF.")
-        return StatefulCallable(function, is_bound=False)
-    called = function
-    if not inspect.isroutine(function):
-        called = type(function).__call__
-    if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
+    is_class = inspect.isclass(function)
+    if is_class and not inspect.isfunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise InvalidUDFError(f"Class {function.__name__} has no __call__: it can't be a UDF.")
+    _refuse_unawaited(function)
+    called = _called(function)
+    yields = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
+    if yields and not may_yield:
         raise InvalidUDFError(
-            f"UDF '{name_of(function)}' is a coroutine or a generator; a UDF is an ordinary "
-            f"function that returns one value per row (for a coroutine, wrap it in asyncio.run)."
+            f"UDF '{name_of(function)}' is a generator; a UDF is a function, or a coroutine "
+            f"(`async def`), that returns one value per row. @chunker makes several rows of one."
         )
+    if is_class:
+        return StatefulCallable(function, is_bound=False)
     if hasattr(function, "setup") or hasattr(function, "close"):
         return StatefulCallable(function, is_bound=True)
     return function

@@ -7,6 +7,7 @@ UDFs does so for chunkers too. A view lays the lists out as rows.
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import inspect
 import typing
@@ -22,6 +23,7 @@ from geneva.udf.call import (
     annotations_of_call,
     call_shape,
     callable_part,
+    is_async,
     name_of,
     signature_of,
 )
@@ -33,6 +35,7 @@ OutputSchema: TypeAlias = pa.Schema | pa.StructType | Sequence[pa.Field]
 _MANY = (
     *(list, tuple, collections.abc.Sequence, collections.abc.Iterable),
     *(collections.abc.Iterator, collections.abc.Generator),
+    *(collections.abc.AsyncIterable, collections.abc.AsyncIterator, collections.abc.AsyncGenerator),
 )
 
 
@@ -108,7 +111,7 @@ def chunker(
     """Make a chunker of a function that yields rows, or returns a list of them; also a decorator.
 
     A row is a dict, a dataclass, a named tuple, or a tuple in the order of the columns. Returning
-    None, or yielding nothing, makes no row.
+    None, or yielding nothing, makes no row. An `async def` may do both, too.
 
     Args:
         function: Called once per row of the source; with `pa.Array` parameters once per batch, and
@@ -131,9 +134,7 @@ def chunker(
         arg_type, _ = call_shape(shown, called, input_columns)
         struct = _declared(shown, output_schema, data_type) or _annotated(shown, called)
         names = tuple(field.name for field in struct)
-        rows = (_LiveRows if isinstance(called, StatefulCallable) else _Rows)(
-            called, names, arg_type
-        )
+        rows = _rows_class(called)(called, names, arg_type)
         made = udf(
             rows, data_type=pa.list_(struct), name=shown, input_columns=input_columns, **options
         )
@@ -146,16 +147,7 @@ def _called_part(target: Callable[..., Any]) -> Any:
     """What is to be called: the function, which may be a generator, or a callable made lazily."""
     if not callable(target):
         raise InvalidUDFError(f"A chunker needs a callable, not {type(target).__name__}.")
-    called = target if inspect.isroutine(target) else type(target).__call__
-    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-        raise InvalidUDFError(
-            f"Chunker '{name_of(target)}' is a coroutine; a chunker is an ordinary function or "
-            f"generator (for a coroutine, wrap it in asyncio.run)."
-        )
-    if inspect.isgeneratorfunction(called) and not inspect.isclass(target):
-        stateful = hasattr(target, "setup") or hasattr(target, "close")
-        return StatefulCallable(target, is_bound=True) if stateful else target
-    return callable_part(target)
+    return callable_part(target, may_yield=True)
 
 
 def _declared(name: str, schema: OutputSchema | None, data_type: Any) -> pa.StructType | None:
@@ -221,7 +213,9 @@ class _Rows:
         self.__name__ = name_of(function)
 
     def __call__(self, *values: Any) -> Any:
-        made = self.function(*values)
+        return self._result(self.function(*values))
+
+    def _result(self, made: Any) -> Any:
         if self.arg_type is UDFArgType.SCALAR:
             return self._records(made)
         if isinstance(made, pa.Array | pa.ChunkedArray):
@@ -260,13 +254,49 @@ class _LiveRows(_Rows):
     function: StatefulCallable
 
     def bound_to(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _LiveRows:
-        return _LiveRows(self.function.bound_to(args, kwargs), self.names, self.arg_type)
+        return type(self)(self.function.bound_to(args, kwargs), self.names, self.arg_type)
 
     def setup(self) -> None:
         self.function.live()
 
     def close(self) -> None:
         self.function.close()
+
+
+class _AsyncRows(_Rows):
+    """The same for a coroutine, or an asynchronous generator."""
+
+    async def __call__(self, *values: Any) -> Any:
+        return self._result(await _made(self.function(*values)))
+
+
+class _AsyncLiveRows(_LiveRows):
+    """The same for a class whose `__call__` is one."""
+
+    async def setup(self) -> None:  # type: ignore[override]
+        await self.function.live_async()
+
+    async def close(self) -> None:  # type: ignore[override]
+        await self.function.close_async()
+
+    async def __call__(self, *values: Any) -> Any:
+        live = await self.function.live_async()
+        return self._result(await _made(live(*values)))
+
+
+async def _made(call: Any) -> Any:
+    """What a coroutine returned, or all that an asynchronous generator yields."""
+    if not inspect.isasyncgen(call):
+        return await call
+    async with contextlib.aclosing(call) as rows:
+        return [row async for row in rows]
+
+
+def _rows_class(called: Any) -> type[_Rows]:
+    """How a function's rows are made a list."""
+    if isinstance(called, StatefulCallable):
+        return _AsyncLiveRows if is_async(called) else _LiveRows
+    return _AsyncRows if is_async(called) else _Rows
 
 
 def _written(function: Any) -> Any:

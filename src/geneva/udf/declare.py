@@ -22,6 +22,7 @@ from geneva.udf.call import (
     callable_part,
     checked_names,
     inferred_type,
+    is_async,
     name_of,
 )
 from geneva.udf.identity.fingerprint import fingerprint, fingerprint_parts
@@ -90,6 +91,11 @@ class UDF:
         self.__dict__.update(__name__=self.name, __wrapped__=shown)
 
     @property
+    def is_async(self) -> bool:
+        """Whether the function is a coroutine (`async def`): many calls wait at the same time."""
+        return is_async(self.func)
+
+    @property
     def fingerprint(self) -> str:
         """Identify what the function means, as of now, or as of when it was serialized."""
         if self.pinned_fingerprint is not None:
@@ -133,7 +139,7 @@ class UDF:
         if not isinstance(self.func, StatefulCallable):
             return self.func(*args, **kwargs)
         if self.func.is_bound:
-            return self.func.live()(*args, **kwargs)
+            return self.func(*args, **kwargs)
         bound = self.func.bound_to(args, kwargs)
         return dataclasses.replace(self, func=bound, pinned_fingerprint=None)
 
@@ -227,6 +233,9 @@ def udf(
     parameter with a default is fed only when `input_columns` is long enough to reach it. All
     parameters annotated `pa.Array`: called once per batch with arrays. One parameter annotated
     `pa.RecordBatch`: called once per batch with that. Otherwise called once per row.
+
+    An `async def`, or a class whose `__call__` is one, has many calls waiting at the same time
+    (`intra_applier_concurrency` of `backfill`, 32 by default), in one event loop per worker.
 
     `on_error` says what to do when a row fails (`geneva.udf.policy`), `timeout` how many seconds a
     call may take. Neither is part of what the function means: changing them computes nothing anew.

@@ -61,6 +61,9 @@ class Tripling:
         values = [None if x in self.skipped else 3 * x for x in xs]
         return Applied((pa.array(values, pa.int64()),), tuple(failures))
 
+    def ahead(self, batch: pa.RecordBatch, guard: Guard | None = None) -> None:
+        """Call when asked."""
+
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
         failure = CellFailure(0, type(error).__name__, str(error), attempt=attempt)
         return Applied((pa.nulls(1, pa.int64()),), (failure,))

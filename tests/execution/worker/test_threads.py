@@ -124,6 +124,9 @@ class Program:
     def warm(self, batch: pa.RecordBatch) -> None:
         """Need nothing."""
 
+    def ahead(self, batch: pa.RecordBatch, guard: Any = None) -> None:
+        """Call when asked."""
+
     def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
         xs = batch.column(0).to_pylist()
         self.before(xs)

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
 from geneva.errors import UDFError
+from geneva.execution.apply.ahead import (
+    ASYNC_LIMIT,
+    CallsAhead,
+    ForRow,
+    RowUnits,
+    SliceUnits,
+)
 from geneva.execution.apply.by_batch import BatchAtOnce
 from geneva.execution.apply.by_row import RowByRow
-from geneva.execution.apply.call import USER_FAILURES, BatchCall, Strategy
+from geneva.execution.apply.call import Applied, BatchCall, Strategy
+from geneva.execution.apply.event_loop import event_loop
 from geneva.execution.apply.failures import CellFailure, describe_failure, raise_failed
-from geneva.execution.apply.timeouts import Guard, guarded
+from geneva.execution.apply.steps import USER_FAILURES
+from geneva.execution.apply.timeouts import Guard, guarded, guarded_async
 from geneva.planning.batching import CallCost
 from geneva.udf.declare import UDF, StatefulCallable, UDFArgType
 from geneva.udf.policy import Action
@@ -28,25 +37,22 @@ from geneva.udf.policy import Action
 __all__ = ["Applied", "Applier", "CellFailure"]
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """The values of a batch, the rows among them that failed, and calls that were made again."""
-
-    values: tuple[pa.Array, ...]
-    """One array for each output column."""
-    failures: tuple[CellFailure, ...] = ()
-    retries: int = 0
-
-
 class Applier:
     """A live UDF: call `apply` batch by batch, and `close` at the end (or use `with`)."""
 
-    def __init__(self, udf: UDF, output: pa.Field, threads: int = 1) -> None:
-        """Prepare to compute `output` with `threads` calls at a time; nothing is called yet."""
-        self.udf, self.output, self.threads = udf, output, threads
+    def __init__(self, udf: UDF, output: pa.Field, threads: int | None = None) -> None:
+        """Prepare to compute `output` with `threads` calls at a time; nothing is called yet.
+
+        None: one call at a time, and 32 of an async function.
+        """
+        self.udf, self.output, self.is_async = udf, output, udf.is_async
+        self.threads = threads or (ASYNC_LIMIT if self.is_async else 1)
         once_per_row = udf.arg_type is UDFArgType.SCALAR
-        self.cost = CallCost(once_per_row=once_per_row, timeout=udf.timeout)
-        self._pool = ThreadPoolExecutor(threads, "geneva-udf") if threads > 1 else None
+        self._call_cost = CallCost(once_per_row=once_per_row, timeout=udf.timeout)
+        # Calls of an async function overlap: what a batch takes is a matter of its rows alone.
+        self.cost = CallCost(once_per_row=True) if self.is_async else self._call_cost
+        with_pool = self.threads > 1 and not self.is_async
+        self._pool = ThreadPoolExecutor(self.threads, "geneva-udf") if with_pool else None
 
     def apply(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the column's values for a batch whose columns are the inputs, in order."""
@@ -60,6 +66,9 @@ class Applier:
         """Return the values and what failed; `guard` is notified when a call can't be stopped."""
         if batch.num_rows == 0:
             return Applied((pa.array([], self.output.type),))
+        if self.is_async:
+            with self._calls(batch, guard) as calls:
+                return calls.take(batch.num_rows)
         call = BatchCall(self.udf, self.output, batch, self._pool, self.threads)
         is_scalar = self.udf.arg_type is UDFArgType.SCALAR
         strategy: Strategy = RowByRow(call) if is_scalar else BatchAtOnce(call)
@@ -69,6 +78,31 @@ class Applier:
         values = strategy.values_of(function)
         failures = tuple(call.failures[row] for row in sorted(call.failures))
         return Applied((values,), failures, call.retries)
+
+    def ahead(self, batch: pa.RecordBatch, guard: Guard | None = None) -> CallsAhead | None:
+        """Return the calls of an async function for rows that are wanted one after the other.
+
+        None is started yet. Plain functions are called by `run`.
+        """
+        return self._calls(batch, guard) if self.is_async else None
+
+    def _calls(self, batch: pa.RecordBatch, guard: Guard | None) -> CallsAhead:
+        udf, call = self.udf, BatchCall(self.udf, self.output, batch)
+
+        def prepare() -> ForRow:
+            function = self._live_function(batch)
+            if udf.timeout is None:
+                return lambda row: function
+            return partial(guarded_async, function, udf.timeout, guard)
+
+        units = RowUnits(call) if udf.arg_type is UDFArgType.SCALAR else self._slices(call)
+        return CallsAhead(call, units, prepare, event_loop(), self.threads)
+
+    def _slices(self, call: BatchCall) -> SliceUnits:
+        def learn(cost: CallCost) -> None:
+            self._call_cost = cost
+
+        return SliceUnits(call, lambda: self._call_cost, learn)
 
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
         """Apply the policy to a row (a batch of one) whose worker died or hung."""
@@ -84,7 +118,10 @@ class Applier:
         if self._pool is not None:
             self._pool.shutdown()
         if isinstance(self.udf.func, StatefulCallable):
-            self.udf.func.close()
+            if self.is_async:
+                event_loop().run(self.udf.func.close_async())
+            else:
+                self.udf.func.close()
 
     def __enter__(self) -> Applier:
         """Return the applier itself."""
@@ -103,6 +140,8 @@ class Applier:
         if not isinstance(self.udf.func, StatefulCallable):
             return self.udf.func
         try:
+            if self.is_async:
+                return event_loop().run(self.udf.func.live_async())
             return self.udf.func.live()
         except USER_FAILURES as error:
             raise_failed(self.udf, self.output, error, None, batch, doing="could not be set up")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,10 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from geneva.errors import UDFError
-from geneva.execution.apply.call import USER_FAILURES, BatchCall
+from geneva.execution.apply.call import BatchCall
 from geneva.execution.apply.output import values_to_array
 from geneva.execution.apply.row_values import python_values
+from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, Wait, drive
 from geneva.udf.policy import Action
+
+Check = Callable[[Any], None]
 
 
 @dataclass(slots=True)
@@ -105,40 +107,69 @@ class RowByRow:
         row: int,
         function: Callable[..., Any],
         columns: list[list[Any]],
-        check: Callable[[Any], None] = lambda value: None,
+        check: Check = lambda value: None,
     ) -> Any:
         """Return what the policy makes of a failed row: a value after all, or None; or raise."""
-        for attempt in itertools.count(1):
-            action, delay = self.call.udf.on_error.decide(error, attempt)
-            if action is Action.FAIL:
-                self.call.fail(error, row, attempt)
-            if action is Action.SKIP:
-                self.call.skip(error, row, attempt)
-                return None
-            self.call.retries += 1
-            time.sleep(delay)
-            try:
-                value = function(*(column[row] for column in columns))
-                check(value)
-                return value
-            except USER_FAILURES as again:
-                error = again
-        return None
+        args = tuple(column[row] for column in columns)
+        return drive(settled(self.call, error, row, args, check), function)
 
     def _fitting(self, values: list[Any]) -> pa.Array:
-        array = values_to_array(values, self.call.output.type, self.call.refuse)
-        self.call.check_nulls(array)
-        return array
+        return fitting(self.call, values)
 
     def _fitting_row(
         self, function: Callable[..., Any], columns: list[list[Any]], row: int, value: Any
     ) -> Any:
         def check(candidate: Any) -> None:
-            fitting = values_to_array([candidate], self.call.output.type, self.call.refuse, row)
-            self.call.check_nulls(fitting, row)
+            fitting(self.call, [candidate], row)
 
         try:
             check(value)
             return value
         except UDFError as error:
             return self._settled(error, row, function, columns, check)
+
+
+def fitting(call: BatchCall, values: list[Any], first_row: int = 0) -> pa.Array:
+    """Return values as the column's array, or refuse them."""
+    array = values_to_array(values, call.output.type, call.refuse, first_row)
+    call.check_nulls(array, first_row)
+    return array
+
+
+def row_steps(call: BatchCall, row: int, args: tuple[Any, ...]) -> Steps[Any]:
+    """Call the function for one row, and do what the policy says when it fails."""
+
+    def check(value: Any) -> None:
+        # Under fail-fast the values of a batch are checked together, which is much faster.
+        if not call.udf.on_error.is_fail_fast:
+            fitting(call, [value], row)
+
+    try:
+        value = yield Call(args)
+        check(value)
+        return value
+    except USER_FAILURES as error:
+        failed = error
+    return (yield from settled(call, failed, row, args, check))
+
+
+def settled(
+    call: BatchCall,
+    error: BaseException,
+    row: int,
+    args: tuple[Any, ...],
+    check: Check = lambda value: None,
+) -> Steps[Any]:
+    """Do what the policy makes of a failed row: a value after all, or None; or raise."""
+    for attempt in itertools.count(1):
+        delay = call.delay(error, row, attempt)
+        if delay is None:
+            break
+        yield Wait(delay)
+        try:
+            value = yield Call(args)
+            check(value)
+            return value
+        except USER_FAILURES as again:
+            error = again
+    return None

@@ -18,9 +18,17 @@ from geneva.execution.apply.failures import (
 )
 from geneva.execution.apply.output import forbidden_null
 from geneva.udf.declare import UDF
+from geneva.udf.policy import Action
 
-USER_FAILURES = (Exception, SystemExit)
-"""Whatever the user's function raises is its failure. KeyboardInterrupt is not: it passes."""
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The values of a batch, the rows among them that failed, and calls that were made again."""
+
+    values: tuple[pa.Array, ...]
+    """One array for each output column."""
+    failures: tuple[CellFailure, ...] = ()
+    retries: int = 0
 
 
 class Strategy(Protocol):
@@ -40,8 +48,8 @@ class BatchCall:
     udf: UDF
     output: pa.Field
     batch: pa.RecordBatch
-    pool: ThreadPoolExecutor | None
-    threads: int
+    pool: ThreadPoolExecutor | None = None
+    threads: int = 1
     failures: dict[int, CellFailure] = field(default_factory=dict)
     """Rows that the policy skips."""
     retries: int = 0
@@ -55,6 +63,17 @@ class BatchCall:
         shown = self.batch if self.udf.on_error.store_inputs else None
         in_full = len(self.failures) < MAX_TRACEBACKS
         self.failures[row] = describe_failure(error, row, attempt, shown, in_full=in_full)
+
+    def delay(self, error: BaseException, row: int, attempt: int) -> float | None:
+        """Seconds to wait before a failed row is tried again; None: it is skipped; or raise."""
+        action, seconds = self.udf.on_error.decide(error, attempt)
+        if action is Action.FAIL:
+            self.fail(error, row, attempt)
+        if action is Action.SKIP:
+            self.skip(error, row, attempt)
+            return None
+        self.retries += 1
+        return seconds
 
     def check_nulls(self, array: pa.Array, first_row: int = 0) -> None:
         """Refuse NULL where none is declared; rows that were skipped may be."""

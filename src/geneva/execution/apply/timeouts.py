@@ -10,6 +10,7 @@ Off Spark the process is the user's own: there the call is made in a thread that
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import faulthandler
@@ -20,7 +21,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,7 +38,7 @@ class Guard(Protocol):
         """Note which row of the batch hangs, so that it is known after the process has ended."""
 
 
-class _Expired(BaseException):
+class Expired(BaseException):
     """Raised in a call that took too long. No Exception: functions that catch those go on."""
 
 
@@ -48,12 +49,8 @@ def guarded(
     current_row: Callable[[], int | None],
 ) -> Callable[..., Any]:
     """Wrap a function so that each call of it is stopped after `seconds`."""
-
-    def late() -> UDFTimeoutError:
-        return UDFTimeoutError(f"the call took longer than timeout={seconds:g} s, and was stopped")
-
     if guard is None or not _is_spark_worker():
-        return lambda *args: _left_behind(function, args, seconds, late)
+        return lambda *args: _left_behind(function, args, seconds)
 
     def call(*args: Any) -> Any:
         watched = _Watched(seconds, guard, current_row, threading.get_ident())
@@ -63,11 +60,49 @@ def guarded(
                 return function(*args)
             finally:
                 _WATCH.end(watched)
-        except _Expired:
+        except Expired:
             _WATCH.end(watched)  # again: the alarm may have come in the midst of it
-            raise late() from None
+            raise _late(seconds) from None
 
     return call
+
+
+def guarded_async(
+    function: Callable[..., Awaitable[Any]], seconds: float, guard: Guard | None, row: int | None
+) -> Callable[..., Awaitable[Any]]:
+    """Wrap a coroutine so that each call of it, for that row, is cancelled after `seconds`.
+
+    One that blocks the event loop, or goes on after that, is dealt with like any other call.
+    """
+
+    async def call(*args: Any) -> Any:
+        watched = None
+        if guard is not None and _is_spark_worker():
+            task, loop = asyncio.current_task(), asyncio.get_running_loop()
+            # The loop's own limit comes first, unless it is blocked.
+            late = seconds + 2 * _TICK_SECONDS
+            watched = _Watched(late, guard, lambda: row, threading.get_ident())
+            watched.is_blocking = lambda: asyncio.current_task(loop) is task
+        try:
+            if watched is not None:
+                _WATCH.begin(watched)
+            async with asyncio.timeout(seconds) as limit:
+                return await function(*args)
+        except Expired:
+            raise _late(seconds) from None
+        except TimeoutError:
+            if limit.expired():
+                raise _late(seconds) from None
+            raise
+        finally:
+            if watched is not None:
+                _WATCH.end(watched)
+
+    return call
+
+
+def _late(seconds: float) -> UDFTimeoutError:
+    return UDFTimeoutError(f"the call took longer than timeout={seconds:g} s, and was stopped")
 
 
 def _is_spark_worker() -> bool:
@@ -90,6 +125,8 @@ class _Watched:
     thread: int
     deadline: float = math.inf
     interrupted: bool = False
+    is_blocking: Callable[[], bool] = lambda: True
+    """Whether the thread is in this very call: an event loop has many at the same time."""
 
 
 class _Watch:
@@ -157,7 +194,7 @@ class _Watch:
             os._exit(_EXIT_CODE)
         elif late > 0 and not call.interrupted:
             with self._lock:
-                if call in self._calls:
+                if call in self._calls and call.is_blocking():
                     call.interrupted = True
                     _raise_in(call.thread)
 
@@ -166,11 +203,11 @@ _WATCH = _Watch()
 
 
 def _on_alarm(number: int, frame: Any) -> None:
-    raise _Expired
+    raise Expired
 
 
 def _raise_in(thread: int) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Expired))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Expired))
 
 
 # ---------------------------------------------------------------- off Spark: threads left behind
@@ -193,7 +230,7 @@ class _Helper:
                 return
             try:
                 self.done.put((True, function(*args)))
-            except _Expired:
+            except Expired:
                 return
             except BaseException as error:  # noqa: BLE001  raised where the call was wanted
                 self.done.put((False, error))
@@ -206,7 +243,6 @@ def _left_behind(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     seconds: float,
-    late: Callable[[], UDFTimeoutError],
 ) -> Any:
     helper: _Helper | None = getattr(_LOCAL, "helper", None)
     if helper is None or not helper.thread.is_alive():
@@ -218,7 +254,7 @@ def _left_behind(
         _LOCAL.helper = None
         if helper.thread.ident is not None:
             _raise_in(helper.thread.ident)
-        raise late() from None
+        raise _late(seconds) from None
     if not worked:
         raise value
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from geneva.errors import (
     UDFError,
     UDFIntegrityError,
 )
+from geneva.execution.apply.ahead import CallsAhead
 from geneva.execution.apply.batch import Applied
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.apply.memo import Memo, shared_memo
@@ -99,14 +101,26 @@ class BatchRunner:
         if not waiting:
             return
         program = self._loaded()
-        while waiting:
-            size = self._pacing.batch_rows(program.cost)
-            if size > len(waiting) and not is_last:
-                return
-            size = min(size, len(waiting))
-            batch = waiting.take(self._search.max_rows(waiting.first(size), size))
-            computed = self._run_batch(program, batch)
-            yield self._paced(computed, suspect=self._search.is_suspect(batch.offsets))
+        with self._ahead(program) as ahead:
+            while waiting:
+                size = self._pacing.batch_rows(program.cost)
+                if size > len(waiting) and not is_last and ahead is None:
+                    return
+                size = min(size, len(waiting))
+                batch = waiting.take(self._search.max_rows(waiting.first(size), size))
+                computed = self._run_batch(program, batch, ahead)
+                yield self._paced(computed, suspect=self._search.is_suspect(batch.offsets))
+
+    def _ahead(self, program: Program) -> AbstractContextManager[CallsAhead | None]:
+        """The calls for all rows that wait, where they may be made before their batch's turn.
+
+        Not where notes say which rows are being computed, or where rows share calls.
+        """
+        if self._search.is_retry or self._memo is not None:
+            return nullcontext()
+        rows = self._waiting.all()
+        guard = BatchGuard(self._search, rows.offsets)
+        return program.ahead(rows.inputs, guard) or nullcontext()
 
     def _loaded(self) -> Program:
         """The program; a function that can't be loaded fails on the first row."""
@@ -123,11 +137,11 @@ class BatchRunner:
         is_awaited = suspect or self._pacing.has_checkpoint_rows
         return replace(result, durable=Durable.NOW if is_awaited else Durable.SOON)
 
-    def _run_batch(self, program: Program, batch: Window) -> Computed:
+    def _run_batch(self, program: Program, batch: Window, ahead: CallsAhead | None) -> Computed:
         """Compute a batch; of rows with equal inputs only one, where the function allows it."""
         memo, digests = self._memo, batch.digests
         if memo is None or digests is None:
-            return self._compute(program, batch)
+            return self._compute(program, batch, ahead)
         to_compute, places, known = memo.split(digests)
         if not len(to_compute):
             assert known is not None
@@ -154,12 +168,14 @@ class BatchRunner:
             failed=tuple(np.flatnonzero(np.isin(places, failed_at)).tolist()),
         )
 
-    def _compute(self, program: Program, batch: Window) -> Computed:
+    def _compute(
+        self, program: Program, batch: Window, ahead: CallsAhead | None = None
+    ) -> Computed:
         failures: tuple[RowFailure, ...] = ()
         started = time.perf_counter()
         try:
             try:
-                applied = self._call(program, batch)
+                applied = self._call(program, batch, ahead)
             finally:
                 seconds = time.perf_counter() - started
                 self.clock.udf += seconds
@@ -178,7 +194,7 @@ class BatchRunner:
         self._pacing.ran(len(batch.offsets), computed.nbytes)
         return computed
 
-    def _call(self, program: Program, batch: Window) -> Applied:
+    def _call(self, program: Program, batch: Window, ahead: CallsAhead | None) -> Applied:
         search = self._search
         condemned = search.condemned(batch.offsets)
         if condemned is not None:
@@ -187,7 +203,10 @@ class BatchRunner:
         program.warm(batch.inputs)
         search.starting(batch.offsets)
         started = time.perf_counter()
-        applied = program.run(batch.inputs, BatchGuard(search, batch.offsets))
+        if ahead is not None:
+            applied = ahead.take(len(batch.offsets), self._pacing.rows_to_checkpoint)
+        else:
+            applied = program.run(batch.inputs, BatchGuard(search, batch.offsets))
         program.cost = program.cost.after(len(batch.offsets), time.perf_counter() - started)
         return applied
 

@@ -51,10 +51,16 @@ class Pacing:
         size = self._rule.batch_rows(cost.next_rows())
         if self._max_rows is not None:
             size = max(self._rule.first, min(size, self._max_rows))
-        full = self._rule.checkpoint_rows or self._rule.max_checkpoint_rows
-        if full is not None:
-            size = min(size, full - self._rows)
+        left = self.rows_to_checkpoint
+        if left is not None:
+            size = min(size, left)
         return max(1, size)
+
+    @property
+    def rows_to_checkpoint(self) -> int | None:
+        """How many rows the checkpoint that is being filled has room for; None: by time."""
+        full = self._rule.checkpoint_rows or self._rule.max_checkpoint_rows
+        return full - self._rows if full is not None else None
 
     def ran(self, rows: int, nbytes: int) -> None:
         """Learn from a batch that gave `nbytes`."""

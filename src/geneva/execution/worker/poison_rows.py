@@ -85,7 +85,7 @@ class PoisonSearch:
 
     def __init__(self, store: CheckpointStore, key: str, *, is_retry: bool) -> None:
         """`is_retry`: an earlier attempt was lost, so that notes are read and kept."""
-        self._store, self._key, self._is_retry = store, key, is_retry
+        self._store, self._key, self.is_retry = store, key, is_retry
         self._suspect = _read(store, self._key) if is_retry else None
         self._noted = self._suspect is not None
 
@@ -114,7 +114,7 @@ class PoisonSearch:
 
     def starting(self, offsets: Offsets) -> None:
         """Note that these rows are computed now."""
-        if self._is_retry:
+        if self.is_retry:
             self._note(offsets, hung=False)
 
     def hung(self, offsets: Offsets) -> None:

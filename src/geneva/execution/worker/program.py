@@ -11,6 +11,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from geneva.errors import UDFError
+from geneva.execution.apply.ahead import CallsAhead
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.timeouts import Guard
 from geneva.execution.worker.task import ColumnWork
@@ -32,6 +33,9 @@ class Program(Protocol):
 
     def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
         """Compute the values of one batch; say which rows failed."""
+
+    def ahead(self, batch: pa.RecordBatch, guard: Guard | None = None) -> CallsAhead | None:
+        """The calls for rows that are wanted one after the other; None: they are made by `run`."""
 
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
         """Apply the policy to a row whose worker died or hung."""
@@ -60,6 +64,9 @@ class Carrier:
             for field in self._fields
         ]
         return Applied(tuple(arrays))
+
+    def ahead(self, batch: pa.RecordBatch, guard: Guard | None = None) -> None:
+        """There is nothing to wait for."""
 
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
         """There is no policy: carrying over has to work."""

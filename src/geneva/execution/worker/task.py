@@ -26,7 +26,8 @@ class ColumnWork:
     computation: Computation
     sizes: Sizes
     flush_seconds: float | None = None
-    threads: int = 1
+    threads: int | None = None
+    """Calls at a time in a task; None: one, and 32 of an async function."""
     max_failed: int | None = None
     """How many rows may fail before the job is given up; None: all of them."""
 

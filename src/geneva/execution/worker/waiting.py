@@ -35,6 +35,12 @@ class WaitingRows:
             return self._windows[0].offsets[:rows]
         return np.concatenate([window.offsets for window in self._windows])[:rows]
 
+    def all(self) -> Window:
+        """All rows that wait, as one window. They wait on."""
+        if len(self._windows) > 1:
+            self._windows = deque([_joined([*self._windows])])
+        return self._windows[0]
+
     def take(self, rows: int) -> Window:
         """The first rows that wait, as one window; the arrays are copied only to be joined."""
         self._rows -= rows

@@ -1,0 +1,262 @@
+"""Calling an async function: many calls wait at the same time, and values come out in order.
+
+Calls are started in the order of the rows, `limit` at a time, as soon as an earlier one has ended:
+also for rows that nobody has asked for yet. So one slow call holds back the values behind it, but
+not their calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from geneva.errors import UDFError
+from geneva.execution.apply.by_batch import joined, slice_steps
+from geneva.execution.apply.by_row import fitting, row_steps
+from geneva.execution.apply.call import Applied, BatchCall
+from geneva.execution.apply.event_loop import EventLoop, cancelled
+from geneva.execution.apply.failures import CellFailure
+from geneva.execution.apply.row_values import python_values
+from geneva.execution.apply.steps import Steps, drive_async
+from geneva.planning.batching import CallCost
+
+ASYNC_LIMIT = 32
+"""Calls at the same time, where nobody says how many."""
+_MAX_ROWS_AHEAD = 32
+"""Rows per call at a time that may be started, or done, before those ahead of them are taken."""
+_MAX_BATCHES_AHEAD = 2
+"""The same for functions that are called once per batch."""
+_CONVERTED_ROWS = 1024
+"""Rows whose inputs are made Python values at once."""
+
+
+class Units(Protocol):
+    """How rows are put into calls, and what was returned into values."""
+
+    max_ahead: int
+    """Units per call at a time that may be ahead of what is taken."""
+
+    def rows(self) -> int:
+        """How many rows the next call has."""
+
+    def steps(self, start: int, size: int) -> Steps[Any]:
+        """What is to be done for a call."""
+
+    def ended(self, size: int, seconds: float) -> None:
+        """Learn from a call."""
+
+    def take(self, results: deque[Any], call: BatchCall) -> pa.Array:
+        """Return the values of a slice of the rows out of the results so far."""
+
+
+class RowUnits:
+    """One call per row."""
+
+    max_ahead = _MAX_ROWS_AHEAD
+
+    def __init__(self, call: BatchCall) -> None:
+        """Convert no inputs yet."""
+        self._call = call
+        self._converted: list[tuple[Any, ...]] = []
+        self._first = 0
+
+    def rows(self) -> int:
+        """One."""
+        return 1
+
+    def steps(self, start: int, size: int) -> Steps[Any]:
+        """Call with the row's values."""
+        if start >= self._first + len(self._converted):
+            part = self._call.batch.slice(start, _CONVERTED_ROWS)
+            columns = [python_values(column) for column in part.columns]
+            self._first, self._converted = start, list(zip(*columns, strict=True))
+        return row_steps(self._call, start, self._converted[start - self._first])
+
+    def ended(self, size: int, seconds: float) -> None:
+        """A row is a row."""
+
+    def take(self, results: deque[Any], call: BatchCall) -> pa.Array:
+        """Check the values together."""
+        return fitting(call, [results.popleft() for _ in range(call.batch.num_rows)])
+
+
+class SliceUnits:
+    """One call per slice, as long as the function says, or as calls of others took."""
+
+    max_ahead = _MAX_BATCHES_AHEAD
+
+    def __init__(
+        self, call: BatchCall, cost: Callable[[], CallCost], learn: Callable[[CallCost], None]
+    ) -> None:
+        """`cost` and `learn`: what calls take, over all batches of this process."""
+        self._call, self._cost, self._learn = call, cost, learn
+
+    def rows(self) -> int:
+        """As the function says, or by time."""
+        return self._call.udf.batch_size or self._cost().next_rows() or 1
+
+    def steps(self, start: int, size: int) -> Steps[Any]:
+        """Call with the slice."""
+        return slice_steps(self._call, start, size)
+
+    def ended(self, size: int, seconds: float) -> None:
+        """Learn what calls cost."""
+        self._learn(self._cost().after(size, seconds))
+
+    def take(self, results: deque[Any], call: BatchCall) -> pa.Array:
+        """Put slices together, and keep what is left of the last one."""
+        parts, missing = [], call.batch.num_rows
+        while missing:
+            part = results.popleft()
+            if len(part) > missing:
+                results.appendleft(part[missing:])
+                part = part[:missing]
+            parts.append(part)
+            missing -= len(part)
+        whole = joined(call, parts)
+        return pa.concat_arrays([whole, whole[:0]]) if whole.offset else whole
+
+
+ForRow = Callable[[int | None], Callable[..., Any]]
+"""Returns what is awaited for one row, or for several (None)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    start: int
+    size: int
+    task: asyncio.Task[Any]
+
+
+class CallsAhead:
+    """The calls for the rows of a batch. Take their values in order; close it, or use `with`."""
+
+    def __init__(
+        self,
+        call: BatchCall,
+        units: Units,
+        prepare: Callable[[], ForRow],
+        loop: EventLoop,
+        limit: int,
+    ) -> None:
+        """Start nothing yet. `prepare` is called before the first call, in the thread that asks."""
+        self._call, self._units_of, self._prepare = call, units, prepare
+        self._loop, self._limit = loop, limit
+        self._function: ForRow | None = None
+        self._started = self._done = self._taken = self._end = self._in_flight = 0
+        self._units: deque[_Unit] = deque()
+        self._results: deque[Any] = deque()
+        self._is_over = False
+
+    def take(self, rows: int, may_start: int | None = None) -> Applied:
+        """Return the values of the next rows, or raise what the policy makes of a failure.
+
+        Of these and those behind them at most `may_start` are called before the next `take`.
+        """
+        start, self._taken = self._taken, self._taken + rows
+        self._end = self._call.batch.num_rows
+        if may_start is not None:
+            self._end = min(self._end, start + max(rows, may_start))
+        self._function = self._function or self._prepare()
+        try:
+            failures, retries = self._loop.run(self._reach(self._taken))
+        except UDFError as error:
+            _count_from(start, error)
+            raise
+        part = BatchCall(self._call.udf, self._call.output, self._call.batch.slice(start, rows))
+        part.failures = {
+            row - start: replace(failure, row=row - start) for row, failure in failures.items()
+        }
+        values = self._units_of.take(self._results, part)
+        in_order = tuple(part.failures[row] for row in sorted(part.failures))
+        return Applied((values,), in_order, retries)
+
+    def close(self) -> None:
+        """Cancel the calls that still run, and wait until they have ended."""
+        self._is_over = True
+        if self._units:
+            self._loop.run(self._cancel())
+
+    def __enter__(self) -> CallsAhead:
+        """Return the calls."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Close them."""
+        self.close()
+
+    # ------------------------------------------------------------------------- inside the loop
+
+    async def _reach(self, end: int) -> tuple[dict[int, CellFailure], int]:
+        """Wait for the results of all rows before `end`, in order; say what went wrong so far."""
+        self._fill()
+        while self._done < end:
+            unit = self._units[0]
+            if not unit.task.done():
+                await asyncio.wait([unit.task])
+            self._results.append(unit.task.result())
+            self._units.popleft()
+            self._done += unit.size
+            self._fill()
+        call = self._call
+        failures = {row: call.failures.pop(row) for row in [*call.failures] if row < end}
+        retries, call.retries = call.retries, 0
+        return failures, retries
+
+    def _fill(self) -> None:
+        """Start calls, as far as they may be ahead."""
+        units = self._units_of
+        while (
+            not self._is_over
+            and self._started < self._end
+            and self._in_flight < self._limit
+            and len(self._units) < units.max_ahead * self._limit
+        ):
+            start, size = self._started, min(units.rows(), self._end - self._started)
+            self._started += size
+            self._in_flight += 1
+            task = asyncio.create_task(self._run(start, size))
+            unit = _Unit(start, size, task)
+            self._units.append(unit)
+            task.add_done_callback(lambda _, unit=unit: self._ended(unit))  # type: ignore[misc]
+
+    async def _run(self, start: int, size: int) -> Any:
+        assert self._function is not None
+        began = time.perf_counter()
+        function = self._function(start if size == 1 else None)
+        result = await drive_async(self._units_of.steps(start, size), function)
+        self._units_of.ended(size, time.perf_counter() - began)
+        return result
+
+    def _ended(self, unit: _Unit) -> None:
+        self._in_flight -= 1
+        if unit.task.cancelled() or unit.task.exception() is not None:
+            # No row behind it matters any more. Those before it have all been started.
+            self._is_over = True
+            for later in self._units:
+                if later.start > unit.start:
+                    later.task.cancel()
+        self._fill()
+
+    async def _cancel(self) -> None:
+        units, self._units = [*self._units], deque()
+        await cancelled([unit.task for unit in units])
+
+
+def _count_from(start: int, error: UDFError) -> None:
+    """Name the row of an error by its place behind `start`."""
+    failure: CellFailure | None = getattr(error, "failure", None)
+    if failure is not None and failure.row is not None:
+        error.failure = replace(failure, row=failure.row - start)  # type: ignore[attr-defined]
