@@ -425,10 +425,13 @@ class Connection(ConnectionMethods):
         """Whose view a table is; one that can't be opened is none that can be used."""
         try:
             table = open_lancedb_table(self._database, TableName.parse(name), self._storage_options)
-            return view_kind(table.schema) if table is not None else None
+            if table is not None:
+                return view_kind(table.schema)
+            reason = "there is a folder of its name, and no table in it"
         except BaseException as error:  # noqa: BLE001
-            _LOG.warning("Table %r can't be opened: %s", name, one_line(error))
-            return None
+            reason = one_line(error)
+        _LOG.warning("Table %r can't be opened: %s", name, reason)
+        return None
 
     def drop_table(
         self,

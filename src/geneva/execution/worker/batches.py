@@ -64,6 +64,11 @@ class BatchRunner:
         self.clock = Clock()
         self.retries = 0
 
+    @property
+    def has_checkpoint_rows(self) -> bool:
+        """Whether the user said how many rows may be lost."""
+        return self._pacing.has_checkpoint_rows
+
     def begin(self, part: PartWork, search: PoisonSearch) -> None:
         """Go on with another part."""
         self._search = search

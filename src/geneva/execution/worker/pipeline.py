@@ -10,7 +10,8 @@
   to the program in their place, behind what was read before them.
 - The program takes windows in order. It goes on after a result that is to be durable now only when
   the writer has acknowledged it, and in a task that was lost before, after a part that is settled:
-  the search for poison rows relies on both.
+  the search for poison rows relies on both. So it does where the user said how many rows may be
+  lost (`checkpoint_size`).
 - The writer takes results in order. A part is done when its `finish` has returned.
 - A batch on which the user's function or SQL failed ends the task: what was computed before it is
   saved, and reported. Any other error, of any stage, fails the task, and Spark runs it again.
@@ -93,7 +94,7 @@ class Pipeline:
             self._runner.begin(part, search)
             behind.begin(part, search)
             error = self._compute_part(part, ahead, behind)
-            behind.end(error, wait=self._is_retry)
+            behind.end(error, wait=self._is_retry or self._runner.has_checkpoint_rows)
             if error is not None and not isinstance(error, Damaged):
                 return
 
