@@ -180,7 +180,7 @@ def callable_part(function: Callable[..., Any], *, may_yield: bool = False) -> C
         )
     if is_class:
         return StatefulCallable(function, is_bound=False)
-    if hasattr(function, "setup") or hasattr(function, "close"):
+    if any(hasattr(function, name) for name in ("setup", "close", PREPARE)):
         return StatefulCallable(function, is_bound=True)
     return function
 
@@ -193,33 +193,53 @@ def name_of(target: Any) -> str:
     return "lambda" if found == "<lambda>" else str(found)
 
 
-def signature_of(target: Any) -> inspect.Signature | None:
+PREPARE = "prepare"
+"""The method that takes the inputs, where a function has two steps; __call__ takes its result."""
+
+
+def signature_of(target: Any, method: str = "__call__") -> inspect.Signature | None:
     """Return the signature without self; None for a builtin that has none."""
     if isinstance(target, StatefulCallable):
         target = target.target
     try:
         if inspect.isclass(target):
-            whole = inspect.signature(target.__call__)
+            whole = inspect.signature(getattr(target, method))
             return whole.replace(parameters=list(whole.parameters.values())[1:])
-        return inspect.signature(target)
+        return inspect.signature(target if method == "__call__" else getattr(target, method))
     except (ValueError, TypeError):
         return None
 
 
-def annotations_of_call(target: Any) -> dict[str, Any]:
+def annotations_of_call(target: Any, method: str = "__call__") -> dict[str, Any]:
     """Return the annotations of what is called, for a class those of its __call__."""
     if isinstance(target, StatefulCallable):
-        is_class = inspect.isclass(target.target)
-        target = target.target.__call__ if is_class else target.target
+        is_class = inspect.isclass(target.target) or method != "__call__"
+        target = getattr(target.target, method) if is_class else target.target
     return annotations_of(target)
 
 
+def two_steps(live: Any) -> Callable[..., Any]:
+    """Return an object with `prepare` as one function of the inputs."""
+    return lambda *args: live(live.prepare(*args))
+
+
+def check_prepare(name: str, target: Any) -> None:
+    """Refuse `cpu_workers` for what has no `prepare`."""
+    if not isinstance(target, StatefulCallable) or not callable(
+        getattr(target.target, PREPARE, None)
+    ):
+        raise InvalidUDFError(
+            f"UDF '{name}': cpu_workers is for classes with a method prepare(...), which takes the "
+            f"inputs of a batch; __call__ takes what it returned."
+        )
+
+
 def call_shape(
-    name: str, target: Any, input_columns: Sequence[str] | None
+    name: str, target: Any, input_columns: Sequence[str] | None, method: str = "__call__"
 ) -> tuple[UDFArgType, tuple[str, ...] | None]:
-    """Work out how the function is called and which columns it reads."""
+    """Work out how the function, or its first step, is called and which columns it reads."""
     given = None if input_columns is None else checked_names(name, input_columns)
-    signature = signature_of(target)
+    signature = signature_of(target, method)
     if signature is None:
         if given is None:
             raise InvalidUDFError(
@@ -229,7 +249,7 @@ def call_shape(
     parameters = list(signature.parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
-    annotations = {n: without_optional(a) for n, a in annotations_of_call(target).items()}
+    annotations = {n: without_optional(a) for n, a in annotations_of_call(target, method).items()}
     if [annotations.get(p.name) for p in required] == [pa.RecordBatch]:
         return UDFArgType.RECORD_BATCH, given
     fed = _fed_parameters(name, parameters, positional, required, given)

@@ -16,14 +16,17 @@ import pyarrow as pa
 from geneva.errors import InvalidUDFError, UDFIntegrityError
 from geneva.render.plain import plain
 from geneva.udf.call import (
+    PREPARE,
     StatefulCallable,
     UDFArgType,
     call_shape,
     callable_part,
+    check_prepare,
     checked_names,
     inferred_type,
     is_async,
     name_of,
+    two_steps,
 )
 from geneva.udf.identity.fingerprint import fingerprint, fingerprint_parts
 from geneva.udf.identity.references import modules_used
@@ -78,6 +81,7 @@ class UDF:
     on_error: ErrorPolicy = FAIL_FAST
     timeout: float | None = None
     memoize: bool = False
+    cpu_workers: int | None = None
     modules: tuple[ShippedModule, ...] = ()
     """Modules of the user's that come with it. Only a stored function has them."""
 
@@ -122,7 +126,16 @@ class UDF:
 
     def _call_shape(self) -> str:
         arity = -1 if self.arg_type is UDFArgType.RECORD_BATCH else len(self.input_columns or ())
-        return f"{self.arg_type.value}/{arity}"
+        return f"{self.arg_type.value}/{arity}{'/prepared' if self.cpu_workers else ''}"
+
+    @property
+    def first_step(self) -> str:
+        """Name the method of a class that takes the inputs."""
+        return PREPARE if self.cpu_workers else "__call__"
+
+    def whole(self, live: Any) -> Callable[..., Any]:
+        """Return the working object as a function of the inputs, whatever its steps."""
+        return two_steps(live) if self.cpu_workers else live
 
     def with_inputs(self, columns: Sequence[str]) -> UDF:
         """Return this UDF fed from other columns, by position. The version stays as it is."""
@@ -139,6 +152,8 @@ class UDF:
         if not isinstance(self.func, StatefulCallable):
             return self.func(*args, **kwargs)
         if self.func.is_bound:
+            if self.cpu_workers:
+                return self.whole(self.func.live())(*args, **kwargs)
             return self.func(*args, **kwargs)
         bound = self.func.bound_to(args, kwargs)
         return dataclasses.replace(self, func=bound, pinned_fingerprint=None)
@@ -190,6 +205,7 @@ class UDFOptions(TypedDict, total=False):
     on_error: OnError
     timeout: float | None
     memoize: bool
+    cpu_workers: int | None
     max_failed_rows: int | None
     max_failed_fraction: float | None
     error_handling: Any
@@ -223,6 +239,7 @@ def udf(
     on_error: OnError = None,
     timeout: float | None = None,
     memoize: bool = False,
+    cpu_workers: int | None = None,
     max_failed_rows: int | None = None,
     max_failed_fraction: float | None = None,
     error_handling: Any = None,
@@ -242,6 +259,10 @@ def udf(
 
     `memoize=True` says that equal inputs have equal outputs: such rows of a run, or of the table,
     share one call. Without it each row has a call of its own, for a function may draw or sample.
+
+    `cpu_workers=N` is for a class with a method `prepare`: that one takes the inputs of a batch, of
+    N batches at once, in threads of their own; `__call__` takes what it returned, in order.
+    So N cores decode for one model.
     """
     if error_handling is not None:
         if on_error is not None:
@@ -260,6 +281,7 @@ def udf(
         "on_error": policy_of(on_error, max_failed_rows, max_failed_fraction),
         "timeout": timeout,
         "memoize": bool(memoize),
+        "cpu_workers": cpu_workers,
     }
 
     def declare(function: Callable[..., Any]) -> UDF:
@@ -268,7 +290,20 @@ def udf(
         target = callable_part(function)
         shown_name = name or name_of(target)
         declared = _declared_field(shown_name, data_type, nullable=nullable)
-        arg_type, inputs = call_shape(shown_name, target, input_columns)
+        if cpu_workers is not None:
+            check_prepare(shown_name, target)
+        first = "__call__" if cpu_workers is None else PREPARE
+        arg_type, inputs = call_shape(shown_name, target, input_columns, first)
+        if cpu_workers is not None and is_async(target):
+            raise InvalidUDFError(
+                f"UDF '{shown_name}': cpu_workers is for plain classes; the calls of an async "
+                f"function overlap as they are."
+            )
+        if cpu_workers is not None and arg_type is UDFArgType.SCALAR:
+            raise InvalidUDFError(
+                f"UDF '{shown_name}': prepare(...) is called once per batch: annotate its "
+                f"parameters pa.Array, or its only one pa.RecordBatch."
+            )
         if declared is None:
             declared = pa.field("", inferred_type(shown_name, target, arg_type), nullable)
         metadata = {k.decode(): v.decode() for k, v in (declared.metadata or {}).items()}
@@ -310,7 +345,7 @@ def _declared_field(name: str, data_type: Any, *, nullable: bool) -> pa.Field | 
 
 def _check_numbers(declared: UDF) -> None:
     """Refuse sizes and resources that can't be meant."""
-    counts = ("memory", "batch_size", "checkpoint_size", "task_size")
+    counts = ("memory", "batch_size", "checkpoint_size", "task_size", "cpu_workers")
     for option in (*counts, "min_checkpoint_size", "max_checkpoint_size"):
         value = getattr(declared, option)
         if value is not None and (type(value) is not int or value <= 0):

@@ -88,7 +88,8 @@ def _missing_message(udf: UDF, missing: list[str], schema: pa.Schema) -> str:
 
 
 def _check_types(udf: UDF, resolved: tuple[ResolvedInput, ...]) -> None:
-    signature, annotations = signature_of(udf.func), annotations_of_call(udf.func)
+    signature = signature_of(udf.func, udf.first_step)
+    annotations = annotations_of_call(udf.func, udf.first_step)
     names = [p.name for p in signature.parameters.values()] if signature else []
     for parameter, column in zip(names, resolved, strict=False):
         if parameter in annotations and not accepts(annotations[parameter], column.type):

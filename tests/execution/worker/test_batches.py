@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,7 +15,7 @@ from geneva.errors import TooManyFailedRowsError, UDFError, UDFExecutionError
 from geneva.execution.apply.batch import Applied
 from geneva.execution.apply.failures import CellFailure, with_failure
 from geneva.execution.apply.timeouts import Guard
-from geneva.execution.worker.batches import BatchRunner
+from geneva.execution.worker.batches import BatchRunner, Event
 from geneva.execution.worker.poison_rows import PoisonSearch
 from geneva.execution.worker.records import (
     BatchFailed,
@@ -46,12 +48,29 @@ class Tripling:
     bad: frozenset[int] = frozenset()
     batches: list[list[int]] = field(default_factory=list)
     cost: CallCost = field(default_factory=CallCost)
+    is_async: bool = False
+    prepares: int = 0
+    prepared: list[list[int]] = field(default_factory=list)
+    """The batches that were prepared."""
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Need nothing."""
 
-    def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+    def prepare(self, batch: pa.RecordBatch, guard: Guard) -> Future[Any] | None:
+        self.prepared.append(batch.column(0).to_pylist())
+        future: Future[Any] = Future()
+        future.set_result(batch)
+        return future
+
+    def run(
+        self,
+        batch: pa.RecordBatch,
+        guard: Guard | None = None,
+        prepared: Future[Any] | None = None,
+    ) -> Applied:
         xs = batch.column(0).to_pylist()
+        if prepared is not None:
+            assert prepared.result() is batch
         self.batches.append(xs)
         for row, x in enumerate(xs):
             if x in self.bad:
@@ -82,15 +101,20 @@ class Running:
     def run(self, *items: Window | Result) -> Iterator[Result]:
         """Run what belongs to one part so far."""
         for item in items:
-            yield from map(self._sealed, self.runner.run(item))
+            yield from self._results(self.runner.run(item))
 
     def run_all(self, *items: Window | Result) -> Iterator[Result]:
         """Run a whole part."""
         yield from self.run(*items)
-        yield from map(self._sealed, self.runner.finish())
+        yield from self._results(self.runner.end())
+        yield from self._results(self.runner.finish())
 
-    def _sealed(self, result: Computed | Result) -> Result:
-        return sealed(self.task, [result]) if isinstance(result, Computed) else result
+    def _results(self, events: Iterator[Event]) -> Iterator[Result]:
+        for event in events:
+            if isinstance(event, Computed):
+                yield sealed(self.task, [event])
+            elif isinstance(event, Result):
+                yield event
 
 
 Begin = Callable[..., Running]
@@ -98,7 +122,8 @@ Begin = Callable[..., Running]
 
 def begun(task: OpenTask, program: Tripling, *, retried: bool = False) -> Running:
     runner = BatchRunner(task, lambda work: program)
-    runner.begin(make_part(10, window=100), PoisonSearch(task.store, "a", is_retry=retried))
+    search = PoisonSearch(task.store, "a", is_retry=retried)
+    list(runner.begin(make_part(10, window=100), search))
     return Running(task, runner)
 
 
@@ -256,3 +281,39 @@ def test_a_loaded_range_ends_the_batch_before_it(begin: Begin) -> None:
     results = list(begin(program, batch_size=4).run(window(0, 1), loaded))
     assert program.batches == [[0, 1]]
     assert [(r.rows.start, r.rows.end) for r in results] == [(0, 2), (2, 4)]
+
+
+def test_batches_are_prepared_ahead_also_of_the_next_part(tmp_path: Path) -> None:
+    task, program = open_task(tmp_path, range(10), batch_size=2), Tripling(prepares=3)
+    runner = BatchRunner(task, lambda work: program)
+    search = PoisonSearch(task.store, "a", is_retry=False)
+    events: list[Event] = []
+    for rows in (range(4), range(4, 8)):
+        part = make_part(10, RowRange(rows[0], rows[-1] + 1), window=100)
+        events += runner.begin(part, search)
+        events += runner.run(window(*rows, start=rows[0]))
+        events += runner.end()
+        assert len(program.prepared) - len(program.batches) <= 3
+    assert program.prepared == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert program.batches == [[0, 1]]
+    events += runner.finish()
+    assert program.batches == program.prepared, "in order"
+    kinds = [type(event).__name__ for event in events]
+    assert kinds == 2 * ["PartBegins", "Computed", "Computed", "PartEnds"]
+
+
+def test_nothing_is_prepared_ahead_after_a_worker_was_lost(tmp_path: Path) -> None:
+    """Only the batch that is run is noted: another one that kills the worker would not be found."""
+    task, program = open_task(tmp_path, range(10), batch_size=2), Tripling(prepares=3)
+    list(begun(task, program, retried=True).run_all(window(*range(8))))
+    assert program.prepared == []
+    assert len(program.batches) == 4
+
+
+def test_checkpoints_of_a_given_size_stay_exact_with_batches_ahead(tmp_path: Path) -> None:
+    task = open_task(tmp_path, range(10), batch_size=2, checkpoint_size=3)
+    program = Tripling(prepares=2)
+    results = list(begun(task, program).run_all(window(*range(8))))
+    assert program.batches == [[0, 1], [2], [3, 4], [5], [6, 7]]
+    later, now = Durable.LATER, Durable.NOW
+    assert [r.durable for r in results] == [later, now, later, now, later]

@@ -120,6 +120,8 @@ class Program:
     before: Any = lambda xs: None
     calls: list[list[int]] = field(default_factory=list)
     cost: CallCost = field(default_factory=CallCost)
+    is_async: bool = False
+    prepares: int = 0
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Need nothing."""
@@ -127,7 +129,9 @@ class Program:
     def ahead(self, batch: pa.RecordBatch, guard: Any = None) -> None:
         """Call when asked."""
 
-    def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+    def run(
+        self, batch: pa.RecordBatch, guard: Guard | None = None, prepared: None = None
+    ) -> Applied:
         xs = batch.column(0).to_pylist()
         self.before(xs)
         self.calls.append(xs)
@@ -212,6 +216,14 @@ def test_a_checkpoint_by_time_is_written_behind_and_one_at_a_time(tmp_path: Path
     starts = [before for before, _ in store.events]
     assert max(b - a for a, b in pairwise(starts)) <= 8, "bounded"
     assert len(store.list_keys()) == len(store.events)
+
+
+def test_a_part_is_settled_before_the_next_one_where_rows_are_counted(tmp_path: Path) -> None:
+    program = Program()
+    store = SlowStore(program, 0.05)
+    task = replace(open_task(tmp_path, range(8), checkpoint_size=100), store=store)
+    make_pipeline(task, program).run(parts_of(8, 2))
+    assert store.events == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
 def test_a_lost_task_settles_a_part_before_the_next_one(tmp_path: Path) -> None:

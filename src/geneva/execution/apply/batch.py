@@ -8,7 +8,7 @@ UDF's policy skips are NULL, and listed beside the values.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -23,9 +23,10 @@ from geneva.execution.apply.ahead import (
     RowUnits,
     SliceUnits,
 )
-from geneva.execution.apply.by_batch import BatchAtOnce
+from geneva.execution.apply.by_batch import BatchAtOnce, arguments
 from geneva.execution.apply.by_row import RowByRow
 from geneva.execution.apply.call import Applied, BatchCall, Strategy
+from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.event_loop import event_loop
 from geneva.execution.apply.failures import CellFailure, describe_failure, raise_failed
 from geneva.execution.apply.steps import USER_FAILURES
@@ -53,6 +54,10 @@ class Applier:
         self.cost = CallCost(once_per_row=True) if self.is_async else self._call_cost
         with_pool = self.threads > 1 and not self.is_async
         self._pool = ThreadPoolExecutor(self.threads, "geneva-udf") if with_pool else None
+        workers = udf.cpu_workers if self.threads == 1 else None
+        self._preparing = ThreadPoolExecutor(workers, "geneva-prepare") if workers else None
+        # One that is ready, beside those that are being prepared.
+        self.prepares = workers + 1 if workers else 0
 
     def apply(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the column's values for a batch whose columns are the inputs, in order."""
@@ -62,8 +67,27 @@ class Applier:
         """Set up a stateful function, if that was not done yet."""
         self._live_function(batch)
 
-    def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
-        """Return the values and what failed; `guard` is notified when a call can't be stopped."""
+    def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Future[Any] | None:
+        """Let the function's `prepare` begin on a batch, in a thread of its own."""
+        if self._preparing is None:
+            return None
+        return self._preparing.submit(self._prepared, batch, guard)
+
+    def _prepared(self, batch: pa.RecordBatch, guard: Guard | None) -> Any:
+        live: Any = self._live_function(batch)
+        prepare = self._guarded(live.prepare, guard, _unknown_row)
+        return prepare(*arguments(compact_batch(batch), self.udf.arg_type))
+
+    def run(
+        self,
+        batch: pa.RecordBatch,
+        guard: Guard | None = None,
+        prepared: Future[Any] | None = None,
+    ) -> Applied:
+        """Return the values and what failed; `guard` is notified when a call can't be stopped.
+
+        `prepared` is what `prepare` gave for the batch. Calls that are made again prepare anew.
+        """
         if batch.num_rows == 0:
             return Applied((pa.array([], self.output.type),))
         if self.is_async:
@@ -72,9 +96,11 @@ class Applier:
         call = BatchCall(self.udf, self.output, batch, self._pool, self.threads)
         is_scalar = self.udf.arg_type is UDFArgType.SCALAR
         strategy: Strategy = RowByRow(call) if is_scalar else BatchAtOnce(call)
-        function = self._live_function(batch)
-        if self.udf.timeout is not None:
-            function = guarded(function, self.udf.timeout, guard, strategy.current_row)
+        live = self._live_function(batch)
+        function = self._guarded(self.udf.whole(live), guard, strategy.current_row)
+        if prepared is not None:
+            second = self._guarded(live, guard, strategy.current_row)
+            call.prepared = lambda: second(prepared.result())
         values = strategy.values_of(function)
         failures = tuple(call.failures[row] for row in sorted(call.failures))
         return Applied((values,), failures, call.retries)
@@ -115,8 +141,9 @@ class Applier:
 
     def close(self) -> None:
         """Stop the threads and close a stateful UDF."""
-        if self._pool is not None:
-            self._pool.shutdown()
+        for pool in (self._pool, self._preparing):
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
         if isinstance(self.udf.func, StatefulCallable):
             if self.is_async:
                 event_loop().run(self.udf.func.close_async())
@@ -136,6 +163,17 @@ class Applier:
         """Close it."""
         self.close()
 
+    def _guarded(
+        self,
+        function: Callable[..., Any],
+        guard: Guard | None,
+        current_row: Callable[[], int | None],
+    ) -> Callable[..., Any]:
+        """The function, with the time limit of its calls."""
+        if self.udf.timeout is None:
+            return function
+        return guarded(function, self.udf.timeout, guard, current_row)
+
     def _live_function(self, batch: pa.RecordBatch) -> Callable[..., Any]:
         if not isinstance(self.udf.func, StatefulCallable):
             return self.udf.func
@@ -145,3 +183,7 @@ class Applier:
             return self.udf.func.live()
         except USER_FAILURES as error:
             raise_failed(self.udf, self.output, error, None, batch, doing="could not be set up")
+
+
+def _unknown_row() -> None:
+    """A batch is prepared as a whole: which of its rows hangs is not known."""

@@ -96,9 +96,12 @@ def _settled_slice(
 
 
 def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
-    is_array = call.udf.arg_type is UDFArgType.ARRAY
-    batch = compact_batch(call.batch.slice(start, size))
-    result = yield Call(tuple(batch.columns) if is_array else (batch,))
+    prepared, call.prepared = call.prepared, None
+    if prepared is not None:
+        result = prepared()
+    else:
+        batch = compact_batch(call.batch.slice(start, size))
+        result = yield Call(arguments(batch, call.udf.arg_type))
     array = result_to_array(result, call.output.type, call.refuse, start)
     if len(array) != size:
         call.refuse(None, f"returned {len(array)} values for a batch of {size} rows")
@@ -106,3 +109,8 @@ def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
     own = pa.concat_arrays([array, array[:0]])
     call.check_nulls(own, start)
     return own
+
+
+def arguments(batch: pa.RecordBatch, kind: UDFArgType) -> tuple[Any, ...]:
+    """What a function of arrays, or of a record batch, is called with."""
+    return tuple(batch.columns) if kind is UDFArgType.ARRAY else (batch,)

@@ -53,6 +53,8 @@ class BatchCall:
     failures: dict[int, CellFailure] = field(default_factory=dict)
     """Rows that the policy skips."""
     retries: int = 0
+    prepared: Callable[[], Any] | None = None
+    """The first call on the whole batch, where its inputs were prepared before."""
 
     def fail(self, error: BaseException, row: int | None, attempt: int = 1) -> NoReturn:
         """Raise what a user reads about an exception in their function."""

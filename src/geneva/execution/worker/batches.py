@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +34,8 @@ from geneva.execution.worker.records import (
     Computed,
     Durable,
     OpenTask,
+    PartBegins,
+    PartEnds,
     Result,
     Saved,
     Window,
@@ -43,12 +47,35 @@ from geneva.storage.lance.pieces import concat_batches
 
 _Values = TypeVar("_Values", Computed, Result)
 
+_MAX_QUEUED_BYTES = 256 * 1024 * 1024
+"""Inputs of batches that are being prepared."""
+
 _ENDS_THE_JOB = (UDFError, UDFIntegrityError, InvalidUDFError)
 """Failures of the user's function. Anything else is a failed task, which Spark runs again."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """Rows that are computed together, which may be on their way already."""
+
+    window: Window
+    search: PoisonSearch
+    prepared: Future[Any] | None = None
+    """What the program prepares of it."""
+    ahead: CallsAhead | None = None
+    """The calls for it, where they may be made before its turn."""
+
+
+Event = PartBegins | Computed | Result | PartEnds
+"""What comes out of the program, part after part."""
+
+
 class BatchRunner:
-    """Runs the task's program over windows. It reads and writes nothing but poison-row notes."""
+    """Runs the task's program over windows. It reads and writes nothing but poison-row notes.
+
+    What it is given comes out in the same order. A program that prepares batches ahead gets
+    several of them, also of the next part, before the first one is run.
+    """
 
     def __init__(
         self, task: OpenTask, load: Callable[[ColumnWork], Program] = live_program
@@ -61,71 +88,134 @@ class BatchRunner:
         computation = task.work.computation
         if computation.memoizes and computation.receipt is not None:
             self._memo = shared_memo(task.work.job_id, computation.id)
+        self._queued: deque[PartBegins | Result | PartEnds | _Batch] = deque()
+        """What is to be run, and what stands between."""
+        self._queued_batches = self._queued_bytes = 0
+        self._max_queued = 0
+        self._waiting = WaitingRows()
+        self._rows_cut = 0
         self.clock = Clock()
         self.retries = 0
 
-    @property
-    def has_checkpoint_rows(self) -> bool:
-        """Whether the user said how many rows may be lost."""
-        return self._pacing.has_checkpoint_rows
-
-    def begin(self, part: PartWork, search: PoisonSearch) -> None:
+    def begin(self, part: PartWork, search: PoisonSearch) -> Iterator[Event]:
         """Go on with another part."""
-        self._search = search
         self._waiting = WaitingRows()
-        self._pacing.begin(part.window)
+        self._cut_rule, self._cut_search = self._pacing.rule_for(part.window), search
+        self._rows_cut = 0
+        self._queued.append(PartBegins(part, search))
+        yield from self._run_queued()
 
-    def run(self, item: Window | Result) -> Iterator[Computed | Result]:
+    def run(self, item: Window | Result) -> Iterator[Event]:
         """Compute a window; pass on what has its values already.
 
         Raises BatchFailed when the user's function fails and its policy doesn't skip the row.
         """
         if isinstance(item, Window):
             self._waiting.add(item)
-            yield from self._run_waiting(is_last=not self._pacing.has_exact_batches)
+            yield from self._cut(is_last=not self._pacing.has_exact_batches)
             return
-        yield from self.finish()
-        if item.durable is Durable.ALREADY:
-            self._failed_rows += len(item.failures)
-            self._pacing.restart()
-            yield item
-        else:
-            yield self._paced(item)
+        yield from self._cut(is_last=True)
+        self._rows_cut = 0 if item.durable is Durable.ALREADY else self._rows_cut + item.num_rows
+        self._queued.append(item)
+        yield from self._run_queued()
 
-    def finish(self) -> Iterator[Computed]:
-        """Compute the rows that are left, fewer than a batch has: no others follow them."""
-        yield from self._run_waiting(is_last=True)
+    def end(self, error: Exception | None = None) -> Iterator[Event]:
+        """End the part: rows that wait for a full batch are computed, as no others follow them.
+
+        `error`: the part could not be read on, so that they are not.
+        """
+        if error is None:
+            yield from self._cut(is_last=True)
+        self._queued.append(PartEnds(error))
+        yield from self._run_queued()
+
+    def finish(self) -> Iterator[Event]:
+        """Run what is still queued."""
+        yield from self._run_queued(is_last=True)
+
+    def abandon(self) -> None:
+        """Run nothing more."""
+        for queued in self._queued:
+            if isinstance(queued, _Batch) and queued.prepared is not None:
+                queued.prepared.cancel()
+        self._queued.clear()
 
     def saved(self, saved: Saved) -> None:
         """Take the writer's acknowledgement."""
         self._pacing.saved(saved.seconds)
 
-    def _run_waiting(self, *, is_last: bool) -> Iterator[Computed]:
-        """Compute batches as long as there are rows for a full one; if they are the last, all."""
-        waiting = self._waiting
+    def _cut(self, *, is_last: bool) -> Iterator[Event]:
+        """Cut batches as long as there are rows for a full one; if they are the last, all."""
+        waiting, search = self._waiting, self._cut_search
         if not waiting:
             return
         program = self._loaded()
-        with self._ahead(program) as ahead:
+        with self._calls_ahead(program) as ahead:
             while waiting:
-                size = self._pacing.batch_rows(program.cost)
+                size = self._pacing.batch_rows(self._cut_rule, program.cost, self._rows_cut)
                 if size > len(waiting) and not is_last and ahead is None:
                     return
                 size = min(size, len(waiting))
-                batch = waiting.take(self._search.max_rows(waiting.first(size), size))
-                computed = self._run_batch(program, batch, ahead)
-                yield self._paced(computed, suspect=self._search.is_suspect(batch.offsets))
+                window = waiting.take(search.max_rows(waiting.first(size), size))
+                self._queue(program, window, ahead)
+                yield from self._run_queued()
+                if not self._queued:
+                    # Nothing is ahead: a checkpoint that was due for another reason counts, too.
+                    self._rows_cut = self._pacing.rows
 
-    def _ahead(self, program: Program) -> AbstractContextManager[CallsAhead | None]:
-        """The calls for all rows that wait, where they may be made before their batch's turn.
+    @property
+    def _may_run_ahead(self) -> bool:
+        """Whether rows may be worked on before their batch's turn.
 
         Not where notes say which rows are being computed, or where rows share calls.
         """
-        if self._search.is_retry or self._memo is not None:
+        return not self._cut_search.is_retry and self._memo is None
+
+    def _calls_ahead(self, program: Program) -> AbstractContextManager[CallsAhead | None]:
+        """The calls for all rows that wait, if the program makes them before their batch's turn."""
+        if not program.is_async or not self._may_run_ahead:
             return nullcontext()
         rows = self._waiting.all()
-        guard = BatchGuard(self._search, rows.offsets)
+        guard = BatchGuard(self._cut_search, rows.offsets)
         return program.ahead(rows.inputs, guard) or nullcontext()
+
+    def _queue(self, program: Program, window: Window, ahead: CallsAhead | None) -> None:
+        """Queue a batch; let the program prepare it."""
+        search, prepared = self._cut_search, None
+        if program.prepares and self._may_run_ahead:
+            self._warm(program, window)
+            prepared = program.prepare(window.inputs, BatchGuard(search, window.offsets))
+        known = len(window.known.offsets) if window.known is not None else 0
+        self._rows_cut += len(window.offsets) + known
+        self._queued.append(_Batch(window, search, prepared, ahead))
+        self._queued_batches += 1
+        self._queued_bytes += window.inputs.nbytes
+        self._max_queued = program.prepares if prepared is not None else 0
+
+    def _run_queued(self, *, is_last: bool = False) -> Iterator[Event]:
+        """Run what is queued, but for the batches that are being prepared; if it is all, all."""
+        while self._queued:
+            queued = self._queued[0]
+            if isinstance(queued, _Batch):
+                fits = self._queued_bytes <= _MAX_QUEUED_BYTES
+                if not is_last and fits and self._queued_batches <= self._max_queued:
+                    return
+            self._queued.popleft()
+            if isinstance(queued, _Batch):
+                self._queued_batches -= 1
+                self._queued_bytes -= queued.window.inputs.nbytes
+                computed = self._run_batch(self._load(self._work), queued)
+                suspect = queued.search.is_suspect(queued.window.offsets)
+                yield self._paced(computed, suspect=suspect)
+            elif isinstance(queued, Result) and queued.durable is not Durable.ALREADY:
+                yield self._paced(queued)
+            else:
+                if isinstance(queued, Result):
+                    self._failed_rows += len(queued.failures)
+                    self._pacing.restart()
+                elif isinstance(queued, PartBegins):
+                    self._pacing.begin(queued.part.window)
+                yield queued
 
     def _loaded(self) -> Program:
         """The program; a function that can't be loaded fails on the first row."""
@@ -134,19 +224,26 @@ class BatchRunner:
         except _ENDS_THE_JOB as error:
             raise _batch_failed(error, self._waiting.first(1), ()) from error
 
+    def _warm(self, program: Program, window: Window) -> None:
+        try:
+            program.warm(window.inputs)
+        except _ENDS_THE_JOB as error:
+            raise _batch_failed(error, window.offsets, ()) from error
+
     def _paced(self, result: _Values, *, suspect: bool = False) -> _Values:
         due = self._pacing.is_due(result)
         if not due and not suspect:
             return result
         self._pacing.restart()
-        is_awaited = suspect or self._pacing.has_checkpoint_rows
+        is_awaited = suspect or self._work.bounds_lost_rows
         return replace(result, durable=Durable.NOW if is_awaited else Durable.SOON)
 
-    def _run_batch(self, program: Program, batch: Window, ahead: CallsAhead | None) -> Computed:
+    def _run_batch(self, program: Program, queued: _Batch) -> Computed:
         """Compute a batch; of rows with equal inputs only one, where the function allows it."""
-        memo, digests = self._memo, batch.digests
+        memo, batch = self._memo, queued.window
+        digests = batch.digests
         if memo is None or digests is None:
-            return self._compute(program, batch, ahead)
+            return self._compute(program, queued)
         to_compute, places, known = memo.split(digests)
         if not len(to_compute):
             assert known is not None
@@ -156,7 +253,7 @@ class BatchRunner:
         part = replace(
             batch, offsets=batch.offsets[to_compute], inputs=rows, digests=digests[to_compute]
         )
-        computed = self._compute(program, part)
+        computed = self._compute(program, replace(queued, window=part))
         values = pa.RecordBatch.from_arrays(
             list(computed.outputs), names=[f"o{i}" for i in range(len(computed.outputs))]
         )
@@ -173,14 +270,13 @@ class BatchRunner:
             failed=tuple(np.flatnonzero(np.isin(places, failed_at)).tolist()),
         )
 
-    def _compute(
-        self, program: Program, batch: Window, ahead: CallsAhead | None = None
-    ) -> Computed:
+    def _compute(self, program: Program, queued: _Batch) -> Computed:
+        batch = queued.window
         failures: tuple[RowFailure, ...] = ()
         started = time.perf_counter()
         try:
             try:
-                applied = self._call(program, batch, ahead)
+                applied = self._call(program, queued)
             finally:
                 seconds = time.perf_counter() - started
                 self.clock.udf += seconds
@@ -199,8 +295,8 @@ class BatchRunner:
         self._pacing.ran(len(batch.offsets), computed.nbytes)
         return computed
 
-    def _call(self, program: Program, batch: Window, ahead: CallsAhead | None) -> Applied:
-        search = self._search
+    def _call(self, program: Program, queued: _Batch) -> Applied:
+        batch, search = queued.window, queued.search
         condemned = search.condemned(batch.offsets)
         if condemned is not None:
             return program.settle(condemned.error, batch.inputs, condemned.tries)
@@ -208,10 +304,11 @@ class BatchRunner:
         program.warm(batch.inputs)
         search.starting(batch.offsets)
         started = time.perf_counter()
-        if ahead is not None:
-            applied = ahead.take(len(batch.offsets), self._pacing.rows_to_checkpoint)
+        if queued.ahead is not None:
+            applied = queued.ahead.take(len(batch.offsets), self._pacing.rows_to_checkpoint)
         else:
-            applied = program.run(batch.inputs, BatchGuard(search, batch.offsets))
+            guard = BatchGuard(search, batch.offsets)
+            applied = program.run(batch.inputs, guard, queued.prepared)
         program.cost = program.cost.after(len(batch.offsets), time.perf_counter() - started)
         return applied
 

@@ -18,6 +18,9 @@ class Pacing:
     checkpoints do.
     """
 
+    rows: int
+    """How many rows wait for a checkpoint."""
+
     def __init__(self, work: ColumnWork) -> None:
         """Know nothing of the function's speed yet."""
         self._work = work
@@ -27,12 +30,16 @@ class Pacing:
 
     def begin(self, window: int) -> None:
         """Go on with another part, which is read `window` rows at a time."""
-        self._rule = BatchRule.of(self._work.sizes, window, self._work.flush_seconds)
+        self._rule = self.rule_for(window)
         self.restart()
+
+    def rule_for(self, window: int) -> BatchRule:
+        """The rule for a part that is read `window` rows at a time."""
+        return BatchRule.of(self._work.sizes, window, self._work.flush_seconds)
 
     def restart(self) -> None:
         """Count from here: nothing waits for a checkpoint."""
-        self._rows = self._bytes = 0
+        self.rows = self._bytes = 0
         self._seconds = 0.0
 
     @property
@@ -40,27 +47,24 @@ class Pacing:
         """Whether the user gave the size of batches: only the last one of a part has fewer rows."""
         return self._work.sizes.batch_size is not None
 
-    @property
-    def has_checkpoint_rows(self) -> bool:
-        """Whether the user said how many rows may be lost: no batch runs ahead of a checkpoint."""
-        rule = self._rule
-        return rule.checkpoint_rows is not None or rule.max_checkpoint_rows is not None
+    def batch_rows(self, rule: BatchRule, cost: CallCost, rows_before: int) -> int:
+        """How many of the next rows go into one batch, given what calls cost.
 
-    def batch_rows(self, cost: CallCost) -> int:
-        """How many of the next rows go into one batch, given what calls cost."""
-        size = self._rule.batch_rows(cost.next_rows())
+        `rows_before`: rows since the last checkpoint, when the batch will be run.
+        """
+        size = rule.batch_rows(cost.next_rows())
         if self._max_rows is not None:
-            size = max(self._rule.first, min(size, self._max_rows))
-        left = self.rows_to_checkpoint
-        if left is not None:
-            size = min(size, left)
+            size = max(rule.first, min(size, self._max_rows))
+        full = rule.checkpoint_rows or rule.max_checkpoint_rows
+        if full is not None:
+            size = min(size, full - rows_before % full)
         return max(1, size)
 
     @property
     def rows_to_checkpoint(self) -> int | None:
         """How many rows the checkpoint that is being filled has room for; None: by time."""
         full = self._rule.checkpoint_rows or self._rule.max_checkpoint_rows
-        return full - self._rows if full is not None else None
+        return full - self.rows if full is not None else None
 
     def ran(self, rows: int, nbytes: int) -> None:
         """Learn from a batch that gave `nbytes`."""
@@ -68,10 +72,10 @@ class Pacing:
 
     def is_due(self, result: Computed | Result) -> bool:
         """Count a result; say whether it and those before it should be made durable."""
-        self._rows += result.num_rows
+        self.rows += result.num_rows
         self._bytes += result.nbytes
         self._seconds += result.seconds
-        due = self._rule.is_due(self._rows, self._seconds, self._checkpoint_seconds)
+        due = self._rule.is_due(self.rows, self._seconds, self._checkpoint_seconds)
         return due or self._bytes >= MAX_UNSAVED_BYTES
 
     def saved(self, seconds: float) -> None:

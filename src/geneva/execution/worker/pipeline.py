@@ -9,9 +9,8 @@
 - The reader runs ahead of the program, also into the next part. It changes nothing. Its errors come
   to the program in their place, behind what was read before them.
 - The program takes windows in order. It goes on after a result that is to be durable now only when
-  the writer has acknowledged it, and in a task that was lost before, after a part that is settled:
-  the search for poison rows relies on both. So it does where the user said how many rows may be
-  lost (`checkpoint_size`).
+  the writer has acknowledged it: where the user counted the rows that may be lost, and where
+  poison rows are searched for. There it goes on after a part only when that is settled, too.
 - The writer takes results in order. A part is done when its `finish` has returned.
 - A batch on which the user's function or SQL failed ends the task: what was computed before it is
   saved, and reported. Any other error, of any stage, fails the task, and Spark runs it again.
@@ -24,11 +23,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from geneva.errors import SQLExecutionError
-from geneva.execution.worker.batches import BatchRunner
+from geneva.execution.worker.batches import BatchRunner, Event
 from geneva.execution.worker.poison_rows import PoisonSearch, note_key
 from geneva.execution.worker.read_ahead import ReadAhead
 from geneva.execution.worker.reader import Reader
-from geneva.execution.worker.records import BatchFailed, Computed, OpenTask, Result
+from geneva.execution.worker.records import BatchFailed, OpenTask, PartBegins, PartEnds
 from geneva.execution.worker.settling import PartSettler
 from geneva.execution.worker.task import PartResult, PartWork, TaskReport, UnreadablePart
 from geneva.execution.worker.threads import Halt, Stage, Stopped
@@ -56,12 +55,14 @@ class Pipeline:
         parts = tuple(parts)
         if parts:
             self._run_threads(parts)
-        outcomes = self._settler.outcomes
+        outcomes, failure = self._settler.outcomes, self._settler.failure
+        if failure is None and len(outcomes) != len(parts):
+            raise AssertionError(f"{len(outcomes)} of {len(parts)} parts are settled")
         stages = (self._reader, self._runner, self._writer)
         timings = [stage.clock.timings() for stage in stages]
         return TaskReport(
             results=(*done, *(found for found in outcomes if isinstance(found, PartResult))),
-            failure=self._settler.failure,
+            failure=failure,
             unreadable=tuple(found for found in outcomes if isinstance(found, UnreadablePart)),
             timings=timings[0].plus(timings[1]).plus(timings[2]),
             recorded=tuple(self._writer.recorded),
@@ -88,38 +89,51 @@ class Pipeline:
             raise halt.error
 
     def _compute(self, parts: tuple[PartWork, ...], ahead: ReadAhead, behind: WriteBehind) -> None:
+        """Compute the parts in order, up to a failure that ends the task."""
+        try:
+            for event in self._events(parts, ahead):
+                self._hand_over(event, behind)
+                if isinstance(event, PartEnds) and isinstance(event.error, BatchFailed):
+                    return
+        except Exception as error:
+            # Of the part whose results were handed over last.
+            if not isinstance(error, BatchFailed) and not is_storage_full(error):
+                raise
+            self._hand_over(PartEnds(error), behind)
+        finally:
+            self._runner.abandon()
+
+    def _hand_over(self, event: Event, behind: WriteBehind) -> None:
+        if isinstance(event, PartBegins):
+            behind.begin(event)
+        elif isinstance(event, PartEnds):
+            behind.end(event.error, wait=self._is_retry or self._task.work.bounds_lost_rows)
+        else:
+            for saved in behind.add(event):
+                self._runner.saved(saved)
+
+    def _events(self, parts: tuple[PartWork, ...], ahead: ReadAhead) -> Iterator[Event]:
+        """What the program makes of the parts."""
+        runner = self._runner
         for part in parts:
             key = note_key(self._task.work.job_id, part)
             search = PoisonSearch(self._task.store, key, is_retry=self._is_retry)
-            self._runner.begin(part, search)
-            behind.begin(part, search)
-            error = self._compute_part(part, ahead, behind)
-            behind.end(error, wait=self._is_retry or self._runner.has_checkpoint_rows)
-            if error is not None and not isinstance(error, Damaged):
-                return
-
-    def _compute_part(
-        self, part: PartWork, ahead: ReadAhead, behind: WriteBehind
-    ) -> Exception | None:
-        """Compute a part; return what kept it from being computed whole."""
-        try:
-            for result in self._results(part, ahead):
-                for saved in behind.add(result):
-                    self._runner.saved(saved)
-        except (BatchFailed, Damaged) as error:
-            return error
-        except SQLExecutionError as error:
-            return BatchFailed(error, part.rows, None, ())
-        except Exception as error:
-            if not is_storage_full(error):
-                raise
-            return error
-        return None
-
-    def _results(self, part: PartWork, ahead: ReadAhead) -> Iterator[Computed | Result]:
-        for item in ahead.next_part():
-            # What the writer can't write is not worth computing.
-            if self._settler.given_up is not part:
-                yield from self._runner.run(item)
-        if self._settler.given_up is not part:
-            yield from self._runner.finish()
+            yield from runner.begin(part, search)
+            error: Exception | None = None
+            items = ahead.next_part()
+            while True:
+                try:
+                    item = next(items, None)
+                except Damaged as damage:
+                    error = damage
+                    break
+                except SQLExecutionError as failed:
+                    error = BatchFailed(failed, part.rows, None, ())
+                    break
+                if item is None:
+                    break
+                # What the writer can't write is not worth computing.
+                if self._settler.given_up is not part:
+                    yield from runner.run(item)
+            yield from runner.end(error)
+        yield from runner.finish()

@@ -6,7 +6,8 @@ import atexit
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -27,11 +28,23 @@ class Program(Protocol):
 
     cost: CallCost
     """What its calls cost in this process, learned as they are made."""
+    is_async: bool
+    """Whether its calls overlap: then `ahead` makes them."""
+    prepares: int
+    """How many batches should be prepared, or on their way to it, while one is run."""
+
+    def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Future[Any] | None:
+        """Begin to prepare a batch for `run`, in another thread; None: there is nothing to."""
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Set up what is needed for batches like this one, if that was not done yet."""
 
-    def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+    def run(
+        self,
+        batch: pa.RecordBatch,
+        guard: Guard | None = None,
+        prepared: Future[Any] | None = None,
+    ) -> Applied:
         """Compute the values of one batch; say which rows failed."""
 
     def ahead(self, batch: pa.RecordBatch, guard: Guard | None = None) -> CallsAhead | None:
@@ -50,12 +63,20 @@ class Carrier:
     def __init__(self, fields: Sequence[pa.Field]) -> None:
         """Carry these columns; the one that says that a row is filled is added."""
         self._fields = fields
-        self.cost = CallCost()
+        self.cost, self.is_async, self.prepares = CallCost(), False, 0
+
+    def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> None:
+        """Need nothing."""
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Need nothing."""
 
-    def run(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+    def run(
+        self,
+        batch: pa.RecordBatch,
+        guard: Guard | None = None,
+        prepared: Future[Any] | None = None,
+    ) -> Applied:
         """Put the batch's columns side by side."""
         columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
         is_set = pa.repeat(pa.scalar(True), batch.num_rows)

@@ -12,7 +12,8 @@ from enum import Enum
 import pyarrow as pa
 
 from geneva.errors import GenevaError
-from geneva.execution.worker.task import ColumnWork, RowFailure, Timings
+from geneva.execution.worker.poison_rows import PoisonSearch
+from geneva.execution.worker.task import ColumnWork, PartWork, RowFailure, Timings
 from geneva.model.digests import Digests
 from geneva.model.rows import Offsets, RowRange
 from geneva.storage.checkpoints.staging import open_checkpoints
@@ -129,6 +130,21 @@ class Result:
     def nbytes(self) -> int:
         """The size of its values in memory."""
         return int(self.piece.values.nbytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartBegins:
+    """What follows is of this part."""
+
+    part: PartWork
+    search: PoisonSearch
+
+
+@dataclass(frozen=True, slots=True)
+class PartEnds:
+    """The part has no more results; `error`: it could not be computed on."""
+
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,13 +54,15 @@ class PartSettler:
         return tuple(found for found in saved if found is not None)
 
     def end(self, error: Exception | None) -> None:
-        """Settle the part, unless that was done. `error`: it could not be computed on."""
-        if self._open is None:
-            return
+        """Settle the part. `error`: it could not be computed on.
+
+        One that was given up is settled; but a failure of the function still ends the task.
+        """
         try:
-            if error is not None:
+            if self._open is not None and error is None:
+                self._settle(self._open.finish())
+            elif error is not None and not (self._open is None and isinstance(error, Damaged)):
                 raise error
-            self._settle(self._open.finish())
         except Exception as found:  # noqa: BLE001  what is no outcome is raised again
             self._give_up(found)
 

@@ -31,6 +31,12 @@ class ColumnWork:
     max_failed: int | None = None
     """How many rows may fail before the job is given up; None: all of them."""
 
+    @property
+    def bounds_lost_rows(self) -> bool:
+        """Whether the user said how many rows may be lost: then nothing runs ahead of a save."""
+        sizes = self.sizes
+        return sizes.checkpoint_size is not None or sizes.max_checkpoint_size is not None
+
 
 @dataclass(frozen=True, slots=True)
 class FileWork:

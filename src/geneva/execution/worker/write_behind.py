@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from geneva.errors import StorageFullError
-from geneva.execution.worker.poison_rows import PoisonSearch
-from geneva.execution.worker.records import Computed, Durable, Result, Saved
+from geneva.execution.worker.records import Computed, Durable, PartBegins, Result, Saved
 from geneva.execution.worker.settling import PartSettler
-from geneva.execution.worker.task import PartWork
 from geneva.execution.worker.threads import BoundedQueue, Halt
 
 _MAX_BYTES = 32 * 1024 * 1024
@@ -26,14 +24,6 @@ _GROUP_SECONDS = 0.1
 _RECORD_BYTES = 1024
 """What a result takes, however few values are in it."""
 _ASKING = (Durable.SOON, Durable.NOW)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Begin:
-    """The results that follow are of this part."""
-
-    part: PartWork
-    search: PoisonSearch
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +47,15 @@ class WriteBehind:
     def __init__(self, settler: PartSettler, halt: Halt) -> None:
         """Write nothing yet."""
         self._settler, self._halt = settler, halt
-        self._queue: BoundedQueue[_Begin | _Values | _End | None] = BoundedQueue(halt)
+        self._queue: BoundedQueue[PartBegins | _Values | _End | None] = BoundedQueue(halt)
         self._acknowledged: BoundedQueue[tuple[Saved, ...]] = BoundedQueue(halt)
         self._is_saving = False
         self._group: list[Computed | Result] = []
         self._group_bytes, self._group_seconds = 0, 0.0
 
-    def begin(self, part: PartWork, search: PoisonSearch) -> None:
+    def begin(self, begins: PartBegins) -> None:
         """Go on with another part."""
-        self._queue.put(_Begin(part, search))
+        self._queue.put(begins)
 
     def add(self, result: Computed | Result) -> list[Saved]:
         """Hand a result over; return what was acknowledged since the last one.
@@ -104,7 +94,7 @@ class WriteBehind:
         """Write what is handed over, up to the end of the task or to a failure that ends it."""
         settler = self._settler
         while settler.failure is None and (message := self._queue.get()) is not None:
-            if isinstance(message, _Begin):
+            if isinstance(message, PartBegins):
                 settler.begin(message.part, message.search)
             elif isinstance(message, _Values):
                 saved = settler.add(message.results)

@@ -1,0 +1,218 @@
+"""Functions in two steps: `prepare` ahead in threads, `__call__` on what it gave, in order."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from conftest import connect
+from geneva import UDF, skip_on_error, udf
+from geneva.errors import InvalidUDFError, UDFExecutionError, UDFTimeoutError
+from geneva.execution.apply.batch import Applier
+from geneva.execution.runner import InProcessRunner
+from geneva.udf.policy import Retry
+from support import by_id, make_table
+
+ROWS = 60
+
+
+class Twice:
+    """Doubles in the first step, and adds one in the second. Notes both in a file."""
+
+    def __init__(self, log: str, bad: int = -1, wait: float = 0.0) -> None:
+        self.log, self.bad, self.wait = log, bad, wait
+
+    def note(self, step: str, ids: list[int]) -> None:
+        with open(self.log, "a") as file:  # noqa: PTH123  one write, whoever writes at once
+            file.write(json.dumps([step, ids, threading.current_thread().name]) + "\n")
+
+    def setup(self) -> None:
+        self.note("setup", [])
+
+    def prepare(self, id: pa.Array) -> np.ndarray[Any, Any]:
+        ids = id.to_numpy()
+        self.note("prepare", ids.tolist())
+        if self.bad in ids.tolist():
+            if self.wait:
+                time.sleep(self.wait)
+            else:
+                raise ValueError(f"can't prepare {self.bad}")
+        return np.asarray(2 * ids)
+
+    def __call__(self, doubled: np.ndarray[Any, Any]) -> pa.Array:
+        self.note("call", (doubled // 2).tolist())
+        return pa.array(doubled + 1)
+
+
+class Notes:
+    """What was noted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "notes")
+
+    def lines(self, step: str) -> list[tuple[list[int], str]]:
+        noted = map(json.loads, Path(self.path).read_text().splitlines())
+        return [(ids, thread) for kind, ids, thread in noted if kind == step]
+
+    def ids(self, step: str) -> list[list[int]]:
+        return [ids for ids, _ in self.lines(step)]
+
+    def threads(self, step: str) -> set[str]:
+        return {thread for _, thread in self.lines(step)}
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    return Notes(tmp_path)
+
+
+def declared(cls: type = Twice, **options: Any) -> UDF:
+    options = {"batch_size": 5, "cpu_workers": 3, **options}
+    return udf(data_type=pa.int64(), **options)(cls)  # type: ignore[no-any-return]
+
+
+def run(folder: Path, function: UDF, sizes: list[int] | None = None) -> Any:
+    table = make_table(connect(folder / "db", lambda: InProcessRunner(1)), sizes or [25, 35])
+    table.add_columns({"c": function})
+    return table, table.backfill("c")
+
+
+EXPECTED = {i: 2 * i + 1 for i in range(ROWS)}
+
+
+def test_one_model_and_batches_in_order(tmp_path: Path, notes: Notes) -> None:
+    table, result = run(tmp_path, declared()(notes.path))
+    assert by_id(table, "c") == EXPECTED
+    assert result.rows_computed == ROWS
+    assert len(notes.lines("setup")) == 1
+    batches = [list(range(at, at + 5)) for at in range(0, ROWS, 5)]
+    assert notes.ids("call") == batches, "in order, and full"
+    assert sorted(notes.ids("prepare")) == batches, "each once"
+    assert len(notes.threads("call")) == 1
+    assert not notes.threads("call") & notes.threads("prepare")
+
+
+def test_batches_are_prepared_at_the_same_time(tmp_path: Path, notes: Notes) -> None:
+    class Meeting(Twice):
+        def prepare(self, id: pa.Array) -> Any:
+            prepared = super().prepare(id)
+            deadline = time.monotonic() + 20
+            while Path(self.log).read_text().count("prepare") < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return prepared
+
+    table, _ = run(tmp_path, declared(Meeting)(notes.path), [30])
+    assert by_id(table, "c") == {i: 2 * i + 1 for i in range(30)}
+    assert len(notes.threads("prepare")) == 3
+    order = [line.split('"')[1] for line in Path(notes.path).read_text().splitlines()]
+    assert order[1:4] == ["prepare"] * 3
+
+
+def test_a_row_that_can_not_be_prepared_is_named(tmp_path: Path, notes: Notes) -> None:
+    with pytest.raises(UDFExecutionError, match=r"fragment 1.*can't prepare 37"):
+        run(tmp_path, declared()(notes.path, bad=37))
+
+
+def test_a_row_that_can_not_be_prepared_is_skipped_alone(tmp_path: Path, notes: Notes) -> None:
+    table, result = run(tmp_path, declared(on_error=skip_on_error())(notes.path, bad=37))
+    assert by_id(table, "c") == {**EXPECTED, 37: None}
+    assert result.rows_failed == 1
+    (error,) = table.get_errors()
+    assert "can't prepare 37" in error.message
+
+
+def test_preparing_is_tried_again(tmp_path: Path, notes: Notes) -> None:
+    class Flaky(Twice):
+        def prepare(self, id: pa.Array) -> Any:
+            prepared = super().prepare(id)
+            if 37 in id.to_pylist() and Path(self.log).read_text().count(" 37,") < 3:
+                raise OSError("not yet")
+            return prepared
+
+    function = declared(Flaky, on_error=[Retry(OSError, max_attempts=5, backoff="fixed")])
+    table, _ = run(tmp_path, function(notes.path))
+    assert by_id(table, "c") == EXPECTED
+    assert sum(37 in ids for ids in notes.ids("prepare")) == 3
+    assert sum(37 in ids for ids in notes.ids("call")) == 1
+
+
+def test_preparing_has_the_time_limit_of_calls(tmp_path: Path, notes: Notes) -> None:
+    with pytest.raises(UDFTimeoutError, match=r"longer than timeout=0\.2 s"):
+        run(tmp_path, declared(timeout=0.2)(notes.path, bad=12, wait=1.0))
+
+
+def test_a_function_of_record_batches(tmp_path: Path, notes: Notes) -> None:
+    class Whole(Twice):
+        def prepare(self, batch: pa.RecordBatch) -> Any:  # type: ignore[override]
+            assert batch.schema.names == ["id"]
+            return super().prepare(batch.column(0))
+
+    table, _ = run(tmp_path, declared(Whole, input_columns=["id"])(notes.path))
+    assert by_id(table, "c") == EXPECTED
+
+
+def test_called_by_hand_it_does_both_steps(notes: Notes) -> None:
+    assert declared()(notes.path)(pa.array([1, 2])).to_pylist() == [3, 5]
+
+
+def test_threads_of_calls_prepare_for_themselves(notes: Notes) -> None:
+    with Applier(declared()(notes.path), pa.field("c", pa.int64()), threads=2) as applier:
+        assert applier.prepares == 0
+        assert applier.apply(pa.record_batch({"id": range(6)})).to_pylist() == [1, 3, 5, 7, 9, 11]
+
+
+def test_equal_inputs_share_both_steps(tmp_path: Path, notes: Notes) -> None:
+    table, _ = run(tmp_path, declared(memoize=True)(notes.path))
+    assert by_id(table, "c") == EXPECTED
+
+
+class TestDeclaring:
+    def test_prepare_is_part_of_the_version(self) -> None:
+        class Other(Twice):
+            def prepare(self, id: pa.Array) -> Any:
+                return 2 * id.to_numpy()
+
+        Other.__name__ = Other.__qualname__ = "Twice"
+        version = declared()("log").version
+        assert declared(Other)("log").version != version
+        assert declared(cpu_workers=9)("log").version == version, "how many is not"
+
+    def test_without_cpu_workers_prepare_is_a_method_like_any_other(self) -> None:
+        class Own:
+            def prepare(self, x: int) -> int:
+                return 2 * x
+
+            def __call__(self, id: int) -> int:
+                return self.prepare(id) + 1
+
+        assert udf(Own)()(4) == 9
+
+    def test_what_has_no_prepare_is_refused(self) -> None:
+        def plain(id: pa.Array) -> pa.Array:
+            return id
+
+        with pytest.raises(InvalidUDFError, match=r"cpu_workers is for classes with .*prepare"):
+            udf(plain, data_type=pa.int64(), cpu_workers=2)
+
+    def test_rows_are_not_prepared_one_by_one(self) -> None:
+        class ByRow:
+            def prepare(self, id: int) -> int:
+                return id
+
+            def __call__(self, id: int) -> int:
+                return id
+
+        with pytest.raises(InvalidUDFError, match="once per batch"):
+            udf(ByRow, data_type=pa.int64(), cpu_workers=2)
+
+    @pytest.mark.parametrize("number", [0, -1, 1.5, True])
+    def test_numbers_that_can_not_be_meant(self, number: Any) -> None:
+        with pytest.raises(InvalidUDFError, match="cpu_workers"):
+            declared(cpu_workers=number)
