@@ -139,3 +139,19 @@ def test_checkpoints_are_kept_until_their_fragment_is_published(table: Table) ->
         committer.add(prepared.staged_file(plan, f"{plan.fragment_id}.lance"))
     committer.commit_next(prepared, flush=True)
     assert {key.fragment_id for key in checkpoint_keys(table)} == {1}
+
+
+def test_own_commits_are_no_conflict_with_others(
+    local_db: Connection, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A job of several commits, or of several columns, doesn't plan again because of itself."""
+    caplog.set_level("INFO", logger="geneva")
+    table = make_table(local_db, [2, 2, 2], stable_row_ids=True)
+    table.add_columns({"c": tripled(calls)})
+    assert table.backfill("c", commit_granularity=1).progress.commits == 3
+    query = table.query().select(["id"]).add_column({"y": tripled(calls)})
+    view = local_db.create_materialized_view("v", query)
+    groups = 2
+    refreshed = view.refresh(max_rows_per_fragment=2, commit_granularity=1)
+    assert refreshed.progress.commits == 3 * groups
+    assert "somebody else committed" not in caplog.text

@@ -35,6 +35,8 @@ from geneva.udf.policy import Limits
 
 _POLL_CHECKPOINTS_SECONDS = 2.0
 """How often to look at the checkpoints of running tasks, when nobody watches."""
+_POLL_COST_RATIO = 50
+"""Looking at them may take a fiftieth of the time, whoever watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Round:
         self._work = prepared.column_work(control.job_id)
         self._tasks = TaskQueue(prepared, self._work, one_by_one=in_haste)
         self._dispatcher = Dispatcher(prepared, self._tasks, state.ledger, state.job_runner)
-        self._polled = time.monotonic()
+        self._polled, self._poll_cost = time.monotonic(), 0.0
         self._landed = self._lost = 0
         self._table_changed = False
 
@@ -210,8 +212,7 @@ class Round:
                 reported = True
                 self._book(report)
             if not reported and self._should_poll():
-                rows = running_rows(self._prepared, without=self._tasks.partly_done())
-                self._ledger.show_running(rows)
+                self._poll_running_tasks()
             self._commit(flush=self._in_haste)
 
     def _check_stop(self) -> None:
@@ -230,11 +231,16 @@ class Round:
     def _should_poll(self) -> bool:
         """Whether to look at the checkpoints of running tasks."""
         pause = 0.0 if self._control.watch_checkpoints else _POLL_CHECKPOINTS_SECONDS
-        now = time.monotonic()
-        if now - self._polled < pause:
-            return False
-        self._polled = now
-        return True
+        # The more checkpoints there are, the longer it takes.
+        pause = max(pause, _POLL_COST_RATIO * self._poll_cost)
+        return time.monotonic() - self._polled >= pause
+
+    def _poll_running_tasks(self) -> None:
+        started = time.monotonic()
+        rows = running_rows(self._prepared, without=self._tasks.partly_done())
+        self._ledger.show_running(rows)
+        self._polled = time.monotonic()
+        self._poll_cost = self._polled - started
 
     # ------------------------------------------------------------------------------- reports in
 
@@ -243,11 +249,16 @@ class Round:
         self._ledger.reported(report)
         for fragment_id in report.recorded:
             self._add_checkpoint(fragment_id, None)
-        failed = [r for r in report.results if r.rows_failed and not self._tasks.is_assembled(r)]
-        self._record_errors((r.fragment_id, row) for r in failed for row in r.failures)
-        self._ledger.failed(sum(r.rows_failed for r in failed))
-        for result in report.results:
-            self._book_part(result)
+        assembled = [r for r in report.results if self._tasks.is_assembled(r)]
+        computed = [r for r in report.results if not self._tasks.is_assembled(r)]
+        self._record_errors((r.fragment_id, row) for r in computed for row in r.failures)
+        if failed := sum(r.rows_failed for r in computed):
+            self._ledger.failed(failed)
+        if computed:
+            self._ledger.computed(*computed, calls=self._calls(computed))
+        if assembled:
+            self._ledger.assembled(calls=self._calls(assembled))
+        self._book_files(report.results)
         for part in report.unreadable:
             if not self._tasks.try_again(part):
                 self._state.unreadable[part.fragment_id] = part.reason
@@ -257,20 +268,26 @@ class Round:
             raise error_of(report.failure)
         self._check_failed()
 
-    def _book_part(self, result: PartResult) -> None:
-        for rows in result.checkpoints:
-            self._add_checkpoint(result.fragment_id, rows)
-        calls = result.rows_run if self._work.computation.runs_user_code else 0
-        if self._tasks.is_assembled(result):
-            self._ledger.assembled(calls=calls)
-        else:
-            self._ledger.computed(result, calls=calls)
-        if result.staged_path is None:
-            self._tasks.range_done(result)
-            return
-        plan = self._plans[result.fragment_id]
-        self._committer.add(self._prepared.staged_file(plan, result.staged_path))
-        self._ledger.staged(plan.compute.count)
+    def _calls(self, results: Iterable[PartResult]) -> int:
+        """Rows of some parts that the UDF was called for."""
+        if not self._work.computation.runs_user_code:
+            return 0
+        return sum(result.rows_run for result in results)
+
+    def _book_files(self, results: Iterable[PartResult]) -> None:
+        """Hand checkpoints and staged files to the committer; go on with shared fragments."""
+        rows_staged = 0
+        for result in results:
+            for rows in result.checkpoints:
+                self._add_checkpoint(result.fragment_id, rows)
+            if result.staged_path is None:
+                self._tasks.range_done(result)
+                continue
+            plan = self._plans[result.fragment_id]
+            self._committer.add(self._prepared.staged_file(plan, result.staged_path))
+            rows_staged += plan.compute.count
+        if rows_staged:
+            self._ledger.staged(rows_staged)
 
     def _add_checkpoint(self, fragment_id: int, rows: RowRange | None) -> None:
         prefix = self._prepared.prefixes[fragment_id]

@@ -24,6 +24,7 @@ class Ledger:
         self._started = clock()
         self._rows_per_second: float | None = None
         self._fragment_seconds: dict[int, float] = {}
+        self._max_fragment_seconds = 0.0
 
     @property
     def progress(self) -> JobProgress:
@@ -84,7 +85,7 @@ class Ledger:
             checkpoints=now.checkpoints + len(report.recorded),
             worker_seconds=now.worker_seconds + report.seconds,
             worker_memory_bytes=max(now.worker_memory_bytes, report.memory_bytes),
-            max_fragment_seconds=max(self._fragment_seconds.values(), default=0.0),
+            max_fragment_seconds=self._max_fragment_seconds,
         )
 
     def _time_fragments(self, report: TaskReport) -> None:
@@ -93,7 +94,8 @@ class Ledger:
         for result in report.results:
             share = (result.rows.end - result.rows.start) / rows if rows else 0.0
             known = self._fragment_seconds.get(result.fragment_id, 0.0)
-            self._fragment_seconds[result.fragment_id] = known + report.seconds * share
+            seconds = self._fragment_seconds[result.fragment_id] = known + report.seconds * share
+            self._max_fragment_seconds = max(self._max_fragment_seconds, seconds)
 
     def slots(self, number: int) -> None:
         """Note how many tasks can run at once."""
@@ -104,25 +106,26 @@ class Ledger:
         """Book rows that were skipped."""
         self._set(failed_rows=self._progress.failed_rows + rows)
 
-    def computed(self, result: PartResult, *, calls: int) -> None:
-        """Book the rows of a part, `calls` of which the UDF was called for."""
+    def computed(self, *results: PartResult, calls: int) -> None:
+        """Book the rows of some parts, for `calls` of which the UDF was called."""
         now = self._progress
+        reused = sum(result.rows_reused for result in results)
         self._set(
-            checkpointed=now.checkpointed + result.rows_run + result.rows_reused,
+            checkpointed=now.checkpointed + reused + sum(result.rows_run for result in results),
             udf_rows=now.udf_rows + calls,
-            reused_rows=now.reused_rows + result.rows_reused,
-            checkpoints=now.checkpoints + len(result.checkpoints),
+            reused_rows=now.reused_rows + reused,
+            checkpoints=now.checkpoints + sum(len(result.checkpoints) for result in results),
         )
 
     def assembled(self, *, calls: int) -> None:
-        """Book a fragment that was put together of ranges which are booked already.
+        """Book fragments that were put together of ranges which are booked already.
 
         Only rows of damaged checkpoints were computed again.
         """
         self._set(udf_rows=self._progress.udf_rows + calls)
 
     def staged(self, rows: int) -> None:
-        """Book a file that is ready to be committed, with a new value for `rows` rows."""
+        """Book files that are ready to be committed, with a new value for `rows` rows."""
         self._set(ready_to_commit=self._progress.ready_to_commit + rows)
 
     def committed(self, *, files: int, rows: int, lost_rows: int, seconds: float) -> None:

@@ -8,6 +8,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -271,6 +272,7 @@ def index_keys(keys: Iterable[str]) -> dict[tuple[str, int], list[CheckpointKey]
     return index
 
 
+@lru_cache(maxsize=1_024)
 def _safe(text: str) -> str:
     """A user's name as part of a key: as it is, but for what could be taken for something else.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 import lance
 import pyarrow as pa
@@ -25,6 +26,7 @@ from geneva.storage.lance.dataset import (
     FragmentFacts,
     TableSnapshot,
     check_not_dropped,
+    is_missing,
     open_dataset,
     read_live_rows,
     read_snapshot,
@@ -107,8 +109,13 @@ class _ColumnCommit:
                 raise
             self._moved_on = True
         else:
-            self._moved_on = self._moved_on or version > self._base.version + 1
+            self._moved_on = self._moved_on or self._others_came_before(version)
         return self._outcome()
+
+    def _others_came_before(self, version: int) -> bool:
+        """Whether a commit between the version read and the one written is not of this job."""
+        between = range(self._base.version + 1, version)
+        return not all(_is_of_job(self._ref, number, self._job_id) for number in between)
 
     def given_up(self) -> CommitOutcome:
         """Nothing is committed: others were faster every time."""
@@ -176,6 +183,18 @@ class _ColumnCommit:
             if is_ours and self._fitting[0].path in str(transaction.operation):
                 return True
         return False
+
+
+@lru_cache(maxsize=4_096)
+def _is_of_job(ref: TableRef, version: int, job_id: str) -> bool:
+    """Whether a job committed a version. Kept: each of its later commits comes after it."""
+    try:
+        properties = read_transaction(open_dataset(ref), version).transaction_properties
+    except OSError as error:
+        if not is_missing(error):
+            raise
+        return False  # cleaned up: nobody can say
+    return (properties or {}).get(JOB_PROPERTY) == job_id
 
 
 def _is_outdated(computation: Computation, fragment: FragmentFacts) -> bool:

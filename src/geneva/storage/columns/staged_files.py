@@ -198,9 +198,15 @@ def _reader(ref: TableRef, path: str, columns: list[str] | None = None) -> Lance
     return LanceFileReader(f"{ref.uri}/data/{path}", storage_options=options, columns=columns)
 
 
+class _ManifestEntry(lance.fragment.DataFile):  # type: ignore[misc]
+    """A data file whose path is asked for often: pylance 14 makes a class for each answer."""
+
+    @property
+    def path(self) -> str:
+        return str(self._path)
+
+
 def data_file(dataset: lance.LanceDataset, path: str, field_ids: Sequence[int]) -> Any:
     """The manifest entry of a staged file."""
     major, minor = file_version(dataset)
-    return lance.fragment.DataFile(
-        path, list(field_ids), list(range(len(field_ids))), major, minor, None
-    )
+    return _ManifestEntry(path, list(field_ids), list(range(len(field_ids))), major, minor, None)
