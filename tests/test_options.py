@@ -9,12 +9,14 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from geneva.compatibility import JOB_WORDS
 from geneva.errors import UnknownOptionError, UserInputError
 from geneva.model.tables import Unproven, Upstream
 from geneva.options import (
     BackfillArguments,
     JobOptions,
     RefreshArguments,
+    TakenArguments,
     option_infos,
     read_backfill_options,
     read_refresh_options,
@@ -24,7 +26,10 @@ from geneva.view import MaterializedView
 
 
 def test_the_record_holds_exactly_what_can_be_asked() -> None:
-    assert {each.name for each in fields(JobOptions)} == set(get_type_hints(BackfillArguments))
+    taken = set(get_type_hints(TakenArguments))
+    asked = set(get_type_hints(BackfillArguments))
+    assert {each.name for each in fields(JobOptions)} == asked - taken
+    assert taken == set(JOB_WORDS)
     assert set(option_infos(RefreshArguments)) < set(option_infos(BackfillArguments))
 
 
@@ -61,8 +66,8 @@ def test_wrong_values_are_refused(given: dict[str, Any], message: str) -> None:
 def test_unknown_options_are_refused_with_what_was_meant() -> None:
     with pytest.raises(UnknownOptionError, match=r"'wheer'. Did you mean 'where'\?"):
         read_backfill_options({"wheer": "x"})
-    with pytest.raises(TypeError, match=r"A refresh has no option 'where'\.$"):
-        read_refresh_options({"where": "x"})
+    with pytest.raises(TypeError, match=r"A refresh has no option 'num_frags'\.$"):
+        read_refresh_options({"num_frags": 1})
 
 
 def test_the_history_gets_what_was_changed() -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from geneva.connection import Connection, connect
     from geneva.jobs import JobFuture, JobHandle, JobResult
     from geneva.model.jobs import JobStatus
-    from geneva.query import Query
+    from geneva.query import GenevaQueryBuilder, Query
     from geneva.spark.source.frames import register
     from geneva.table import Table
     from geneva.view import MaterializedView
@@ -40,6 +40,7 @@ __all__ = [
     "Chunker",
     "Connection",
     "Fail",
+    "GenevaQueryBuilder",
     "JobFuture",
     "JobHandle",
     "JobResult",
@@ -62,6 +63,7 @@ __all__ = [
 
 _HOMES = {
     "Connection": "geneva.connection",
+    "GenevaQueryBuilder": "geneva.query",
     "JobFuture": "geneva.jobs",
     "JobHandle": "geneva.jobs",
     "JobResult": "geneva.jobs",
@@ -74,8 +76,16 @@ _HOMES = {
 }
 
 
+_MODULES = frozenset(
+    ("cluster", "config", "db", "debug", "errors", "manifest", "query", "table", "transformer")
+)
+"""Modules that can be named without importing them: `geneva.db.Connection`."""
+
+
 def __getattr__(name: str) -> _Any:
     """Load a public name at first use: workers need few, and LanceDB is slow to import."""
+    if name in _MODULES:
+        return _import_module(f"geneva.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(_import_module(_HOMES[name]), name)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from geneva.errors import CompatibilityWarning
@@ -43,6 +44,29 @@ REFRESH_WORDS: Mapping[str, str] = {
     "output_limit": "the rows of a chunked view are all that its chunker yields: limit the query",
 }
 """The same, of a refresh only."""
+
+
+CONNECT_WORDS: Mapping[str, str] = {
+    "checkpoint": "checkpoints are inside each table's folder",
+    "system_namespace": "jobs, errors, clusters and manifests are in the database's folder _geneva",
+}
+"""Options of `connect` that change nothing."""
+
+
+class hybrid_method:
+    """A method that can be called on the class as well: `self` is then None."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Take the function, whose first parameter is the object or None."""
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type[Any]) -> Callable[..., Any]:
+        """The function, bound to the object."""
+        return MethodType(self._function, instance) if instance is not None else self._on_class
+
+    def _on_class(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(None, *args, **kwargs)
 
 
 def warn_compatibility(word: str, meaning: str) -> None:

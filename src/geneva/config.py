@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from geneva.compatibility import warn_compatibility
 from geneva.errors import UserInputError
 
 
@@ -40,6 +42,16 @@ class Settings:
             jvm_archive=env.get("GENEVA_JVM_ARCHIVE", "1") not in ("0", "false", "no"),
             progress=_flag(env, "GENEVA_PROGRESS"),
             spark_ui=bool(_flag(env, "GENEVA_SPARK_UI")),
+        )
+
+
+def override_config_kv(values: Mapping[str, Any]) -> None:
+    """Take settings of Geneva on Ray by their keys; here they are environment variables."""
+    for key in values:
+        warn_compatibility(
+            f"override_config_kv({key!r})",
+            "settings are environment variables, or Settings(...) for connect; checkpoints are "
+            "inside each table",
         )
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geneva.compatibility import AUTO_REFRESH, warn_compatibility
+from geneva.cluster import GenevaCluster
+from geneva.compatibility import (
+    AUTO_REFRESH,
+    CONNECT_WORDS,
+    hybrid_method,
+    warn_compatibility,
+)
 from geneva.config import Settings
+from geneva.contexts import Context, ExitMode, modules_of
 from geneva.errors import TableNotFoundError, TypeMismatchError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
@@ -19,8 +27,9 @@ from geneva.execution.declarations import warn_of_narrow_dictionaries
 from geneva.execution.jobs.heartbeat import Liveness
 from geneva.execution.refresh.create import create_view
 from geneva.execution.runner import Runner
-from geneva.jobs import Job, JobHandle, JobServices
-from geneva.model.jobs import JobStatus
+from geneva.jobs import Job, JobFuture, JobHandle, JobServices
+from geneva.manifest import GenevaManifest
+from geneva.model.jobs import JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
 from geneva.model.uris import (
     TableName,
@@ -33,12 +42,14 @@ from geneva.model.uris import (
 )
 from geneva.model.view_query import ViewQuery
 from geneva.query import Query
-from geneva.render.text import one_line
+from geneva.render.text import did_you_mean, one_line
 from geneva.search import Search
 from geneva.storage.columns.copies import copy_table, how_to_get_stable_ids
 from geneva.storage.jobs.events import JobHistory, JobRecord
 from geneva.storage.jobs.failures import FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
+from geneva.storage.jobs.named_records import NamedRecords
+from geneva.storage.jobs.system_tables import SYSTEM_NAMESPACE, system_table
 from geneva.storage.lance.database import (
     check_table_name,
     drop_table,
@@ -60,13 +71,23 @@ from geneva.view import MaterializedView
 _LOG = logging.getLogger("geneva")
 
 if TYPE_CHECKING:
+    from geneva.spark.runner import SparkRunner
     from geneva.spark.sessions import SparkSession
 
 
 def connect(
-    uri: str | Path,
+    uri: str | Path | None = None,
     *,
+    region: str | None = None,
+    api_key: str | None = None,
+    host_override: str | None = None,
     storage_options: Mapping[str, str] | None = None,
+    checkpoint: Any = None,
+    system_namespace: Sequence[str] | None = None,
+    namespace_client_impl: str | None = None,
+    namespace_client_properties: Mapping[str, str] | None = None,
+    upload_dir: str | None = None,
+    initialize_upload_dir: bool = True,
     spark: SparkSession | None = None,
     settings: Settings | None = None,
     runner: Callable[[], Runner] | None = None,
@@ -76,19 +97,69 @@ def connect(
 
     Args:
         uri: A folder, or an object-store URI such as `s3://bucket/path`.
+        region: Of LanceDB's service, as `api_key` and `host_override`: nothing here uses it.
+        api_key: See `region`.
+        host_override: See `region`.
         storage_options: Keys and settings of the object store.
+        checkpoint: Checkpoints are inside each table here; taken and not used.
+        system_namespace: Geneva's own tables are in `_geneva` here; taken and not used.
+        namespace_client_impl: "dir" is a folder, whose path is the property `root`.
+        namespace_client_properties: What LanceDB hands to the namespace's client.
+        upload_dir: Functions are stored inside each table here; taken and not used.
+        initialize_upload_dir: See `upload_dir`.
         spark: The Spark session to run on, classic or Connect. Without it, jobs run on an embedded
             local Spark, which is started when the first job has something to compute.
         settings: How to work; by default what the environment says.
         runner: Makes the runner that carries out tasks. For tests: Spark is the product.
         lancedb_options: Passed on to `lancedb.connect`.
     """
+    for word, value in (("checkpoint", checkpoint), ("system_namespace", system_namespace)):
+        if value is not None:
+            warn_compatibility(f"connect({word}=...)", CONNECT_WORDS[word])
     secrets = Secrets(storage_options)
-    path = resolve(uri)
+    path = resolve(_place(uri, namespace_client_impl, namespace_client_properties))
+    if namespace_client_properties is not None and namespace_client_impl is None:
+        lancedb_options["namespace_client_properties"] = dict(namespace_client_properties)
     database = open_database(path, secrets, lancedb_options)
     return Connection(
         database, path, secrets, spark, settings or Settings.from_environment(), runner
     )
+
+
+def _place(
+    uri: str | Path | None, namespace: str | None, properties: Mapping[str, str] | None
+) -> str | Path:
+    """Where a database is, whichever way it was said."""
+    if str(uri or "").startswith("db://"):
+        raise UserInputError(
+            f"{uri} is a database of LanceDB's service (Cloud or Enterprise), which runs jobs by "
+            "itself. Geneva on Spark works on the tables of a folder or an object store: give "
+            "their place, such as 's3://bucket/path'."
+        )
+    if uri is not None:
+        return uri
+    root = (properties or {}).get("root")
+    if namespace != "dir" or root is None:
+        raise UserInputError(
+            "connect needs a place: connect('folder'), connect('s3://bucket/path'), or "
+            "connect(namespace_client_impl='dir', namespace_client_properties={'root': ...}). "
+            f"A namespace of kind {namespace!r} is a service: give the place of its tables."
+        )
+    return root
+
+
+def _set_primary_key(table: Any, columns: str | list[str]) -> None:
+    """Note a table's primary key, where LanceDB can: not for columns that may be NULL."""
+    names = [columns] if isinstance(columns, str) else list(columns)
+    nullable = [name for name in names if table.schema.field(name).nullable]
+    if nullable:
+        warn_compatibility(
+            f"create_table(primary_key={columns!r})",
+            f"LanceDB notes no primary key of columns that may be NULL ({nullable}); give a schema "
+            "with pa.field(..., nullable=False)",
+        )
+        return
+    table.set_unenforced_primary_key(names)
 
 
 class Connection(ConnectionMethods):
@@ -107,6 +178,9 @@ class Connection(ConnectionMethods):
         self._database, self._uri, self._storage_options = database, uri, storage_options
         self._spark, self._settings, self._runner = spark, settings, runner
         self._make_committer: MakeCommitter = TableCommitter
+        self._contexts: list[Context] = []
+        self._clusters = NamedRecords(uri, "clusters", storage_options)
+        self._manifests = NamedRecords(uri, "manifests", storage_options)
         self._signals = JobSignals(uri, storage_options)
         self._failures = FailureStore(uri, storage_options)
         liveness = Liveness(self._signals)
@@ -213,7 +287,7 @@ class Connection(ConnectionMethods):
             enable_v2_manifest_paths=enable_v2_manifest_paths,
         )
         if primary_key is not None:
-            made.set_unenforced_primary_key(primary_key)
+            _set_primary_key(made, primary_key)
         return self._opened(made)
 
     def clone_table(
@@ -285,6 +359,9 @@ class Connection(ConnectionMethods):
             named.namespace if namespace_path is None else tuple(namespace_path),
             named.branch if branch is None else branch,
         )
+        if asked.namespace == (SYSTEM_NAMESPACE,):
+            found = system_table(asked.table, self._history.list(), self._failures.list())
+            return Table(self, found)
         options = {"storage_options": storage_options, "index_cache_size": index_cache_size}
         given = {name: value for name, value in options.items() if value is not None}
         table = open_lancedb_table(self._database, asked, self._storage_options, given)
@@ -400,12 +477,21 @@ class Connection(ConnectionMethods):
         return view
 
     def create_udtf_view(
-        self, name: str, source: Query | Table | str, udtf: Chunker, *, strict: bool = False
+        self,
+        name: str,
+        source: Query | Search | Table | str,
+        udtf: Chunker,
+        *,
+        strict: bool = False,
     ) -> MaterializedView:
         """Make a view with several rows, or none, for each row of the source."""
         table = self.open_table(source) if isinstance(source, str) else source
-        query = table.query() if isinstance(table, Table) else table
-        return self.create_materialized_view(name, query.add_column(udtf), strict=strict)
+        query = table.query() if isinstance(table, Table | Search) else table
+        if not udtf.inherit_input_columns:
+            query = query.without(udtf.input_columns or ())
+        view = self.create_materialized_view(name, query.add_column(udtf), strict=strict)
+        assert isinstance(view, MaterializedView)
+        return view
 
     def list_materialized_views(self) -> list[ViewName]:
         """The names of the views, sorted: Geneva's and LanceDB's own. Each has its `kind`."""
@@ -524,12 +610,107 @@ class Connection(ConnectionMethods):
             made.append(name)
         return made
 
+    # -- clusters, manifests and contexts
+
+    def define_cluster(self, name: str, cluster: GenevaCluster) -> None:
+        """Keep a cluster in the database under a name, instead of the one that is there."""
+        self._clusters.put(name, replace(cluster, name=name).as_dict())
+
+    def list_clusters(self) -> list[GenevaCluster]:
+        """The clusters of this database, by name."""
+        return [GenevaCluster.from_dict(facts) for facts in self._clusters.read().values()]
+
+    def get_cluster(self, name: str) -> GenevaCluster:
+        """A cluster by its name."""
+        return GenevaCluster.from_dict(self._named(self._clusters, "cluster", name))
+
+    def delete_cluster(self, name: str) -> None:
+        """Forget a cluster."""
+        self._named(self._clusters, "cluster", name)
+        self._clusters.delete(name)
+
+    def define_manifest(self, name: str, manifest: GenevaManifest) -> None:
+        """Keep a manifest in the database under a name, instead of the one that is there."""
+        self._manifests.put(name, replace(manifest, name=name, checksum="").as_dict())
+
+    def list_manifests(self) -> list[GenevaManifest]:
+        """The manifests of this database, by name."""
+        return [GenevaManifest.from_dict(facts) for facts in self._manifests.read().values()]
+
+    def get_manifest(self, name: str) -> GenevaManifest:
+        """A manifest by its name."""
+        return GenevaManifest.from_dict(self._named(self._manifests, "manifest", name))
+
+    def delete_manifest(self, name: str) -> None:
+        """Forget a manifest. Functions that were declared with it keep it as it was."""
+        self._named(self._manifests, "manifest", name)
+        self._manifests.delete(name)
+
+    def _named(self, records: NamedRecords, kind: str, name: str) -> dict[str, Any]:
+        found = records.read(name)
+        if name not in found:
+            known = list(records.read())
+            raise UserInputError(
+                f"There is no {kind} {name!r} in this database.{did_you_mean(name, known)} Known: "
+                f"{known}."
+            )
+        return found[name]
+
+    def context(
+        self,
+        cluster: str | GenevaCluster | None = None,
+        manifest: str | GenevaManifest | None = None,
+        on_exit: ExitMode = ExitMode.DELETE,
+        wait_timeout: timedelta | float | None = None,
+    ) -> Context:
+        """Run jobs on a cluster, with a manifest, from `with` to its end.
+
+        Args:
+            cluster: One that was defined with `define_cluster`, or one itself. Without an address
+                that Spark knows it means here: the connection's own session, or the embedded one.
+            manifest: One that was defined with `define_manifest`, or one itself.
+            on_exit: Whether to wait for jobs that still run, and to stop the cluster's session.
+            wait_timeout: How long to wait for them.
+        """
+        return Context(
+            self,
+            self.get_cluster(cluster) if isinstance(cluster, str) else cluster,
+            self.get_manifest(manifest) if isinstance(manifest, str) else manifest,
+            ExitMode(on_exit),
+            wait_timeout,
+        )
+
+    @hybrid_method
+    def local_ray_context(self: Connection | None, **options: Any) -> AbstractContextManager[Any]:
+        """Run jobs on this machine, as they do without it; `Connection.local_ray_context()`, too.
+
+        There is no Ray here: the name is that of programs written for it.
+        """
+        return nullcontext() if self is None else self.context()
+
+    @property
+    def system_namespace(self) -> list[str]:
+        """Where `geneva_jobs` and `geneva_errors` are, for `open_table(name, namespace=...)`."""
+        return [SYSTEM_NAMESPACE]
+
+    @property
+    def effective_system_namespace(self) -> list[str]:
+        """The same."""
+        return self.system_namespace
+
+    def is_remote(self) -> bool:
+        """Whether a service runs the jobs: never here."""
+        return False
+
+    def close(self) -> None:
+        """Nothing is held open; sessions of Spark are shared by all connections of a process."""
+
     def list_jobs(
         self, table_name: str | None = None, status: JobStatus | str | None = None
     ) -> list[JobRecord]:
         """The jobs of this database, newest first."""
-        found = self._history.list(table_name, status)
-        return [as_it_runs(job, self._signals) for job in found]
+        found = (as_it_runs(job, self._signals) for job in self._history.list(table_name, status))
+        return [replace(job, metrics=JobMetrics(job.metrics)) for job in found]
 
     def get_job(self, job_id: str) -> JobHandle:
         """One job with its events and metrics; to wait for it, follow it or stop it."""
@@ -547,7 +728,9 @@ class Connection(ConnectionMethods):
         uri = without_file_scheme(str(lancedb_table.uri).rstrip("/"))
         return TableRef(str(name), branch_uri(uri, branch), Secrets(options), branch)
 
-    def _job(self, work: Work, on_commit: Callable[[], None]) -> Job:
+    def _job(self, work: Work, on_commit: Callable[[], None], job_id: str | None) -> Job:
+        if job_id is not None and self._history.events_of(job_id):
+            raise UserInputError(f"There is a job {job_id!r} in this database already.")
         services = JobServices(
             history=self._history,
             signals=self._signals,
@@ -555,20 +738,36 @@ class Connection(ConnectionMethods):
             settings=self._settings,
             make_runner=self._make_runner,
             make_committer=self._make_committer,
+            context=self._contexts[-1].facts if self._contexts else {},
         )
-        return Job(work, services, on_commit)
+        return Job(work, services, on_commit, job_id)
+
+    def _future(self, job: Job) -> JobFuture:
+        """Start a job in the background; the context that it is in waits for it."""
+        future = JobFuture(job)
+        if self._contexts:
+            self._contexts[-1].futures.append(future)
+        return future
 
     def _make_runner(self) -> Runner:
         if self._runner is not None:
             return self._runner()
+        runner = self._spark_runner()
+        if modules := modules_of([context.manifest for context in self._contexts]):
+            runner.ship_modules(modules)
+        return runner
+
+    def _spark_runner(self) -> SparkRunner:
         from geneva.spark.runner import SparkRunner
 
         return SparkRunner(self._session(), gpus=self._settings.local_gpus)
 
     def _session(self, spark: SparkSession | None = None) -> SparkSession:
-        """The Spark session to work on: the one given, this connection's, or the embedded one."""
-        if spark is not None or self._spark is not None:
-            return spark if spark is not None else self._spark
+        """The Spark session to work on: the one given, the context's, this connection's, ours."""
+        of_context = self._contexts[-1].session() if spark is None and self._contexts else None
+        for session in (spark, of_context, self._spark):
+            if session is not None:
+                return session
         from geneva.spark.embedded.settings import LocalOptions
         from geneva.spark.sessions import embedded_session
 

@@ -141,7 +141,7 @@ class JobError(GenevaError):
     """The job could not go on. Work that finished before is kept."""
 
 
-class JobNotFoundError(JobError, KeyError):
+class JobNotFoundError(JobError, KeyError, ValueError):
     """No job of that id is known to this database."""
 
     def __str__(self) -> str:

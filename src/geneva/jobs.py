@@ -7,11 +7,11 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from geneva.config import Settings
@@ -36,7 +36,7 @@ from geneva.execution.jobs.progress import (
 )
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner
-from geneva.model.jobs import JobStatus
+from geneva.model.jobs import JobMetrics, JobStatus
 from geneva.render import html
 from geneva.render.plain import plain
 from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, SameWork
@@ -165,14 +165,22 @@ class JobServices:
     settings: Settings
     make_runner: Callable[[], Runner]
     make_committer: MakeCommitter = TableCommitter
+    context: Mapping[str, Any] = field(default_factory=dict)
+    """The cluster and the manifest that the job runs with, for its record."""
 
 
 class Job:
     """Work that is about to run, runs, or ran; its history is kept as it goes."""
 
-    def __init__(self, work: Work, services: JobServices, on_commit: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        work: Work,
+        services: JobServices,
+        on_commit: Callable[[], None],
+        job_id: str | None = None,
+    ) -> None:
         """Take a plan; nothing is written or run yet. `on_commit` is called after every commit."""
-        self.job_id = str(uuid.uuid4())
+        self.job_id = job_id or str(uuid.uuid4())
         self.status = JobStatus.PENDING
         self.progress = _progress_before(work)
         self.cancelled = threading.Event()
@@ -347,7 +355,7 @@ class Job:
                 "column": work.column,
                 "type": work.job_type,
                 "config": work.config,
-                "driver": driver_identity(),
+                "driver": {**driver_identity(), **self._services.context},
                 **({"work": work.identity} if work.identity and not work.is_empty else {}),
             },
         )
@@ -400,7 +408,8 @@ class JobHandle(JobRecord):
     @classmethod
     def of(cls, record: JobRecord, history: JobHistory, signals: JobSignals) -> JobHandle:
         """Make a record something to act on."""
-        self = cls(**{item.name: getattr(record, item.name) for item in fields(record)})
+        facts = {item.name: getattr(record, item.name) for item in fields(record)}
+        self = cls(**{**facts, "metrics": JobMetrics(record.metrics)})
         object.__setattr__(self, "_history", history)
         object.__setattr__(self, "_signals", signals)
         return self
@@ -462,6 +471,15 @@ class JobFuture:
     def status(self) -> JobStatus:
         """Where the job stands."""
         return self._job.status
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end, well or not; whether it came."""
+        self._thread.join(timeout)
+        return self._future.done()
+
+    def ended_well(self) -> bool:
+        """Whether the job has ended, and without an error."""
+        return self._future.done() and self._future.exception() is None
 
     def progress(self) -> JobProgress:
         """How far the job is."""

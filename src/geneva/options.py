@@ -9,6 +9,7 @@ the settings in the job history are made from these.
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -17,6 +18,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
+from geneva.compatibility import JOB_WORDS, REFRESH_WORDS, taken_words
 from geneva.errors import UnknownOptionError, UserInputError
 from geneva.model.tables import Sizes, Unproven, Upstream
 from geneva.render.text import did_you_mean
@@ -24,7 +26,20 @@ from geneva.render.text import did_you_mean
 # --------------------------------------------------------------------------- as calls take them
 
 
-class WorkArguments(TypedDict, total=False):
+class TakenArguments(TypedDict, total=False):
+    """Words of Geneva on Ray that change nothing here (see `geneva.compatibility`)."""
+
+    cluster: Any
+    manifest: Any
+    num_cpus: float | None
+    num_gpus: float | None
+    memory: int | None
+    use_cpu_only_pool: bool
+    _admission_check: bool | None
+    _admission_strict: bool | None
+
+
+class WorkArguments(TakenArguments, total=False):
     """Options of a backfill and of a refresh: how the work is done."""
 
     concurrency: int | None
@@ -36,12 +51,16 @@ class WorkArguments(TypedDict, total=False):
     commit_granularity: int | None
     batch_checkpoint_flush_interval_seconds: float | None
     timeout: float | timedelta | None
+    job_id: str | None
 
 
 class RefreshArguments(WorkArguments, total=False):
     """All options of a refresh. A backfill takes them, too."""
 
     retry_failed: bool
+    source_task_size: int | None
+    where: Any
+    output_limit: int | None
 
 
 class SelectionArguments(TypedDict, total=False):
@@ -63,6 +82,7 @@ class BackfillArguments(SelectionArguments, WorkArguments, total=False):
 
 # ------------------------------------------------------------------------------ checking values
 
+_ID = re.compile(r"[\w.-]{1,100}", re.ASCII)
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 MAX_COUNT = 2**63 - 1
@@ -93,6 +113,14 @@ def _read_seconds(name: str, value: Any) -> float | None:
 def _read_condition(name: str, value: Any) -> str | None:
     if value is not None and (not isinstance(value, str) or not value.strip()):
         raise UserInputError(f"{name} must be an SQL condition, not {value!r}.")
+    return value
+
+
+def _read_id(name: str, value: Any) -> str | None:
+    if value is not None and (not isinstance(value, str) or not _ID.fullmatch(value)):
+        raise UserInputError(
+            f"{name} must be 1 to 100 letters, digits, dots, dashes and underscores, not {value!r}."
+        )
     return value
 
 
@@ -214,6 +242,10 @@ class JobOptions:
         default=None,
         metadata=_seconds("Stop after so many seconds; what is finished is kept."),
     )
+    job_id: str | None = field(
+        default=None,
+        metadata=_option(OptionInfo("The job's id; by default a new one.", str, _read_id, "ID")),
+    )
     retry_failed: bool = field(
         default=False,
         metadata=_option(
@@ -271,7 +303,8 @@ class JobOptions:
 
 def option_infos(arguments: type[Any]) -> dict[str, tuple[OptionInfo, Any]]:
     """The options that are among `arguments`, with their defaults, in the order of the record."""
-    known = get_type_hints(arguments)
+    taken = REFRESH_WORDS if arguments is RefreshArguments else ()
+    known = get_type_hints(arguments).keys() - set(taken)
     return {
         each.name: (each.metadata[_KEY], each.default)
         for each in fields(JobOptions)
@@ -281,12 +314,15 @@ def option_infos(arguments: type[Any]) -> dict[str, tuple[OptionInfo, Any]]:
 
 def read_backfill_options(given: Mapping[str, Any]) -> JobOptions:
     """Check the options of a backfill."""
-    return _read(given, BackfillArguments, "A backfill")
+    return _read(taken_words(given, JOB_WORDS, "backfill"), BackfillArguments, "A backfill")
 
 
 def read_refresh_options(given: Mapping[str, Any]) -> JobOptions:
     """Check the options of a refresh."""
-    return _read(given, RefreshArguments, "A refresh")
+    own = taken_words(given, {**JOB_WORDS, **REFRESH_WORDS}, "refresh")
+    if "source_task_size" in own:
+        own.setdefault("task_size", own.pop("source_task_size"))
+    return _read(own, RefreshArguments, "A refresh")
 
 
 def _read(given: Mapping[str, Any], arguments: type[Any], what: str) -> JobOptions:

@@ -136,6 +136,11 @@ class Query:
         distinct([*self._columns(), *new])
         return self._with(added=(*self._state.added, *new))
 
+    def without(self, columns: Sequence[str]) -> Query:
+        """All columns so far but these; those of other names stay."""
+        left = tuple(c for c in self._columns() if c.name not in columns)
+        return self._with(selected=left, added=())
+
     def shuffle(self, seed: int | None = None) -> Query:
         """The rows in an order that `seed` decides; without one, it is drawn now and kept."""
         if seed is None:
@@ -316,6 +321,12 @@ class Query:
         if selected is None:
             selected = every_column(self._dataset().schema)
         return (*selected, *self._state.added)
+
+
+GenevaQueryBuilder = Query
+"""The name that programs for Geneva on Ray know it by."""
+GenevaQuery = ViewQuery
+"""The same, of the record that a view keeps."""
 
 
 def _checked_count(name: str, rows: Any) -> int | None:

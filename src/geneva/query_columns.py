@@ -110,7 +110,10 @@ def _chunked(dataset: Dataset, name: str, chunker: Chunker, inputs: Any) -> Quer
 def _bound(dataset: Dataset, udf: UDF, inputs: Any) -> tuple[UDF, tuple[str, ...]]:
     if inputs is not None:
         udf = udf.with_inputs([inputs] if isinstance(inputs, str) else inputs)
-    found = resolve_inputs(udf, visible_schema(dataset.schema))
+    schema = visible_schema(dataset.schema)
+    if udf.input_columns is None:
+        schema = pa.schema([field for field in schema if not holds_blob(field)])
+    found = resolve_inputs(udf, schema)
     return udf, tuple(resolved.path for resolved in found)
 
 

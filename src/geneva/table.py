@@ -481,7 +481,8 @@ class Table(TableMethods):
         **options: Unpack[BackfillArguments],
     ) -> JobFuture:
         """Start a `backfill` and return at once. Wrong arguments raise here, not in the future."""
-        return JobFuture(self._job(col_name, udf, read_backfill_options(options)))
+        job = self._job(col_name, udf, read_backfill_options(options))
+        return self._connection._future(job)
 
     def verify(
         self,
@@ -517,13 +518,17 @@ class Table(TableMethods):
         return ColumnSubject(self.ref, definition)
 
     def get_errors(
-        self, job_id: str | None = None, column_name: str | None = None
+        self,
+        job_id: str | None = None,
+        column_name: str | None = None,
+        error_type: str | None = None,
     ) -> list[ErrorRecord]:
         """The rows of this table on which a UDF failed, oldest first; the latest job's last.
 
         A row that failed is here for every job that tried it, also when it was computed since.
+        `error_type` is the name of an exception's class.
         """
-        return self._connection._failures.list(self.ref.name, job_id, column_name)
+        return self._connection._failures.list(self.ref.name, job_id, column_name, error_type)
 
     def get_failed_row_addresses(
         self, job_id: str | None = None, column_name: str | None = None
@@ -536,7 +541,8 @@ class Table(TableMethods):
     ) -> Job:
         self._refuse_checked_out("backfill")
         chain = self._prepare(column, udf, options, planning_only=False)
-        return self._connection._job(BackfillWork(chain), on_commit=self._follow)
+        work = BackfillWork(chain)
+        return self._connection._job(work, on_commit=self._follow, job_id=options.job_id)
 
     def _prepare(
         self,
@@ -563,3 +569,7 @@ class Table(TableMethods):
         make_runner = None if planning_only else self._connection._make_runner
         request = BackfillRequest(options)
         return prepare_chain(ref, dataset, definition, request, make_runner=make_runner)
+
+
+NativeTable = Table
+"""The name that programs for Geneva on Ray know it by."""

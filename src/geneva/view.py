@@ -119,7 +119,8 @@ class MaterializedView(Table):
         asked = read_refresh_options(options)
         prepared = self._prepare_refresh(src_version, max_rows_per_fragment, asked)
         try:
-            result = self._connection._job(prepared, on_commit=self._follow).run()
+            job = self._connection._job(prepared, on_commit=self._follow, job_id=asked.job_id)
+            result = job.run()
         except BaseException:
             # Show what a refresh that failed has finished, unless the view was dropped under it.
             with suppress(RuntimeError):
@@ -138,11 +139,10 @@ class MaterializedView(Table):
     ) -> JobFuture:
         """Start a `refresh` and return at once."""
         self._refuse_checked_out("refresh")
-        prepared = self._prepare_refresh(
-            src_version, max_rows_per_fragment, read_refresh_options(options)
-        )
-        job = self._connection._job(prepared, on_commit=self._follow)
-        return JobFuture(job)
+        asked = read_refresh_options(options)
+        prepared = self._prepare_refresh(src_version, max_rows_per_fragment, asked)
+        job = self._connection._job(prepared, on_commit=self._follow, job_id=asked.job_id)
+        return self._connection._future(job)
 
     def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
         """Alter columns; a view's UDF column is computed anew by the next refresh.
@@ -208,20 +208,23 @@ class MaterializedView(Table):
             declarations.alter_view_column(inner_ref(self.ref), source, inner, change)
 
     def get_errors(
-        self, job_id: str | None = None, column_name: str | None = None
+        self,
+        job_id: str | None = None,
+        column_name: str | None = None,
+        error_type: str | None = None,
     ) -> list[ErrorRecord]:
         """The rows on which a UDF failed, oldest first; the latest job's last.
 
         A chunker, or a UDF column of a chunked view's query, fails on a row of the view's source:
         address and id are those of that row there, where it still is (else the id is None).
         """
-        found = super().get_errors(job_id, column_name)
+        found = super().get_errors(job_id, column_name, error_type)
         chunker = self.definition.chunker
         if chunker is None:
             return found
         hidden = CHUNKS if column_name == chunker.name else column_name
         inner = inner_ref(self.ref)
-        records = self._connection._failures.list(inner.name, job_id, hidden)
+        records = self._connection._failures.list(inner.name, job_id, hidden, error_type)
         places = source_places(inner, open_dataset(self._source()), [r.row_id for r in records])
         made = [
             replace(_of_source(record, place), table_name=self.name)

@@ -192,13 +192,6 @@ class TestRefusals:
         with pytest.raises(InvalidUDFError, match="'x' can't be computed from itself"):
             table.alter_columns({"path": "x", "udf": (tripled(calls), ["x"])})
 
-    def test_a_batch_udf_that_says_nothing_about_its_inputs(self, table: Table) -> None:
-        def all_of_it(batch: pa.RecordBatch) -> pa.Array:
-            return batch.column(0)
-
-        with pytest.raises(InvalidUDFError, match="doesn't say which columns it reads"):
-            table.add_columns({"x": udf(all_of_it, data_type=pa.int64())})
-
     def test_an_input_that_went_away(self, table: Table, calls: Calls) -> None:
         table.add_columns({"x": (tripled(calls), ["id"])})
         lance.dataset(table.ref.uri).drop_columns(["id"])  # past geneva, which would refuse

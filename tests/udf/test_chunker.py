@@ -148,9 +148,9 @@ def test_the_version_is_that_of_the_function() -> None:
 
 def test_the_inputs_are_the_functions() -> None:
     made = chunker(as_dicts)
-    assert made.udf.input_columns == ("body",)
-    assert made.with_inputs(["page.text"]).udf.input_columns == ("page.text",)
-    assert chunker(as_tuples, output_schema=SCHEMA, input_columns=["t"]).udf.input_columns == ("t",)
+    assert made.udf.input_columns == ["body"]
+    assert made.with_inputs(["page.text"]).udf.input_columns == ["page.text"]
+    assert chunker(as_tuples, output_schema=SCHEMA, input_columns=["t"]).udf.input_columns == ["t"]
     with pytest.raises(TypeError, match="str"):
         resolve_inputs(made.udf, pa.schema([("body", pa.int64())]))
 

@@ -327,6 +327,9 @@ def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDe
 def inputs_of(udf: UDF, own: list[str] | None, schema: pa.Schema, column: str) -> tuple[str, ...]:
     """The columns that a UDF reads, checked against the table."""
     bound = udf.with_inputs(own) if own is not None else udf
+    if bound.input_columns is None:
+        others = [field for field in visible_schema(schema) if field.name != column]
+        schema = pa.schema([field for field in others if not holds_blob(field)])
     inputs = tuple(found.path for found in resolve_inputs(bound, schema))
     if column in inputs or any(path.split(".")[0] == column for path in inputs):
         raise InvalidUDFError(f"Column {column!r} can't be computed from itself.")

@@ -1,8 +1,8 @@
-"""Where a job stands."""
+"""Where a job stands, and its numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -26,3 +26,96 @@ def metric(metrics: Mapping[str, Any], name: str) -> float:
     """One of a job's numbers; 0 where it is missing or not known."""
     value = metrics.get(name)
     return value if isinstance(value, int | float) else 0
+
+
+_ROWS = {
+    "rows_checkpointed": "checkpointed",
+    "rows_ready_for_commit": "ready_to_commit",
+    "rows_committed": "committed",
+    "udf_values_computed": "udf_rows",
+}
+_COUNTS = {
+    "fragments": ("fragments_committed", "fragments"),
+    "writer_fragments": ("fragments_committed", "fragments"),
+    "plan_fragments": ("fragments", "fragments"),
+    "tasks_completed": ("tasks", "tasks"),
+    "workers": ("slots", "slots"),
+}
+_SECONDS = {
+    "udf_processing_time": "udf_seconds",
+    "batch_checkpointing_time": "checkpoint_seconds",
+    "writer_write_time": "write_seconds",
+}
+_MILLISECONDS = {"read_io_time_ms": "read_seconds", "commit_time_ms": "commit_seconds"}
+
+
+class JobMetric(str):
+    """One number of a job. It is its name, so that it is a key of the job's metrics, too.
+
+    Programs for Geneva on Ray read `.name`, `.n`, `.total`, `.done` and `.desc`, or `["name"]`,
+    `["count"]` and `["total"]`.
+    """
+
+    __slots__ = ("n", "total")
+    n: float
+    total: float
+
+    def __new__(cls, name: str, n: float, total: float = 0) -> JobMetric:
+        """Make a number known by its name; a timer has total 0."""
+        self = super().__new__(cls, name)
+        self.n, self.total = n, total
+        return self
+
+    @property
+    def name(self) -> str:
+        """The number's name."""
+        return str.__str__(self)
+
+    @property
+    def desc(self) -> str:
+        """The name, as people read it."""
+        return self.name.replace("_", " ")
+
+    @property
+    def done(self) -> bool:
+        """Whether it is all that it will be."""
+        return self.n >= self.total
+
+    def __getitem__(self, key: Any) -> Any:
+        """One of its facts; by a position or slice, a part of its name."""
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        facts = {"name": self.name, "count": self.n, "n": self.n, "total": self.total}
+        return {**facts, "done": self.done, "desc": self.desc}[key]
+
+
+class JobMetrics(dict[str, Any]):
+    """The numbers of a job by name; as a list, one `JobMetric` for each.
+
+    Geneva's names for them are known as well: `metrics["rows_committed"]` is
+    `metrics["committed"]`.
+    """
+
+    def __iter__(self) -> Iterator[JobMetric]:
+        """The numbers, under Geneva's names first, then under these."""
+        yield from self._others()
+        yield from (JobMetric(name, metric(self, name)) for name in self.keys())
+
+    def __missing__(self, name: str) -> Any:
+        """A number under Geneva's name for it."""
+        for other in self._others():
+            if other == name:
+                return other.n
+        raise KeyError(name)
+
+    def _others(self) -> Iterator[JobMetric]:
+        total = metric(self, "total")
+        for name, own in _ROWS.items():
+            yield JobMetric(name, metric(self, own), total)
+        for name, (done, whole) in _COUNTS.items():
+            yield JobMetric(name, metric(self, done), metric(self, whole))
+        for name, own in _SECONDS.items():
+            yield JobMetric(name, metric(self, own))
+        for name, own in _MILLISECONDS.items():
+            yield JobMetric(name, metric(self, own) * 1000)
+        yield JobMetric("commit_conflict_retries", max(0, metric(self, "rounds") - 1))

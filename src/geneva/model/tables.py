@@ -158,6 +158,10 @@ class ColumnDefinition:
     """Seconds a call of the function may take."""
     memoize: bool | None = None
     """Whether rows with equal inputs share one call."""
+    auto_backfill: bool | None = None
+    """Asked for by the user, for services that compute by themselves."""
+    manifest: str | None = None
+    """What the function needs, as of when it was declared: a `GenevaManifest` as JSON."""
 
 
 class Reason(StrEnum):

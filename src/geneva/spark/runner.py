@@ -5,22 +5,28 @@ Nothing here imports pyspark before it is needed, so ``import geneva`` is cheap.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
+import shutil
+import tempfile
 import threading
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from geneva.errors import JobCancelledError, SparkUnavailableError
 from geneva.execution.runner import ANY, REPORT_DDL, task_body
 from geneva.model.computation import Resources
 from geneva.spark.errors import explained
 from geneva.spark.local_slots import LocalSlots, shared_slots, visible_gpus
+from geneva.spark.modules import module_archive
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,6 +38,8 @@ T = TypeVar("T")
 MAX_JOBS_IN_FLIGHT = 16
 """Driver threads, each waiting for one Spark job; more submissions wait for one of them."""
 CANCEL_LIMIT_SECONDS = 30.0
+_SHIPPED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+"""By session: the modules that its workers have."""
 
 
 class SparkRunner:
@@ -94,6 +102,19 @@ class SparkRunner:
         job: Future[list[str]] = self._threads.submit(run, function, items, resources)
         job.add_done_callback(self._finished)
         return job
+
+    def ship_modules(self, modules: Sequence[str]) -> None:
+        """Send folders and files of Python modules to the workers, once for each session."""
+        sent = _SHIPPED.setdefault(self._session, set())
+        new = [module for module in modules if module not in sent]
+        if not new:
+            return
+        # Spark serves files from where they are, as long as executors come and ask for them.
+        folder = Path(tempfile.mkdtemp(prefix="geneva-modules-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        for module in new:
+            self._kind.ship(str(module_archive(module, folder)))
+        sent.update(new)
 
     def cancel(self) -> None:
         """Cancel this runner's jobs and wait until the driver has let go of them.
@@ -183,6 +204,7 @@ class _SessionKind(Protocol):
     ) -> contextlib.AbstractContextManager[None]: ...
     def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]: ...
     def cancel(self, tag: str) -> None: ...
+    def ship(self, archive: str) -> None: ...
     def profile(self, resources: Resources) -> ResourceProfile | None: ...
 
 
@@ -218,6 +240,9 @@ class _Classic:
 
     def cancel(self, tag: str) -> None:
         self._context.cancelJobsWithTag(tag)
+
+    def ship(self, archive: str) -> None:
+        self._context.addPyFile(archive)
 
     def profile(self, resources: Resources) -> ResourceProfile | None:
         return None if self.is_local else _profile(resources)
@@ -257,6 +282,9 @@ class _Connect:
 
     def cancel(self, tag: str) -> None:
         self._session.interruptTag(tag)
+
+    def ship(self, archive: str) -> None:
+        self._session.addArtifacts(archive, pyfile=True)
 
     def profile(self, resources: Resources) -> ResourceProfile | None:
         return None if self.is_local else _profile(resources)

@@ -14,6 +14,7 @@ import shutil
 import sys
 import threading
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,29 @@ def embedded_session(options: LocalOptions | None = None) -> SparkSession:
     """
     with _starting:
         return active_session() or _start(options or LocalOptions())
+
+
+def cluster_session(address: str, conf: Mapping[str, str]) -> SparkSession:
+    """Start a session on a master, or on a Connect server (`sc://...`), with settings."""
+    from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
+
+    with _starting:
+        running = active_session()
+        if running is not None:
+            raise SparkUnavailableError(
+                f"There is a Spark session in this process already, so that none on {address} can "
+                "be started: a process has one. Enter the context before the first job, stop the "
+                "session, or give one to geneva.connect(spark=...)."
+            )
+        builder = SparkSession.builder
+        builder = builder.remote(address) if address.startswith("sc:") else builder.master(address)
+        for name, value in conf.items():
+            builder = builder.config(name, value)
+        try:
+            return builder.getOrCreate()
+        except Exception as error:  # noqa: BLE001  all of them mean: no session
+            cause = reason(spark_text(error))
+            raise SparkUnavailableError(f"No Spark session on {address}: {cause}") from None
 
 
 def active_session() -> SparkSession | None:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, overload
 
 import pyarrow as pa
 
+from geneva.compatibility import AUTO_REFRESH, warn_compatibility
 from geneva.errors import InvalidUDFError
 from geneva.render.plain import plain
 from geneva.udf.call import (
@@ -27,7 +28,7 @@ from geneva.udf.call import (
     name_of,
     signature_of,
 )
-from geneva.udf.declare import UDF, StatefulCallable, UDFArgType, udf
+from geneva.udf.declare import UDF, StatefulCallable, UDFArgType, UDFOptions, udf
 from geneva.udf.types import UnclearTypeError, arrow_type_of, without_optional
 
 OutputSchema: TypeAlias = pa.Schema | pa.StructType | Sequence[pa.Field]
@@ -45,6 +46,27 @@ class Chunker:
 
     udf: UDF
     """The same function, returning its rows as one list."""
+    inherit_input_columns: bool = True
+    """Whether `create_udtf_view` keeps the chunker's inputs in the view, where it selects them."""
+    batch: bool = False
+    """Whether the function takes and returns a RecordBatch, of one source row."""
+
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The function as it was written."""
+        rows = self.udf.func
+        rows = rows.target if isinstance(rows, StatefulCallable) else rows
+        return rows.function if isinstance(rows, _Rows) else rows
+
+    @property
+    def input_columns(self) -> list[str] | None:
+        """The columns that it reads."""
+        return self.udf.input_columns
+
+    @property
+    def manifest(self) -> Any:
+        """What the function needs."""
+        return self.udf.manifest
 
     @property
     def name(self) -> str:
@@ -106,6 +128,9 @@ def chunker(
     data_type: pa.DataType | None = None,
     input_columns: Sequence[str] | None = None,
     name: str | None = None,
+    inherit_input_columns: bool = True,
+    batch: bool = False,
+    auto_refresh: bool = False,
     **options: Any,
 ) -> Chunker | Callable[[Callable[..., Any]], Chunker]:
     """Make a chunker of a function that yields rows, or returns a list of them; also a decorator.
@@ -121,24 +146,36 @@ def chunker(
             example `Iterator[Clip]` where `Clip` is a dataclass or a TypedDict.
         input_columns: The source's columns to read, if not those named like the parameters.
         name: Another name than the function's.
+        inherit_input_columns: Whether `create_udtf_view` keeps the inputs in the view.
+        batch: The function takes a RecordBatch of one source row, and returns one of its rows.
+            `output_schema` and `input_columns` say which.
+        auto_refresh: For services that refresh views by themselves: there is none here.
         options: What `udf` takes besides: version, batch_size, num_cpus, num_gpus, memory, ...
     """
     for unfit in {"nullable", "field_metadata"} & set(options):
         raise InvalidUDFError(f"A chunker has no option {unfit!r}: say it in output_schema.")
+    for unknown in options.keys() - UDFOptions.__annotations__.keys():
+        raise TypeError(f"chunker() got an unexpected keyword argument {unknown!r}")
+    if batch and (output_schema is None and data_type is None):
+        raise InvalidUDFError("A chunker with batch=True needs output_schema=pa.schema([...]).")
+    if auto_refresh:
+        warn_compatibility("chunker(auto_refresh=True)", AUTO_REFRESH)
 
     def declare(target: Callable[..., Any]) -> Chunker:
         if isinstance(target, UDF | Chunker):
             raise InvalidUDFError(f"{target!r} is decorated already: decorate the function once.")
         called = _called_part(target)
         shown = name or name_of(called)
-        arg_type, _ = call_shape(shown, called, input_columns)
+        arg_type = UDFArgType.RECORD_BATCH
+        if not batch:
+            arg_type, _ = call_shape(shown, called, input_columns)
         struct = _declared(shown, output_schema, data_type) or _annotated(shown, called)
         names = tuple(field.name for field in struct)
-        rows = _rows_class(called)(called, names, arg_type)
+        rows = _rows_class(called)(called, names, arg_type, by_row=batch)
         made = udf(
             rows, data_type=pa.list_(struct), name=shown, input_columns=input_columns, **options
         )
-        return Chunker(made)
+        return Chunker(made, bool(inherit_input_columns), bool(batch))
 
     return declare if function is None else declare(function)
 
@@ -202,17 +239,39 @@ def _checked(name: str, struct: pa.StructType) -> pa.StructType:
     return struct
 
 
+def _takes_batch(batch: pa.RecordBatch) -> Any:
+    """How a chunker with batch=True is called."""
+
+
+_BATCH_SIGNATURE = inspect.signature(_takes_batch)
+
+
 class _Rows:
     """A chunker's function as one that returns a list of records."""
 
-    def __init__(self, function: Any, names: tuple[str, ...], arg_type: UDFArgType) -> None:
+    by_row = False
+    """Of stored ones that didn't have it yet."""
+
+    def __init__(
+        self,
+        function: Any,
+        names: tuple[str, ...],
+        arg_type: UDFArgType,
+        *,
+        by_row: bool = False,
+    ) -> None:
         self.function, self.names, self.arg_type = function, names, arg_type
+        self.by_row = by_row
         # For whoever asks for the inputs and their annotations.
-        self.__signature__ = signature_of(function)
-        self.__wrapped__ = _written(function)
+        self.__signature__ = _BATCH_SIGNATURE if by_row else signature_of(function)
+        self.__wrapped__ = _takes_batch if by_row else _written(function)
         self.__name__ = name_of(function)
 
     def __call__(self, *values: Any) -> Any:
+        if self.by_row:
+            (batch,) = values
+            rows = (self.function(batch.slice(i, 1)) for i in range(batch.num_rows))
+            return [[] if made is None else made.to_pylist() for made in rows]
         return self._result(self.function(*values))
 
     def _result(self, made: Any) -> Any:
@@ -244,7 +303,7 @@ class _Rows:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what only declaring needs."""
-        kept = ("function", "names", "arg_type", "__name__")
+        kept = ("function", "names", "arg_type", "by_row", "__name__")
         return {name: getattr(self, name) for name in kept}
 
 
@@ -254,7 +313,8 @@ class _LiveRows(_Rows):
     function: StatefulCallable
 
     def bound_to(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _LiveRows:
-        return type(self)(self.function.bound_to(args, kwargs), self.names, self.arg_type)
+        bound = self.function.bound_to(args, kwargs)
+        return type(self)(bound, self.names, self.arg_type, by_row=self.by_row)
 
     def setup(self) -> None:
         self.function.live()

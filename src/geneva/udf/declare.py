@@ -9,10 +9,11 @@ import pickle
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict, overload
 
 import pyarrow as pa
 
+from geneva.compatibility import AUTO_BACKFILL, warn_compatibility
 from geneva.errors import InvalidUDFError, UDFIntegrityError
 from geneva.render.plain import plain
 from geneva.udf.call import (
@@ -57,7 +58,8 @@ __all__ = [
 class UDF:
     """A function, its Arrow types and how it wants to be run. Made by `udf`; still callable.
 
-    `input_columns` is None only for a RECORD_BATCH function that did not say what it reads.
+    `input_columns` is None only for a RECORD_BATCH function that did not say what it reads: it gets
+    all columns that the table has when it is declared.
     `memory` is in bytes; all sizes are in rows; `timeout` is in seconds, of one call.
     """
 
@@ -65,7 +67,7 @@ class UDF:
     name: str
     data_type: pa.DataType
     arg_type: UDFArgType
-    input_columns: tuple[str, ...] | None
+    input_columns: list[str] | None
     nullable: bool = True
     declared_version: str | None = None
     num_cpus: float | None = None
@@ -84,10 +86,14 @@ class UDF:
     cpu_workers: int | None = None
     modules: tuple[ShippedModule, ...] = ()
     """Modules of the user's that come with it. Only a stored function has them."""
+    manifest: Any = None
+    auto_backfill: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers, and look like the function that was decorated."""
         _check_numbers(self)
+        if self.input_columns is not None:
+            object.__setattr__(self, "input_columns", list(self.input_columns))
         shown = self.func.target if isinstance(self.func, StatefulCallable) else self.func
         for attribute in ("__module__", "__qualname__", "__doc__"):
             if getattr(shown, attribute, None) is not None:
@@ -111,6 +117,11 @@ class UDF:
     def version(self) -> str:
         """Return the user's version, or the fingerprint where none was given."""
         return self.declared_version or self.fingerprint
+
+    @property
+    def error_handling(self) -> ErrorPolicy:
+        """What is done about rows that fail, by another name."""
+        return self.on_error
 
     def explain_version(self) -> VersionExplanation:
         """Return what is in the version: `print` shows the functions and values that count."""
@@ -145,7 +156,7 @@ class UDF:
                 f"UDF '{self.name}' takes {len(self.input_columns)} input columns "
                 f"{list(self.input_columns)}, but {len(names)} were given: {list(names)}."
             )
-        return dataclasses.replace(self, input_columns=names)
+        return dataclasses.replace(self, input_columns=list(names))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function as it was written; for a decorated class, bind its arguments."""
@@ -185,6 +196,38 @@ class UDF:
         return deserialize_udf, (data, udf_digest(data))
 
 
+class _Attribute(NamedTuple):
+    """What `attrs.evolve` asks of a field."""
+
+    name: str
+    alias: str
+    init: bool = True
+
+
+def _evolvable(kind: type[UDF]) -> None:
+    """Let `attrs.evolve(udf, version=..., input_columns=...)` copy a UDF, with or without attrs.
+
+    The version that a user gives is kept apart from the one that is found, so that it has two
+    names: `version` is also a word of the constructor.
+    """
+    plain_init = kind.__init__
+
+    def init(self: UDF, **given: Any) -> None:
+        if "version" in given:
+            given["declared_version"] = given.pop("version")
+        plain_init(self, **given)
+
+    kind.__init__ = init  # type: ignore[method-assign]
+    aliases = {"declared_version": "version"}
+    kind.__attrs_attrs__ = tuple(  # type: ignore[attr-defined]
+        _Attribute(item.name, aliases.get(item.name, item.name))
+        for item in dataclasses.fields(kind)
+    )
+
+
+_evolvable(UDF)
+
+
 class UDFOptions(TypedDict, total=False):
     """The options of `udf`, for type checkers."""
 
@@ -209,6 +252,9 @@ class UDFOptions(TypedDict, total=False):
     max_failed_rows: int | None
     max_failed_fraction: float | None
     error_handling: Any
+    manifest: Any
+    cuda: bool
+    auto_backfill: bool
 
 
 @overload
@@ -243,6 +289,9 @@ def udf(
     max_failed_rows: int | None = None,
     max_failed_fraction: float | None = None,
     error_handling: Any = None,
+    manifest: Any = None,
+    cuda: bool = False,
+    auto_backfill: bool = False,
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF of a function, a callable object or a callable class; also a decorator.
 
@@ -263,7 +312,14 @@ def udf(
     `cpu_workers=N` is for a class with a method `prepare`: that one takes the inputs of a batch, of
     N batches at once, in threads of their own; `__call__` takes what it returned, in order.
     So N cores decode for one model.
+
+    `manifest`, a `GenevaManifest`, says which packages and variables the function needs (see
+    `Connection.context`). `cuda=True` is `num_gpus=1`. `auto_backfill` is kept, and does nothing.
     """
+    if cuda and num_gpus is None:
+        num_gpus = 1
+    if auto_backfill:
+        warn_compatibility("udf(auto_backfill=True)", AUTO_BACKFILL)
     if error_handling is not None:
         if on_error is not None:
             raise InvalidUDFError("Give on_error or error_handling, not both.")
@@ -282,6 +338,8 @@ def udf(
         "timeout": timeout,
         "memoize": bool(memoize),
         "cpu_workers": cpu_workers,
+        "manifest": manifest,
+        "auto_backfill": bool(auto_backfill),
     }
 
     def declare(function: Callable[..., Any]) -> UDF:
@@ -312,7 +370,7 @@ def udf(
             name=shown_name,
             data_type=declared.type,
             arg_type=arg_type,
-            input_columns=inputs,
+            input_columns=None if inputs is None else list(inputs),
             nullable=declared.nullable,
             field_metadata=metadata | dict(field_metadata or {}),
             **options,

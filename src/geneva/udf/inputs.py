@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from geneva.errors import ColumnNotFoundError, InvalidUDFError, TypeMismatchError
+from geneva.errors import ColumnNotFoundError, TypeMismatchError
 from geneva.render.text import did_you_mean
 from geneva.udf.call import StatefulCallable, UDFArgType, annotations_of_call, signature_of
 from geneva.udf.types import accepts
@@ -27,16 +27,15 @@ class ResolvedInput:
 
 
 def resolve_inputs(udf: UDF, schema: pa.Schema) -> tuple[ResolvedInput, ...]:
-    """Find the UDF's inputs in a table's schema, and check their types against its annotations."""
+    """Find the UDF's inputs in a table's schema, and check their types against its annotations.
+
+    One that takes a RecordBatch and doesn't say what it reads gets all of the schema's columns.
+    """
     if isinstance(udf.func, StatefulCallable) and not udf.func.is_bound:
         udf.func.bound_to((), {})
-    if udf.input_columns is None:
-        raise InvalidUDFError(
-            f"UDF '{udf.name}' takes a pa.RecordBatch and doesn't say which columns it reads: "
-            f'pass input_columns=[...] to @udf, or add it as (udf, ["actual_column_name"]).'
-        )
-    found = [_find(schema, path) for path in udf.input_columns]
-    missing = [p for p, f in zip(udf.input_columns, found, strict=True) if f is None]
+    paths = schema.names if udf.input_columns is None else udf.input_columns
+    found = [_find(schema, path) for path in paths]
+    missing = [p for p, f in zip(paths, found, strict=True) if f is None]
     if missing:
         raise ColumnNotFoundError(_missing_message(udf, missing, schema))
     resolved = tuple(f for f in found if f is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import threading
@@ -34,10 +35,19 @@ def driver_identity() -> dict[str, Any]:
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
+        "user": _user(),
         "pid": pid,
         "world": _pid_namespace(),
         "started": _process_start(pid),
     }
+
+
+def _user() -> str:
+    """Who runs this process; empty where that is not known."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
 
 
 def _pid_namespace() -> str:

@@ -22,7 +22,7 @@ _PREFIX = "virtual_column"
 _LANCEDB_COMPUTED = "computed_column"
 """Field metadata of LanceDB's own computed columns."""
 _FORMAT = "geneva-spark/1"
-_OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout", "memoize")
+_OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout", "memoize", "auto_backfill", "manifest")
 _MAX_FORMER_VERSIONS = 8
 """How many earlier versions of a column's UDF are kept, to say why its values are stale."""
 RECEIPT_OF = "geneva.receipt_of"
@@ -194,7 +194,16 @@ def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
         ),
         "on_error": udf.on_error.to_json(),
         **{option: getattr(udf, option) for option in _OPTIONS},
+        "manifest": _snapshot(udf.manifest),
     }
+
+
+def _snapshot(manifest: Any) -> str | None:
+    """A manifest as it is now, for the metadata."""
+    if manifest is None:
+        return None
+    facts = manifest.as_dict() if hasattr(manifest, "as_dict") else {"name": str(manifest)}
+    return json.dumps(facts, sort_keys=True)
 
 
 def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:

@@ -53,6 +53,34 @@ class JobEvent:
     by_observer: bool = False
     """Whether another process says so of the job; `seq` is then the last number that it saw."""
 
+    def __str__(self) -> str:
+        """Say what happened."""
+        status, numbers = self.payload.get("status"), _mapping(self.payload.get("metrics"))
+        match self.kind:
+            case "created":
+                what = str(self.payload.get("type", "job")).lower()
+                place = f"{self.payload.get('table', '')}.{self.payload.get('column', '')}"
+                return f"Job planning: {what} of {place}"
+            case "status" if status == JobStatus.FAILED:
+                return f"Job failed: {self.payload.get('error', '')}"
+            case "status" if status in _FINAL:
+                return f"Job completed with status {status}"
+            case "status":
+                return "Executing" if status == JobStatus.RUNNING else f"Job is {status}"
+            case "committed":
+                return (
+                    f"Committed {numbers.get('committed', 0):,} rows in "
+                    f"{numbers.get('fragments_committed', 0):,} fragments so far"
+                )
+            case "waiting":
+                return f"Waiting for job {self.payload.get('for', '')}"
+            case _:
+                return self.kind
+
+    def __getitem__(self, key: str) -> Any:
+        """`event["timestamp"]` and `event["message"]`, as Geneva's guide reads them."""
+        return {"timestamp": self.at, "message": str(self), "kind": self.kind}[key]
+
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
@@ -74,6 +102,46 @@ class JobRecord:
     """In the order in which they happened, whatever order their rows are in."""
     waiting_for: str | None = None
     """The job that this one waits for: one of the same work that was there before it."""
+
+    @property
+    def launched_at(self) -> datetime:
+        """When it was created, by Geneva's name."""
+        return self.created_at
+
+    @property
+    def completed_at(self) -> datetime | None:
+        """When it ended; None while it has not."""
+        return self.updated_at if self.status.is_final else None
+
+    @property
+    def launched_by(self) -> str:
+        """Who started it, and where."""
+        return "@".join(str(self.driver[key]) for key in ("user", "host") if self.driver.get(key))
+
+    @property
+    def cluster_name(self) -> str | None:
+        """The cluster of `db.context(cluster=...)` that it ran in."""
+        return self.driver.get("cluster")
+
+    @property
+    def manifest_id(self) -> str | None:
+        """The manifest of `db.context(manifest=...)` that it ran with."""
+        return self.driver.get("manifest")
+
+    @property
+    def manifest_checksum(self) -> str | None:
+        """The checksum of that manifest."""
+        return self.driver.get("manifest_checksum")
+
+    @property
+    def object_ref(self) -> None:
+        """Of Ray; there is none here."""
+        return
+
+    @property
+    def output_columns(self) -> list[str]:
+        """The columns that it computed."""
+        return [self.column_name]
 
     @property
     def had_nothing_to_do(self) -> bool:

@@ -56,6 +56,31 @@ class ErrorRecord:
     input_preview: str
     at: datetime
 
+    @property
+    def error_type(self) -> str:
+        """The exception's class, by Geneva's name."""
+        return self.exception_type
+
+    @property
+    def error_message(self) -> str:
+        """The exception's message, by Geneva's name."""
+        return self.message
+
+    @property
+    def error_trace(self) -> str:
+        """The function's own frames, by Geneva's name."""
+        return self.traceback
+
+    @property
+    def timestamp(self) -> datetime:
+        """When it failed, by Geneva's name."""
+        return self.at
+
+    @property
+    def error_id(self) -> str:
+        """What this failure is known by: its job, column and row."""
+        return f"{self.job_id}/{self.column_name}/{self.row_address}"
+
     def _repr_html_(self) -> str:
         """Show the failure in a notebook."""
         pairs = (
@@ -104,9 +129,15 @@ class FailureStore:
         table_name: str | None = None,
         job_id: str | None = None,
         column_name: str | None = None,
+        error_type: str | None = None,
     ) -> list[ErrorRecord]:
         """The records, in the order of time, then of rows."""
-        wanted = {"table_name": table_name, "job_id": job_id, "column_name": column_name}
+        wanted = {
+            "table_name": table_name,
+            "job_id": job_id,
+            "column_name": column_name,
+            "exception_type": error_type,
+        }
         conditions = [
             f"{name} = {quoted(plain_id(value))}"
             for name, value in wanted.items()

@@ -1,0 +1,1 @@
+"""Names that programs for Geneva on Ray import. Jobs run on Spark (`geneva.spark`)."""

@@ -1,0 +1,1 @@
+"""Names of Ray's clusters that programs import; on Spark they mean "here"."""

@@ -1,0 +1,523 @@
+"""Words of Geneva on Ray: what a program for it may write runs here, and is told what it means."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import attrs
+import pyarrow as pa
+import pytest
+
+import geneva
+from geneva import Connection, JobStatus, Table, chunker, udf
+from geneva.cluster import GenevaCluster, K8sConfigMethod
+from geneva.cluster.builder import KubeRayClusterBuilder
+from geneva.contexts import ExitMode
+from geneva.errors import (
+    CompatibilityWarning,
+    InvalidUDFError,
+    JobNotFoundError,
+    JobTimeoutError,
+    SparkUnavailableError,
+    UserInputError,
+)
+from geneva.manifest import GenevaManifest
+from geneva.manifest.builder import PipManifestBuilder
+from geneva.udf.policy import skip_on_error
+from support import Calls, column, tripled
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64())})
+
+
+@pytest.fixture
+def table(local_db: Connection) -> Table:
+    return local_db.create_table("t", rows(0, 1, 2))
+
+
+class Word(NamedTuple):
+    word: str
+    place: int
+
+
+@chunker
+def letters(text: str) -> Iterator[Word]:
+    for i, letter in enumerate(text):
+        yield Word(letter, i)
+
+
+class TestUdfs:
+    def test_the_words_of_the_decorator(self, local_db: Connection, table: Table) -> None:
+        manifest = GenevaManifest.create_pip("m").pip(["pyarrow"]).build()
+        with pytest.warns(CompatibilityWarning, match="geneva backfill") as told:
+            f = udf(
+                lambda id: id,
+                data_type=pa.int64(),
+                manifest=manifest,
+                cuda=True,
+                auto_backfill=True,
+            )
+        assert told[0].filename == __file__
+        assert (f.manifest, f.num_gpus, f.auto_backfill) == (manifest, 1, True)
+        table.add_columns({"x": f})
+        stored = table.computed_columns()["x"]
+        assert stored.auto_backfill is True
+        assert json.loads(stored.manifest or "")["pip"] == ["pyarrow"]
+        assert udf(lambda id: id, data_type=pa.int64(), cuda=True, num_gpus=0.5).num_gpus == 0.5
+
+    def test_what_can_be_read_of_one(self, calls: Calls) -> None:
+        f = tripled(calls, on_error=skip_on_error())
+        assert f.input_columns == ["id"]
+        assert f.error_handling is f.on_error
+        assert f.func(3) == 9
+        assert f.with_inputs(["other"]).input_columns == ["other"]
+
+    def test_attrs_evolve(self, local_db: Connection, table: Table, calls: Calls) -> None:
+        f = tripled(calls)
+        g = attrs.evolve(f, version="2", input_columns=["other"], num_cpus=2, memory=10**9)
+        assert (g.version, g.input_columns, g.num_cpus) == ("2", ["other"], 2)
+        assert (f.version, f.input_columns, f.name) != ("2", ["other"], "")
+        assert attrs.evolve(f).version == f.version
+        table.add_columns({"x": attrs.evolve(f, version="1")})
+        table.backfill("x")
+        table.alter_columns({"path": "x", "udf": attrs.evolve(f, version="2")})
+        assert table.backfill("x").rows_computed == 3
+        assert calls.taken() == [0, 0, 1, 1, 2, 2]
+
+    def test_a_record_batch_has_all_columns(self, local_db: Connection) -> None:
+        @udf(data_type=pa.int64())
+        def total(batch: pa.RecordBatch) -> pa.Array:
+            assert batch.schema.names == ["a", "b"]
+            return pa.compute.add(batch["a"], batch["b"])
+
+        table = local_db.create_table("ab", pa.table({"a": [1, 2], "b": [10, 20]}))
+        table.add_columns({"total": total})
+        table.backfill("total")
+        assert column(table, "total") == [11, 22]
+        table.update(where="a = 1", values={"b": 11})
+        assert table.backfill("total").rows_computed >= 1
+        assert sorted(column(table, "total")) == [12, 22]
+        table.alter_columns({"path": "total", "udf": total})
+        view = local_db.create_materialized_view(
+            "v",
+            table.search(None)
+            .select(["a", "b"])
+            .add_column({"sum": total.with_inputs(["a", "b"])}),
+        )
+        view.refresh()
+        assert sorted(column(view, "sum")) == [12, 22]
+
+    def test_variables_of_a_manifest_are_there(self, table: Table) -> None:
+        os.environ.pop("GENEVA_WORDS_TEST", None)
+        manifest = GenevaManifest.create_pip("m").env_vars({"GENEVA_WORDS_TEST": "7"}).build()
+
+        @udf(data_type=pa.string(), manifest=manifest)
+        def seen(id: int) -> str:
+            return os.environ["GENEVA_WORDS_TEST"]
+
+        table.add_columns({"x": seen})
+        table.backfill("x")
+        assert column(table, "x") == ["7"] * 3
+        del os.environ["GENEVA_WORDS_TEST"]
+
+
+class TestChunkers:
+    def test_what_can_be_read_of_one(self) -> None:
+        assert letters.input_columns == ["text"]
+        assert [row.word for row in letters.func("ab")] == ["a", "b"]
+        assert (letters.batch, letters.manifest) == (False, None)
+
+    def test_inputs_can_be_left_out(self, local_db: Connection) -> None:
+        source = local_db.create_table("s", pa.table({"id": [1, 2], "text": ["ab", "c"]}))
+        lean = chunker(letters.func, inherit_input_columns=False)
+        view = local_db.create_udtf_view("v", source.search(None).select(["id", "text"]), udtf=lean)
+        view.refresh()
+        assert view.schema.names == ["id", "word", "place"]
+        assert column(view, "word") == ["a", "b", "c"]
+        source.add(pa.table({"id": [3], "text": ["d"]}))
+        view.refresh()
+        assert column(view, "id") == [1, 1, 2, 3]
+        whole = local_db.create_udtf_view("w", source=source.search().select(["id"]), udtf=letters)
+        whole.refresh()
+        assert column(whole, "word") == ["a", "b", "c", "d"], "inputs need not be selected"
+
+    def test_batches(self, local_db: Connection, calls: Calls) -> None:
+        schema = pa.schema([("word", pa.string())])
+
+        @chunker(batch=True, output_schema=schema, input_columns=["text"])
+        def words(batch: pa.RecordBatch) -> pa.RecordBatch:
+            found = [w for text in batch["text"].to_pylist() for w in text.split()]
+            return pa.record_batch({"word": found})
+
+        assert words.batch
+        source = local_db.create_table("s", pa.table({"id": [1, 2], "text": ["a b", "c"]}))
+        view = local_db.create_udtf_view("v", source.search(None).select(["id"]), words)
+        view.refresh()
+        assert view.to_arrow().to_pydict() == {"id": [1, 1, 2], "word": ["a", "b", "c"]}
+        with pytest.raises(InvalidUDFError, match="output_schema"):
+            chunker(batch=True)
+
+    def test_messages_name_the_chunker(self) -> None:
+        with pytest.raises(TypeError, match=r"chunker\(\) got an unexpected .*'wrong'"):
+            chunker(letters.func, wrong=1)
+        with pytest.warns(CompatibilityWarning, match="geneva view refresh"):
+            chunker(letters.func, auto_refresh=True, manifest=None)
+
+
+class TestJobs:
+    WORDS: ClassVar[dict[str, Any]] = {
+        "_admission_check": True,
+        "_admission_strict": True,
+        "use_cpu_only_pool": True,
+        "num_cpus": 2,
+        "num_gpus": 1,
+        "memory": 10**9,
+        "cluster": "c",
+        "manifest": "m",
+    }
+
+    @pytest.mark.parametrize("word", list(WORDS))
+    def test_a_word_is_taken_and_said(self, table: Table, calls: Calls, word: str) -> None:
+        table.add_columns({"x": tripled(calls)})
+        with pytest.warns(CompatibilityWarning, match=rf"backfill\({word}=") as told:
+            table.backfill("x", **{word: self.WORDS[word]})
+        assert told[0].filename == __file__
+        assert calls.taken() == [0, 1, 2]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            table.backfill("x", **{word: None})
+
+    def test_of_a_refresh(self, local_db: Connection, table: Table) -> None:
+        view = local_db.create_materialized_view("v", table)
+        with pytest.warns(CompatibilityWarning) as told:
+            view.refresh(where="id > 1", output_limit=3, source_task_size=2, _admission_check=True)
+        assert len(told) == 3
+        assert column(view, "id") == [0, 1, 2]
+        assert local_db.list_jobs()[0].config["task_size"] == 2
+
+    def test_the_id_can_be_given(self, local_db: Connection, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        assert table.backfill("x", job_id="mine-1").job_id == "mine-1"
+        assert local_db.get_job("mine-1").status is JobStatus.DONE
+        with pytest.raises(UserInputError, match="already"):
+            table.backfill("x", job_id="mine-1")
+        with pytest.raises(UserInputError, match="letters"):
+            table.backfill("x", job_id="a'b")
+
+    def test_records(self, local_db: Connection, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        job_id = table.backfill("x").job_id
+        listed = local_db.list_jobs(table_name="t", status="DONE")
+        assert [job.job_id for job in listed] == [job_id]
+        for job in (local_db.get_job(job_id), listed[0]):
+            assert job.launched_at == job.created_at
+            assert job.completed_at is not None
+            assert job.completed_at >= job.launched_at
+            assert job.completed_at.tzinfo is not None
+            assert "@" in job.launched_by or job.launched_by
+            assert (job.cluster_name, job.manifest_id, job.object_ref) == (None, None, None)
+            assert (job.status.value, job.output_columns) == ("DONE", ["x"])
+            by_name = {m["name"]: (m["count"], m["total"]) for m in job.metrics}
+            assert by_name["rows_committed"] == (3, 3)
+            committed = next(m for m in job.metrics if m.name == "rows_committed")
+            assert (committed.n, committed.total, committed.done) == (3, 3, True)
+            assert committed.desc == "rows committed"
+            assert job.metrics["committed"] == job.metrics["rows_committed"] == 3
+            assert dict(job.metrics)["udf_rows"] == 3
+            assert json.loads(json.dumps(job.metrics))["udf_rows"] == 3
+            texts = [str(event) for event in job.events]
+            assert texts[0].startswith("Job planning")
+            assert texts[-1] == "Job completed with status DONE"
+            assert "Executing" in texts
+            assert [event["message"] for event in job.events] == texts
+            assert all(event["timestamp"].tzinfo is not None for event in job.events)
+
+    def test_an_unknown_id_is_a_value_error(self, local_db: Connection) -> None:
+        with pytest.raises(ValueError, match="no job 'x'") as error:
+            local_db.get_job("x")
+        assert isinstance(error.value, JobNotFoundError | KeyError)
+
+    def test_newest_first(self, local_db: Connection, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        ids = [table.backfill("x").job_id for _ in range(3)]
+        assert [job.job_id for job in local_db.list_jobs()] == ids[::-1]
+        times = [job.launched_at for job in local_db.list_jobs()]
+        assert times == sorted(times, reverse=True)
+
+    def test_errors(self, local_db: Connection, table: Table) -> None:
+        def fragile(id: int) -> int:
+            return {0: 1}[id] if id < 2 else 1 // 0
+
+        table.add_columns({"x": udf(fragile, on_error=skip_on_error())})
+        job_id = table.backfill("x").job_id
+        found = table.get_errors(job_id)
+        assert [e.error_type for e in found] == ["KeyError", "ZeroDivisionError"]
+        assert found[1].error_message == "integer division or modulo by zero"
+        assert "fragile" in found[0].error_trace
+        assert found[0].timestamp.tzinfo is not None
+        assert len({e.error_id for e in found}) == 2
+        assert len(table.get_errors(error_type="KeyError")) == 1
+        errors = local_db.open_table("geneva_errors", namespace=list(local_db.system_namespace))
+        found_types = errors.to_arrow()["error_type"].to_pylist()
+        assert sorted(found_types) == ["KeyError", "ZeroDivisionError"]
+
+    def test_as_a_table(self, local_db: Connection, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        job_id = table.backfill("x").job_id
+        jobs = local_db.open_table("geneva_jobs", namespace=local_db.system_namespace)
+        assert jobs.search().where("status = 'DONE'").to_list()[0]["job_id"] == job_id
+        metrics = [json.loads(m) for m in jobs.to_arrow()["metrics"].to_pylist()[0]]
+        assert {m["name"]: m["count"] for m in metrics}["rows_committed"] == 3
+        assert "geneva_jobs" not in local_db.table_names()
+        with pytest.raises(UserInputError, match="no system table"):
+            local_db.open_table("nope", namespace=local_db.system_namespace)
+
+
+class TestContexts:
+    def test_here(self, local_db: Connection, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        with local_db.local_ray_context():
+            table.backfill("x")
+        with Connection.local_ray_context(), geneva.db.Connection.local_ray_context():
+            table.backfill("x")
+        assert calls.taken() == [0, 1, 2]
+
+    def test_clusters_are_kept(self, local_db: Connection, tmp_path: Path) -> None:
+        worker = KubeRayClusterBuilder.gpu_worker(2).cpus(6).memory("32Gi").replicas(3).build()
+        cluster = (
+            GenevaCluster.create_kuberay("big-one")
+            .namespace("ns")
+            .aws_config(region="eu")
+            .config_method(K8sConfigMethod.EKS_AUTH)
+            .head_group(service_account="a", cpus=2)
+            .add_worker_group(KubeRayClusterBuilder.cpu_worker())
+            .add_worker_group(worker)
+            .ray_init_kwargs({"log": 1})
+            .build()
+        )
+        local_db.define_cluster("big-one", cluster)
+        local_db.define_cluster("plain", GenevaCluster.create_local("plain").build())
+        other = geneva.connect(local_db.uri)
+        assert [c.name for c in other.list_clusters()] == ["big-one", "plain"]
+        read = other.get_cluster("big-one")
+        assert read == cluster
+        assert read.kuberay is not None
+        assert read.kuberay.ray_init_kwargs == {"log": 1}
+        assert read.spark_address is None
+        assert read.spark_conf == {
+            "spark.executor.instances": "4",
+            "spark.executor.cores": "6",
+            "spark.executor.memory": "32g",
+            "spark.executor.resource.gpu.amount": "2",
+        }
+        other.delete_cluster("big-one")
+        assert [c.name for c in local_db.list_clusters()] == ["plain"]
+        with pytest.raises(UserInputError, match=r"no cluster 'plian'.*Did you mean 'plain'"):
+            local_db.context(cluster="plian")
+        with pytest.raises(UserInputError, match="lowercase"):
+            GenevaCluster.create_local("Bad Name").build()
+        with pytest.raises(UserInputError, match="4Gi"):
+            KubeRayClusterBuilder.gpu_worker().memory("2Gi").build()
+
+    def test_a_spark_cluster_is_its_settings(self) -> None:
+        made = (
+            (GenevaCluster.create_spark("s").master("spark://h:7077").executors(3).cores(4))
+            .memory("8Gi")
+            .gpus(1)
+            .conf({"spark.task.cpus": "2"})
+            .build()
+        )
+        assert made.spark_address == "spark://h:7077"
+        assert made.spark_conf == {
+            "spark.executor.instances": "3",
+            "spark.executor.cores": "4",
+            "spark.executor.memory": "8g",
+            "spark.executor.resource.gpu.amount": "1",
+            "spark.task.cpus": "2",
+        }
+        assert GenevaCluster.create_spark("s").remote("sc://h").build().spark_address == "sc://h"
+        assert GenevaCluster.create_external("s", "sc://h").build().spark_address == "sc://h"
+        assert GenevaCluster.create_external("s", "ray://h").build().spark_address is None
+
+    def test_manifests_are_kept(self, local_db: Connection, tmp_path: Path) -> None:
+        listed = tmp_path / "requirements.txt"
+        listed.write_text("# a comment\nnumpy>=1\n\n-r other\npandas\n")
+        manifest = (
+            PipManifestBuilder.create("m")
+            .requirements_path(listed)
+            .py_modules(["a"])
+            .add_py_module("b")
+            .worker_image("i")
+            .env_vars({"K": "v"})
+            .build()
+        )
+        assert (manifest.pip, manifest.py_modules) == (["numpy>=1", "pandas"], ["a", "b"])
+        local_db.define_manifest("m", manifest)
+        read = geneva.connect(local_db.uri).get_manifest("m")
+        assert read == manifest
+        assert read.checksum == read.compute_checksum() == manifest.checksum
+        conda = GenevaManifest.create_conda("c").conda({"dependencies": ["x"]}).build()
+        local_db.define_manifest("c", conda)
+        local_db.define_manifest("s", GenevaManifest.create_site("s").build())
+        assert [m.name for m in local_db.list_manifests()] == ["c", "m", "s"]
+        local_db.delete_manifest("c")
+        assert [m.name for m in local_db.list_manifests()] == ["m", "s"]
+        for both in (
+            lambda: PipManifestBuilder("m").pip(["a"]).requirements_path("b"),
+            lambda: GenevaManifest.create_conda("m").conda_environment_path("b").conda({"a": 1}),
+        ):
+            with pytest.raises(ValueError, match="not both"):
+                both()
+        with pytest.raises(UserInputError, match="no manifest 'c'"):
+            local_db.delete_manifest("c")
+
+    def test_a_context(self, local_db: Connection, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        os.environ.pop("GENEVA_WORDS_TEST", None)
+        manifest = (
+            GenevaManifest.create_pip("m").pip(["pyarrow>=1"]).env_vars({"GENEVA_WORDS_TEST": "1"})
+        )
+        local_db.define_manifest("m", manifest.build())
+        local_db.define_cluster("c", GenevaCluster.create_local("c").build())
+        context = local_db.context(cluster="c", manifest="m")
+        context.__enter__()
+        assert os.environ["GENEVA_WORDS_TEST"] == "1"
+        future = table.backfill_async("x")
+        context.__exit__(None, None, None)
+        assert future.done(), "the context has waited for it"
+        assert "GENEVA_WORDS_TEST" not in os.environ
+        job = local_db.get_job(future.job_id)
+        assert (job.cluster_name, job.manifest_id) == ("c", "m")
+        assert job.manifest_checksum == manifest.build().checksum
+
+    def test_what_can_not_be_done_is_said(self, local_db: Connection) -> None:
+        local_db.define_cluster("k", GenevaCluster.create_kuberay("k").build())
+        context = local_db.context(cluster="k")
+        with pytest.warns(CompatibilityWarning, match="names no Spark master"), context:
+            pass
+        missing = (
+            GenevaManifest.create_pip("m").pip(["no-such-package-x>=1", "git+https://x"]).build()
+        )
+        context = local_db.context(manifest=missing)
+        with pytest.warns(CompatibilityWarning, match=r"\['no-such-package-x>=1'\] are"), context:
+            pass
+        conda = GenevaManifest.create_conda("m").conda({"dependencies": []}).build()
+        context = local_db.context(manifest=conda)
+        with pytest.warns(CompatibilityWarning, match="conda environment is kept"), context:
+            pass
+
+    def test_how_long_it_waits(self, local_db: Connection, table: Table, tmp_path: Path) -> None:
+        gate = tmp_path / "gate"
+
+        @udf(data_type=pa.int64())
+        def waits(id: int) -> int:
+            import time
+
+            while not gate.exists():
+                time.sleep(0.01)
+            return id
+
+        table.add_columns({"x": waits})
+        context = local_db.context(wait_timeout=timedelta(seconds=0.1))
+        with pytest.raises(JobTimeoutError, match="wait_timeout"), context:
+            future = table.backfill_async("x")
+        with local_db.context(on_exit=ExitMode.RETAIN):
+            assert not future.done()
+        gate.touch()
+        assert future.result(60).status is JobStatus.DONE
+
+
+MODULES = {
+    "geneva": "connect udf chunker GenevaQueryBuilder Retry Skip Fail retry_transient retry_all "
+    "skip_on_error fail_fast __version__ db table",
+    "geneva.transformer": "udf chunker Chunker UDF",
+    "geneva.query": "GenevaQuery GenevaQueryBuilder",
+    "geneva.db": "Connection connect dataset_uses_stable_row_ids",
+    "geneva.table": "Table JobFuture NativeTable",
+    "geneva.manifest": "GenevaManifest",
+    "geneva.manifest.builder": "PipManifestBuilder CondaManifestBuilder SiteManifestBuilder",
+    "geneva.cluster": "GenevaCluster K8sConfigMethod",
+    "geneva.cluster.builder": "KubeRayClusterBuilder LocalRayClusterBuilder CpuWorkerBuilder "
+    "ExternalRayClusterBuilder GpuWorkerBuilder",
+    "geneva.debug.error_store": "ErrorHandlingConfig",
+    "geneva.config": "override_config_kv",
+    "geneva.partitioning": "create_ivf_flat_index",
+    "geneva.runners.ray._mgr": "ray_cluster",
+    "geneva.runners.ray.raycluster": "ExitMode K8sConfigMethod",
+}
+
+
+class TestModules:
+    @pytest.mark.parametrize("module", list(MODULES))
+    def test_names_can_be_imported(self, module: str) -> None:
+        found = importlib.import_module(module)
+        for name in MODULES[module].split():
+            assert hasattr(found, name), name
+
+    def test_stable_row_ids(self, table: Table) -> None:
+        assert geneva.db.dataset_uses_stable_row_ids(table.to_lance())
+
+    def test_ray_cluster(self, table: Table, calls: Calls) -> None:
+        from geneva.runners.ray._mgr import ray_cluster
+
+        table.add_columns({"x": tripled(calls)})
+        with ray_cluster(local=True, extra_env={"A_WORD": "1"}, log_to_driver=False):
+            table.backfill("x")
+            assert os.environ["A_WORD"] == "1"
+        assert "A_WORD" not in os.environ
+        with pytest.warns(CompatibilityWarning, match="Spark session"), ray_cluster("c"):
+            pass
+        from geneva.config import override_config_kv
+
+        with pytest.warns(CompatibilityWarning, match="job.checkpoint"):
+            override_config_kv({"job.checkpoint.object_store.path": "x"})
+
+
+class TestConnecting:
+    def test_a_service_is_refused(self) -> None:
+        with pytest.raises(UserInputError, match=r"db://x is a database of LanceDB's service"):
+            geneva.connect("db://x", api_key="k", region="us-east-1", host_override="h")
+
+    def test_a_namespace_that_is_a_folder(self, tmp_path: Path) -> None:
+        place = {"root": str(tmp_path / "db")}
+        db = geneva.connect(namespace_client_impl="dir", namespace_client_properties=place)
+        db.create_table("t", rows(1))
+        assert geneva.connect(tmp_path / "db").table_names() == ["t"]
+        for wrong in ({}, {"namespace_client_impl": "rest"}):
+            with pytest.raises(UserInputError, match="needs a place"):
+                geneva.connect(**wrong)
+
+    def test_words(self, tmp_path: Path) -> None:
+        with pytest.warns(CompatibilityWarning) as told:
+            db = geneva.connect(
+                tmp_path / "db", checkpoint="x", system_namespace=["s"], upload_dir="u"
+            )
+        assert len(told) == 2
+        assert (db.is_remote(), db.system_namespace) == (False, ["_geneva"])
+        db.close()
+
+    def test_a_primary_key(self, local_db: Connection) -> None:
+        with pytest.warns(CompatibilityWarning, match=r"may be NULL \(\['id'\]\)"):
+            local_db.create_table("a", rows(1), primary_key="id")
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+        made = local_db.create_table("b", rows(1).cast(schema), primary_key="id")
+        assert any(b"primary-key" in key for key in made.schema.field("id").metadata)
+
+    def test_no_session_beside_another(
+        self, local_db: Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from geneva.spark import sessions
+
+        monkeypatch.setattr(sessions, "active_session", lambda: object())
+        cluster = GenevaCluster.create_spark("s").master("spark://nowhere:7077").build()
+        context = local_db.context(cluster=cluster)
+        with context, pytest.raises(SparkUnavailableError, match="already"):
+            context.session()
