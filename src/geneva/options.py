@@ -36,6 +36,7 @@ class WorkArguments(TypedDict, total=False):
     commit_granularity: int | None
     batch_checkpoint_flush_interval_seconds: float | None
     timeout: float | timedelta | None
+    logs: bool
 
 
 class RefreshArguments(WorkArguments, total=False):
@@ -213,6 +214,17 @@ class JobOptions:
     timeout: float | None = field(
         default=None,
         metadata=_seconds("Stop after so many seconds; what is finished is kept."),
+    )
+    logs: bool = field(
+        default=False,
+        metadata=_option(
+            OptionInfo(
+                "Show what the function prints and logs, as its tasks end. The end of it, 64 KiB "
+                "per task, is kept with the job in any case.",
+                bool,
+                _read_flag,
+            )
+        ),
     )
     retry_failed: bool = field(
         default=False,

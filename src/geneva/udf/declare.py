@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from geneva.errors import InvalidUDFError, UDFIntegrityError
 from geneva.render.plain import plain
+from geneva.secret_values import Secrets, checked_variables
 from geneva.udf.call import (
     StatefulCallable,
     UDFArgType,
@@ -50,6 +51,9 @@ __all__ = [
 ]
 
 
+NO_VARIABLES = Secrets()
+
+
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class UDF:
     """A function, its Arrow types and how it wants to be run. Made by `udf`; still callable.
@@ -78,6 +82,8 @@ class UDF:
     on_error: ErrorPolicy = FAIL_FAST
     timeout: float | None = None
     memoize: bool = False
+    env: Secrets = NO_VARIABLES
+    """Environment variables of its calls. They are no part of what it means."""
     modules: tuple[ShippedModule, ...] = ()
     """Modules of the user's that come with it. Only a stored function has them."""
 
@@ -193,6 +199,7 @@ class UDFOptions(TypedDict, total=False):
     max_failed_rows: int | None
     max_failed_fraction: float | None
     error_handling: Any
+    env: Mapping[str, str] | None
 
 
 @overload
@@ -226,6 +233,7 @@ def udf(
     max_failed_rows: int | None = None,
     max_failed_fraction: float | None = None,
     error_handling: Any = None,
+    env: Mapping[str, str] | None = None,
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF of a function, a callable object or a callable class; also a decorator.
 
@@ -242,6 +250,10 @@ def udf(
 
     `memoize=True` says that equal inputs have equal outputs: such rows of a run, or of the table,
     share one call. Without it each row has a call of its own, for a function may draw or sample.
+
+    `env` are environment variables that are set where it runs. They are stored with the function,
+    and count for nothing in its version. Keys are better given to `geneva.connect(env=...)`, which
+    stores nothing.
     """
     if error_handling is not None:
         if on_error is not None:
@@ -260,6 +272,7 @@ def udf(
         "on_error": policy_of(on_error, max_failed_rows, max_failed_fraction),
         "timeout": timeout,
         "memoize": bool(memoize),
+        "env": Secrets(checked_variables(env)),
     }
 
     def declare(function: Callable[..., Any]) -> UDF:

@@ -55,6 +55,8 @@ class JobControl:
     """Whether a job of that id still runs; versions that dead ones pinned are released."""
     record_errors: Callable[[Sequence[ErrorRecord]], None] = lambda records: None
     """Keeps what is known of rows that failed."""
+    record_output: Callable[[str, str], None] = lambda task, text: None
+    """Keeps what a task printed: which one, and the text."""
 
 
 def run_backfill(
@@ -241,6 +243,7 @@ class Round:
     def _book(self, report: TaskReport) -> None:
         """Book what a task did; raise what ends the job."""
         self._ledger.reported(report)
+        self._record_output(report)
         for fragment_id in report.recorded:
             self._add_checkpoint(fragment_id, None)
         failed = [r for r in report.results if r.rows_failed and not self._tasks.is_assembled(r)]
@@ -256,6 +259,19 @@ class Round:
             self._record_errors((fragment_id, row) for row in report.failure.failures)
             raise error_of(report.failure)
         self._check_failed()
+
+    def _record_output(self, report: TaskReport) -> None:
+        if not report.output:
+            return
+        computed = [
+            f"{part.fragment_id}, rows [{part.rows.start}, {part.rows.end})"
+            for part in report.results
+        ]
+        failed = [f"{report.failure.fragment_id}, failed"] if report.failure is not None else []
+        first, *more = [*computed, *failed] or ["unknown"]
+        others = f" and {len(more)} more" if more else ""
+        task = f"{self._prepared.plan.column}, fragment {first}{others}"
+        self._control.record_output(task, report.output)
 
     def _book_part(self, result: PartResult) -> None:
         for rows in result.checkpoints:
