@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -44,11 +45,13 @@ from geneva.model.view_query import ViewQuery
 from geneva.query import Query
 from geneva.render.text import did_you_mean, one_line
 from geneva.search import Search
+from geneva.secret_values import checked_variables
 from geneva.storage.columns.copies import copy_table, how_to_get_stable_ids
 from geneva.storage.jobs.events import JobHistory, JobRecord
 from geneva.storage.jobs.failures import FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 from geneva.storage.jobs.named_records import NamedRecords
+from geneva.storage.jobs.output import OutputStore
 from geneva.storage.jobs.system_tables import SYSTEM_NAMESPACE, system_table
 from geneva.storage.lance.database import (
     check_table_name,
@@ -69,6 +72,8 @@ from geneva.udf.declare import serialize_udf, udf_digest
 from geneva.view import MaterializedView
 
 _LOG = logging.getLogger("geneva")
+_ENVIRONMENT_BEFORE = dict(os.environ)
+"""What Spark's workers have from this process: it is imported before Spark is started for it."""
 
 if TYPE_CHECKING:
     from geneva.spark.runner import SparkRunner
@@ -91,6 +96,7 @@ def connect(
     spark: SparkSession | None = None,
     settings: Settings | None = None,
     runner: Callable[[], Runner] | None = None,
+    env: Mapping[str, str] | None = None,
     **lancedb_options: Any,
 ) -> Connection:
     """Connect to a database of Lance tables.
@@ -111,6 +117,9 @@ def connect(
             local Spark, which is started when the first job has something to compute.
         settings: How to work; by default what the environment says.
         runner: Makes the runner that carries out tasks. For tests: Spark is the product.
+        env: Environment variables for the functions of all jobs, such as keys of services. They go
+            to the workers, and nowhere else. On this machine, workers have what this process has
+            in its environment when a job starts; on a cluster they have only these.
         lancedb_options: Passed on to `lancedb.connect`.
     """
     for word, value in (("checkpoint", checkpoint), ("system_namespace", system_namespace)):
@@ -122,7 +131,13 @@ def connect(
         lancedb_options["namespace_client_properties"] = dict(namespace_client_properties)
     database = open_database(path, secrets, lancedb_options)
     return Connection(
-        database, path, secrets, spark, settings or Settings.from_environment(), runner
+        database,
+        path,
+        secrets,
+        spark,
+        settings or Settings.from_environment(),
+        runner,
+        Secrets(checked_variables(env)),
     )
 
 
@@ -173,8 +188,10 @@ class Connection(ConnectionMethods):
         spark: SparkSession | None,
         settings: Settings,
         runner: Callable[[], Runner] | None,
+        env: Secrets,
     ) -> None:
         """Use `connect`."""
+        self._env = env
         self._database, self._uri, self._storage_options = database, uri, storage_options
         self._spark, self._settings, self._runner = spark, settings, runner
         self._make_committer: MakeCommitter = TableCommitter
@@ -183,6 +200,7 @@ class Connection(ConnectionMethods):
         self._manifests = NamedRecords(uri, "manifests", storage_options)
         self._signals = JobSignals(uri, storage_options)
         self._failures = FailureStore(uri, storage_options)
+        self._output = OutputStore(uri, storage_options)
         liveness = Liveness(self._signals)
         self._history = JobHistory(uri, storage_options, liveness.is_lost, liveness.watch)
 
@@ -715,7 +733,7 @@ class Connection(ConnectionMethods):
     def get_job(self, job_id: str) -> JobHandle:
         """One job with its events and metrics; to wait for it, follow it or stop it."""
         job = as_it_runs(self._history.get(job_id), self._signals)
-        return JobHandle.of(job, self._history, self._signals)
+        return JobHandle.of(job, self._history, self._signals, self._output)
 
     def cancel_job(self, job_id: str) -> None:
         """Ask a job to stop, whichever process runs it. It commits what is finished, then ends."""
@@ -735,6 +753,8 @@ class Connection(ConnectionMethods):
             history=self._history,
             signals=self._signals,
             failures=self._failures,
+            output=self._output,
+            hidden=(self._env, self._storage_options),
             settings=self._settings,
             make_runner=self._make_runner,
             make_committer=self._make_committer,
@@ -760,7 +780,12 @@ class Connection(ConnectionMethods):
     def _spark_runner(self) -> SparkRunner:
         from geneva.spark.runner import SparkRunner
 
-        return SparkRunner(self._session(), gpus=self._settings.local_gpus)
+        return SparkRunner(
+            self._session(),
+            gpus=self._settings.local_gpus,
+            env=self._env,
+            environment_before=_ENVIRONMENT_BEFORE,
+        )
 
     def _session(self, spark: SparkSession | None = None) -> SparkSession:
         """The Spark session to work on: the one given, the context's, this connection's, ours."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import sys
 import threading
 import time
 import uuid
@@ -27,6 +28,7 @@ from geneva.execution.jobs.heartbeat import (
     will_be_driven_here,
 )
 from geneva.execution.jobs.notebook import NotebookBars
+from geneva.execution.jobs.output import OutputKeeper
 from geneva.execution.jobs.progress import (
     JobProgress,
     ProgressBars,
@@ -37,11 +39,13 @@ from geneva.execution.jobs.progress import (
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner
 from geneva.model.jobs import JobMetrics, JobStatus
+from geneva.model.tables import Secrets
 from geneva.render import html
 from geneva.render.plain import plain
 from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, SameWork
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
+from geneva.storage.jobs.output import JobOutput, OutputStore, TaskOutput
 
 _LOG = logging.getLogger("geneva")
 
@@ -162,11 +166,14 @@ class JobServices:
     history: JobHistory
     signals: JobSignals
     failures: FailureStore
+    output: OutputStore
     settings: Settings
     make_runner: Callable[[], Runner]
     make_committer: MakeCommitter = TableCommitter
     context: Mapping[str, Any] = field(default_factory=dict)
     """The cluster and the manifest that the job runs with, for its record."""
+    hidden: tuple[Secrets, ...] = ()
+    """What must not be in anything that is kept or shown."""
 
 
 class Job:
@@ -266,6 +273,11 @@ class Job:
                 stack.enter_context(bars)
                 listeners.append(bars)
                 make_runner = _in_phase(bars, "starting Spark", make_runner)
+            show_output = _show_output if self._work.config.get("logs") else None
+            services = self._services
+            output = stack.enter_context(
+                OutputKeeper(self.job_id, services.output, services.hidden, show_output)
+            )
             control = JobControl(
                 job_id=self.job_id,
                 make_runner=make_runner,
@@ -276,6 +288,7 @@ class Job:
                 watch_checkpoints=show,
                 is_running=self._services.history.close_lost,
                 record_errors=self._record_errors,
+                record_output=output.record,
             )
             self._follow(self._work.run(control))
             if not self.progress.rows_left:
@@ -389,6 +402,12 @@ def _in_phase(
     return make
 
 
+def _show_output(output: TaskOutput) -> None:
+    """Show what a task printed where people look at what goes on, and machines read nothing."""
+    sys.stderr.write(str(output))
+    sys.stderr.flush()
+
+
 def _progress_before(work: Work) -> JobProgress:
     """The progress of work that has not begun."""
     return JobProgress(
@@ -401,27 +420,38 @@ def _progress_before(work: Work) -> JobProgress:
 class JobHandle(JobRecord):
     """A job of any process, as of when it was looked up, and what can be done with it."""
 
-    __slots__ = ("_history", "_signals")
+    __slots__ = ("_history", "_output", "_signals")
     _history: JobHistory
     _signals: JobSignals
+    _output: OutputStore
 
     @classmethod
-    def of(cls, record: JobRecord, history: JobHistory, signals: JobSignals) -> JobHandle:
+    def of(
+        cls, record: JobRecord, history: JobHistory, signals: JobSignals, output: OutputStore
+    ) -> JobHandle:
         """Make a record something to act on."""
         facts = {item.name: getattr(record, item.name) for item in fields(record)}
         self = cls(**{**facts, "metrics": JobMetrics(record.metrics)})
         object.__setattr__(self, "_history", history)
         object.__setattr__(self, "_signals", signals)
+        object.__setattr__(self, "_output", output)
         return self
 
     def refresh(self) -> JobHandle:
         """The job as it is now."""
         job = as_it_runs(self._history.get(self.job_id), self._signals)
-        return JobHandle.of(job, self._history, self._signals)
+        return JobHandle.of(job, self._history, self._signals, self._output)
 
     def progress(self) -> dict[str, Any]:
         """The newest numbers: of a running job, those of its last heartbeat (every 10 s)."""
         return self.refresh().metrics
+
+    def logs(self) -> JobOutput:
+        """What its functions have printed and logged: the end of it, task by task.
+
+        Of a running job what tasks that have ended printed, up to some seconds ago.
+        """
+        return self._output.of_job(self.job_id)
 
     def wait(self, timeout: float | None = None, poll_seconds: float = 0.5) -> JobHandle:
         """Wait until the job has ended, well or not, and return it as it is then."""

@@ -52,6 +52,7 @@ class WorkArguments(TakenArguments, total=False):
     batch_checkpoint_flush_interval_seconds: float | None
     timeout: float | timedelta | None
     job_id: str | None
+    logs: bool
 
 
 class RefreshArguments(WorkArguments, total=False):
@@ -245,6 +246,17 @@ class JobOptions:
     job_id: str | None = field(
         default=None,
         metadata=_option(OptionInfo("The job's id; by default a new one.", str, _read_id, "ID")),
+    )
+    logs: bool = field(
+        default=False,
+        metadata=_option(
+            OptionInfo(
+                "Show what the function prints and logs, as its tasks end. The end of it, 64 KiB "
+                "per task, is kept with the job in any case.",
+                bool,
+                _read_flag,
+            )
+        ),
     )
     retry_failed: bool = field(
         default=False,

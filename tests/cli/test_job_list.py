@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from datetime import UTC, datetime, timedelta
@@ -12,11 +13,12 @@ from typer.testing import CliRunner
 
 from geneva import connect
 from geneva.cli import app as command
-from geneva.console.job_pages import JobFilter, job_list
+from geneva.console.job_pages import JobFilter, job_list, job_page
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
 from geneva.storage.jobs.events import JobEvent, JobHistory
 from geneva.storage.jobs.heartbeats import JobSignals
+from geneva.storage.jobs.output import OutputStore, TaskOutput
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -82,3 +84,27 @@ def test_jobs_with_nothing_to_do_take_one_line(history: JobHistory, tmp_path: Pa
     assert page.count("nothing to do") == 3
     assert "0 %" not in page.replace("100 %", "")
     assert len(connect(tmp_path).list_jobs(status=JobStatus.DONE)) == 7, "the library lists all"
+
+
+def test_what_a_job_printed_is_shown_and_harmless(history: JobHistory, tmp_path: Path) -> None:
+    add(history, "printed", 0, ended("printed", 3))
+    text = "one\n\x1b]0;owned\x07<script>alert(1)</script>\n"
+    OutputStore(str(tmp_path), Secrets()).append([TaskOutput("printed", "y, fragment 0", text)])
+    result = CliRunner().invoke(command, ["jobs", "logs", str(tmp_path), "print"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[:2] == ["--- y, fragment 0", "one"]
+    assert "\x1b" not in result.stdout
+    result = CliRunner().invoke(command, ["jobs", "logs", str(tmp_path), "print", "--json"])
+    assert json.loads(result.stdout)["tasks"][0]["text"] == text
+    job = connect(tmp_path).get_job("printed")
+    assert job.logs()[0].text == text
+    page = "".join(str(part) for part in job_page(job, [], None, stopping=False, output=job.logs()))
+    assert "y, fragment 0" in page
+    assert "<script>" not in page
+    assert "\x1b" not in page
+
+
+def test_a_job_that_printed_nothing(history: JobHistory, tmp_path: Path) -> None:
+    add(history, "silent", 0, ended("silent", 3))
+    result = CliRunner().invoke(command, ["jobs", "logs", str(tmp_path), "silent"])
+    assert "Nothing was printed" in result.stdout

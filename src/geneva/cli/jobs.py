@@ -124,6 +124,22 @@ def show(
     )
 
 
+@app.command(epilog=epilog("geneva jobs logs my-database 3f2a91c0"))
+def logs(
+    db: Database, job: JobId, *, as_json: AsJson = False, storage_option: StorageOption = None
+) -> None:
+    """Show what the functions of a job printed and logged: the end of it, task by task."""
+    connection = connect(db, storage_option)
+    found = connection.get_job(find_job(connection, job).job_id).logs()
+    if as_json:
+        return emit({"tasks": [{"at": o.at, "task": o.task, "text": o.text} for o in found]})
+    if not found:
+        return say("Nothing was printed, or it was not kept.")
+    for line in str(found).splitlines():
+        say(line)
+    return None
+
+
 @app.command(epilog=epilog("geneva jobs cancel my-database 3f2a91c0"))
 def cancel(
     db: Database,

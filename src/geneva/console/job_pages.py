@@ -12,6 +12,7 @@ from geneva.model.jobs import JobStatus, metric
 from geneva.render.html import Child, Html, tag
 from geneva.render.text import count, rate, seconds, size
 from geneva.storage.jobs.events import JobEvent, JobRecord, without_repeats
+from geneva.storage.jobs.output import TaskOutput
 
 STATES = (
     ("checkpointed", "Checkpointed", "computed, and safe from a crash"),
@@ -20,6 +21,7 @@ STATES = (
 )
 MAX_LISTED = 200
 _MAX_EVENTS = 50
+_MAX_OUTPUTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,12 @@ def _filter_form(chosen: JobFilter, tables: Sequence[str]) -> Html:
 
 
 def job_page(
-    job: JobRecord, samples: Sequence[Mapping[str, Any]], cancel_form: Child, *, stopping: bool
+    job: JobRecord,
+    samples: Sequence[Mapping[str, Any]],
+    cancel_form: Child,
+    *,
+    stopping: bool,
+    output: Sequence[TaskOutput] = (),
 ) -> list[Child]:
     """A job: bars, plot, stage times, events. All of it goes on by itself while the job runs."""
     parts = job_parts(job, samples, stopping=stopping)
@@ -158,8 +165,22 @@ def job_page(
         ),
         card("Facts", tag("div", parts["facts"], id="facts")),
         card("Events", tag("div", parts["events"], id="events")),
+        _output(output),
         tag("div", data_stream=stream, hidden=True) if stream else None,
     ]
+
+
+def _output(output: Sequence[TaskOutput]) -> Child:
+    """What tasks printed, the newest first."""
+    if not output:
+        return None
+    shown = [
+        [tag("p", each.task, class_="dim"), tag("pre", str(each), tabindex="0")]
+        for each in output[: -_MAX_OUTPUTS - 1 : -1]
+    ]
+    older = len(output) - len(shown)
+    note = f"{count(older, 'older task')} not shown" if older else "what its functions printed"
+    return card("Output", *shown, note=_dim(note), id="output")
 
 
 def job_parts(

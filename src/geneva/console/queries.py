@@ -24,6 +24,7 @@ from geneva.storage.jobs.events import JobRecord
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from geneva.storage.jobs.feed import JobFeed
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
+from geneva.storage.jobs.output import OutputStore, TaskOutput
 from geneva.storage.views.definition import reads_source
 from geneva.table import Table
 from geneva.view import MaterializedView
@@ -102,6 +103,7 @@ class DatabaseReader:
         self._secrets = Secrets(storage_options)
         self._signals = JobSignals(self._db.uri, self._secrets)
         self._failures = FailureStore(self._db.uri, self._secrets)
+        self._output = OutputStore(self._db.uri, self._secrets)
         self._feed = JobFeed(self._db._history)
         self._plans: dict[tuple[str, int], tuple[float, Freshness]] = {}
         self._planning = threading.Semaphore(_PLANS_AT_ONCE)
@@ -225,6 +227,11 @@ class DatabaseReader:
         if running is None:
             return self._live(self._db.get_job(job_id))
         return self._live(as_it_runs(running, self._signals))
+
+    def output(self, job_id: str) -> list[TaskOutput]:
+        """What the tasks of a job printed, as far as it is kept."""
+        found = self._output.of_job(job_id)
+        return [replace(each, text=self.redact(each.text)) for each in found]
 
     def cancel(self, job_id: str) -> None:
         """Ask a job to stop."""

@@ -155,7 +155,9 @@ class Console:
         job = self._reader.job(request.path_params["job_id"])
         stopping = not job.status.is_final and self._reader.cancel_requested(job.job_id)
         form = None if job.status.is_final or stopping else self._cancel_form(job.job_id)
-        content = job_page(job, self._reader.samples(job), form, stopping=stopping)
+        output = self._reader.output(job.job_id)
+        samples = self._reader.samples(job)
+        content = job_page(job, samples, form, stopping=stopping, output=output)
         return self._frame.page(
             f"{job.job_type.capitalize()} of {job.column_name}", *content, here="/jobs"
         )

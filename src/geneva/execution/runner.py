@@ -22,6 +22,7 @@ import cloudpickle
 import pyarrow as pa
 
 from geneva.errors import JobCancelledError
+from geneva.execution.worker.surroundings import Surroundings, enter_job
 from geneva.model.computation import Resources
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ REPORT_DDL = "index long, report string"
 """The same as a Spark schema."""
 
 
+NO_SURROUNDINGS = Surroundings()
 ANY = Resources()
 """No demands: one core per task, which is what every runner gives by default."""
 
@@ -132,12 +134,15 @@ def _gather(calls: Sequence[Future[str]]) -> Future[list[str]]:
 
 
 def task_body(
-    function: Callable[[T], str], items: Sequence[T]
+    function: Callable[[T], str],
+    items: Sequence[T],
+    surroundings: Surroundings = NO_SURROUNDINGS,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return what ``mapInArrow`` runs: it reads item numbers and yields one report for each."""
     items = tuple(items)
 
     def body(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        enter_job(surroundings)
         return run_items(function, items, batches)
 
     return body

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import math
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -23,7 +25,9 @@ from weakref import WeakKeyDictionary
 
 from geneva.errors import JobCancelledError, SparkUnavailableError
 from geneva.execution.runner import ANY, REPORT_DDL, task_body
+from geneva.execution.worker.surroundings import Surroundings
 from geneva.model.computation import Resources
+from geneva.model.tables import Secrets
 from geneva.spark.errors import explained
 from geneva.spark.local_slots import LocalSlots, shared_slots, visible_gpus
 from geneva.spark.modules import module_archive
@@ -46,14 +50,25 @@ class SparkRunner:
     """Runs tasks on a Spark session: each ``submit`` is one Spark job, one task per item.
 
     ``slots`` is only for clusters whose size Spark doesn't report; ``gpus`` for machines whose GPUs
-    are not all to be used, or not found: how many there are.
+    are not all to be used, or not found: how many there are. ``env`` are variables that workers
+    get. Workers on this machine also get what has changed in this process's environment since
+    ``environment_before``, which was at the latest when Spark was started, and import what this
+    process would import.
     """
 
     def __init__(
-        self, session: SparkSession, *, slots: int | None = None, gpus: int | None = None
+        self,
+        session: SparkSession,
+        *,
+        slots: int | None = None,
+        gpus: int | None = None,
+        env: Secrets | None = None,
+        environment_before: Mapping[str, str] | None = None,
     ) -> None:
         self._session = session
         self._slots, self._gpus = slots, gpus
+        self._env = env or Secrets()
+        self._environment_before = environment_before
         self._tag = f"geneva-{uuid.uuid4().hex}"
         self._profiles: dict[Resources, ResourceProfile | None] = {}
         remote = type(session).__module__.startswith("pyspark.sql.connect")
@@ -178,16 +193,49 @@ class SparkRunner:
         if resources not in self._profiles:
             self._profiles[resources] = self._kind.profile(resources)
         numbers = self._session.range(0, len(items), 1, len(items))
+        body = task_body(function, items, self._surroundings(environment))
         with _pandas_warnings_off(), self._kind.worker_variables(environment):
-            reports = numbers.mapInArrow(
-                task_body(function, items), REPORT_DDL, profile=self._profiles[resources]
-            )
+            reports = numbers.mapInArrow(body, REPORT_DDL, profile=self._profiles[resources])
         self._check()
         return reports.toArrow()
+
+    def _surroundings(self, given: Mapping[str, str]) -> Surroundings:
+        """What workers are told; variables that Spark has `given` them stay as they are."""
+        level = logging.getLogger().level
+        if not self._kind.is_here:
+            return Surroundings(env=self._env, log_level=level)
+        changed, unset = _changes(self._environment_before)
+        path = tuple(str(Path(entry).absolute()) for entry in sys.path)  # "" is where we are
+        changed = {name: value for name, value in changed.items() if name not in given}
+        return Surroundings(
+            env=Secrets({**changed, **self._env}),
+            unset=tuple(name for name in unset if name not in given),
+            path=path,
+            log_level=level,
+        )
 
     def _check(self) -> None:
         if self._cancelled.is_set():
             raise JobCancelledError("The job was cancelled before its tasks started.")
+
+
+def _changes(before: Mapping[str, str] | None) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What is new or different in this process's environment, and the names of what is gone.
+
+    Without what Spark and Python set for their own workers.
+    """
+    if before is None:
+        return {}, ()
+    now = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
+    _ever_set.update(now)
+    changed = {name: value for name, value in now.items() if before.get(name) != value}
+    gone = (*before, *sorted(_ever_set - before.keys()))
+    return changed, tuple(n for n in gone if n not in now and not n.startswith(_OWN))
+
+
+_ever_set: set[str] = set()
+"""Variables that this process had when a job began; Spark's JVM may have been started with them."""
+_OWN = ("SPARK_", "PYSPARK_", "PYTHON", "JAVA_HOME")
 
 
 # ----------------------------------------------------------------- what differs by kind of session
@@ -198,6 +246,10 @@ class _SessionKind(Protocol):
 
     @property
     def is_local(self) -> bool: ...
+
+    is_here: bool
+    """Whether workers are known to be on this machine."""
+
     def cores(self) -> int: ...
     def worker_variables(
         self, variables: Mapping[str, str]
@@ -213,7 +265,7 @@ class _Classic:
 
     def __init__(self, session: SparkSession) -> None:
         self._context = session.sparkContext
-        self.is_local = self._context.master.startswith("local")
+        self.is_local = self.is_here = self._context.master.startswith("local")
 
     @contextlib.contextmanager
     def worker_variables(self, variables: Mapping[str, str]) -> Iterator[None]:
@@ -250,6 +302,8 @@ class _Classic:
 
 class _Connect:
     """A session on a Spark Connect server: no context, no JVM, and its own kind of tags."""
+
+    is_here = False  # the server may be anywhere
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session

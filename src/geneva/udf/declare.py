@@ -16,6 +16,7 @@ import pyarrow as pa
 from geneva.compatibility import AUTO_BACKFILL, warn_compatibility
 from geneva.errors import InvalidUDFError, UDFIntegrityError
 from geneva.render.plain import plain
+from geneva.secret_values import Secrets, checked_variables
 from geneva.udf.call import (
     PREPARE,
     StatefulCallable,
@@ -54,6 +55,9 @@ __all__ = [
 ]
 
 
+NO_VARIABLES = Secrets()
+
+
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class UDF:
     """A function, its Arrow types and how it wants to be run. Made by `udf`; still callable.
@@ -84,6 +88,8 @@ class UDF:
     timeout: float | None = None
     memoize: bool = False
     cpu_workers: int | None = None
+    env: Secrets = NO_VARIABLES
+    """Environment variables of its calls. They are no part of what it means."""
     modules: tuple[ShippedModule, ...] = ()
     """Modules of the user's that come with it. Only a stored function has them."""
     manifest: Any = None
@@ -255,6 +261,7 @@ class UDFOptions(TypedDict, total=False):
     manifest: Any
     cuda: bool
     auto_backfill: bool
+    env: Mapping[str, str] | None
 
 
 @overload
@@ -292,6 +299,7 @@ def udf(
     manifest: Any = None,
     cuda: bool = False,
     auto_backfill: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF of a function, a callable object or a callable class; also a decorator.
 
@@ -315,6 +323,10 @@ def udf(
 
     `manifest`, a `GenevaManifest`, says which packages and variables the function needs (see
     `Connection.context`). `cuda=True` is `num_gpus=1`. `auto_backfill` is kept, and does nothing.
+
+    `env` are environment variables that are set where it runs. They are stored with the function,
+    and count for nothing in its version. Keys are better given to `geneva.connect(env=...)`, which
+    stores nothing.
     """
     if cuda and num_gpus is None:
         num_gpus = 1
@@ -340,6 +352,7 @@ def udf(
         "cpu_workers": cpu_workers,
         "manifest": manifest,
         "auto_backfill": bool(auto_backfill),
+        "env": Secrets(checked_variables(env)),
     }
 
     def declare(function: Callable[..., Any]) -> UDF:

@@ -202,6 +202,33 @@ class TestStagedFiles:
         assert column(table, "x") == [3 * i for i in range(12)]
         assert calls.count == 0, "the batch checkpoints are still there"
 
+    def test_a_staged_file_in_the_place_of_another_is_made_again(
+        self,
+        local_db: Connection,
+        calls: Calls,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        table = make_table(local_db, [4, 4, 4])
+        table.add_columns({"x": tripled(calls)})
+        with uncommitted(monkeypatch):
+            table.backfill("x", checkpoint_size=4, task_size=4)
+        store = checkpoint_store(table)
+        keys = [key for key in checkpoint_keys(table) if key.rows is None]
+        names = {key.fragment_id: store[key.path()].column("file")[0].as_py() for key in keys}
+        first, second = (Path(table.ref.uri) / "data" / names[i] for i in (0, 1))
+        content = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(content)
+        for key in checkpoint_keys(table):
+            if key.rows is not None:
+                del store[key.path()]
+        calls.clear()
+        table.backfill("x")
+        assert column(table, "x") == [3 * i for i in range(12)]
+        assert sorted(calls.rows) == list(range(8)), "the third one was whole, and its own"
+        assert f"{names[0]} holds what was staged as {names[1]}" in caplog.text
+
     def test_a_staged_file_of_a_column_that_was_dropped_is_not_used(
         self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
     ) -> None:

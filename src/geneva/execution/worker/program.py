@@ -16,12 +16,12 @@ from geneva.errors import UDFError
 from geneva.execution.apply.ahead import CallsAhead
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.timeouts import Guard
+from geneva.execution.worker.surroundings import enter_function
 from geneva.execution.worker.task import ColumnWork
 from geneva.model.computation import Carry, Udf
 from geneva.model.view_query import IS_SET
 from geneva.planning.batching import CallCost
 from geneva.storage.columns.functions import load_udf
-from geneva.udf.shipped_modules import activate
 
 
 class Program(Protocol):
@@ -122,7 +122,7 @@ def live_program(work: ColumnWork) -> Program:
         work.threads,
     )
     if isinstance(computation.program, Udf):
-        activate(load_udf(work.ref, computation.program.digest).modules)
+        enter_function(load_udf(work.ref, computation.program.digest))
     with _LOCK:
         program = _LIVE.get(key)
         if program is None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
+from geneva.execution.worker.output import captured, is_captured
 from geneva.execution.worker.pipeline import Pipeline
 from geneva.execution.worker.records import open_task
 from geneva.execution.worker.resume import is_retry, resume_task
@@ -22,9 +24,13 @@ def run_task(task: Task) -> str:
     A failure of the user's function is reported, not raised: Spark would run the task again.
     """
     started = time.monotonic()
-    pipeline = Pipeline(open_task(task.work), is_retry=is_retry(task))
-    parts, done = resume_task(task)
-    report = pipeline.run(parts, done)
+    first = task.parts[0]
+    place = f"{task.work.computation.id[:8]}-{first.fragment_id}-{first.rows.start}"
+    capture = captured(task.work.job_id, place) if is_captured() else nullcontext(lambda: "")
+    with capture as output:
+        pipeline = Pipeline(open_task(task.work), is_retry=is_retry(task))
+        parts, done = resume_task(task)
+        report = replace(pipeline.run(parts, done), output=output())
     seconds = time.monotonic() - started
     return replace(report, seconds=seconds, memory_bytes=_peak_memory()).to_json()
 

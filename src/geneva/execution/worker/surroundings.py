@@ -1,0 +1,81 @@
+"""What a worker process takes over from the driver: environment, import path, level of logging.
+
+Worker processes serve one job after the other, and one function after the other. Each finds what
+is meant for it, and nothing that was meant for those before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from geneva.model.tables import Secrets
+from geneva.udf.declare import UDF
+from geneva.udf.shipped_modules import activate
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the driver tells its workers about the process that they work for."""
+
+    env: Secrets = field(default_factory=Secrets)
+    """Environment variables to set. Any of them may be a key."""
+    unset: tuple[str, ...] = ()
+    """Environment variables that the driver no longer has."""
+    path: tuple[str, ...] = ()
+    """Where to import from, for workers on the driver's machine; empty: from where they would."""
+    log_level: int = logging.WARNING
+
+
+class _Environment:
+    """The variables that were set in this process, and what it had before."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, str | None] = {}
+        self._values: dict[str, str | None] = {}
+        self.of_job: dict[str, str | None] = {}
+
+    def set(self, values: Mapping[str, str | None]) -> None:
+        if values == self._values:
+            return
+        for name, value in self._own.items():
+            _set_variable(name, value)
+        self._values = dict(values)
+        self._own = {name: os.environ.get(name) for name in values}
+        for name, value in values.items():
+            _set_variable(name, value)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+_environment = _Environment()
+
+
+def enter_job(surroundings: Surroundings) -> None:
+    """Make this worker process like the driver of the job that it works for next."""
+    unset = dict.fromkeys(surroundings.unset)
+    _environment.of_job = {**unset, **surroundings.env}
+    _environment.set(_environment.of_job)
+    if surroundings.path:
+        others = [entry for entry in sys.path if entry not in surroundings.path]
+        sys.path[:] = [*surroundings.path, *others]
+    # To stderr, which is kept with the job; nothing where the user's code has set logging up.
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger().setLevel(surroundings.log_level)
+
+
+def enter_function(udf: UDF) -> None:
+    """Give this process what a function came with: its modules, and its variables.
+
+    A variable that the job sets has the job's value.
+    """
+    activate(udf.modules)
+    _environment.set({**udf.env, **_environment.of_job})

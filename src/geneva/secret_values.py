@@ -1,0 +1,84 @@
+"""Values that are used and never shown: keys of object stores, environment variables."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from geneva.errors import UserInputError
+
+_MIN_SECRET = 4
+"""Characters of the shortest option that is taken out of texts: shorter ones are in any word."""
+_HARMLESS = frozenset({"true", "false"})
+
+
+class Secrets(Mapping[str, str]):
+    """A mapping that shows in no repr, message, log or plain pickle, such as storage options."""
+
+    __slots__ = ("_options",)
+
+    def __init__(self, options: Mapping[str, str | bool] | None = None) -> None:
+        """Keep a copy of `options`."""
+        self._options = {str(key): _option_text(value) for key, value in (options or {}).items()}
+
+    def __getitem__(self, key: str) -> str:
+        """Return one option."""
+        return self._options[key]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the option names."""
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        """Return how many options there are."""
+        return len(self._options)
+
+    def __repr__(self) -> str:
+        """Say how many there are, and nothing of what they are."""
+        return f"<{len(self)} storage options>"
+
+    def __hash__(self) -> int:
+        """Hash by content, so that records which hold options can be cache keys."""
+        return hash(frozenset(self._options.items()))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by content."""
+        return isinstance(other, Secrets) and self._options == other._options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle compressed: workers need the options, but none is to be read in a pickle."""
+        text = "\0".join(part for pair in self._options.items() for part in pair)
+        return _open_secrets, (zlib.compress(text.encode()) if self._options else b"",)
+
+    def redact(self, text: str) -> str:
+        """A text without the values of the options; any of them may be a key."""
+        hidden = {v for v in self._options.values() if len(v) >= _MIN_SECRET}
+        for value in sorted(hidden - _HARMLESS, key=len, reverse=True):
+            text = text.replace(value, "***")
+        return text
+
+    def plain(self) -> dict[str, str] | None:
+        """The options as the storage libraries want them; None when there are none."""
+        return dict(self._options) or None
+
+
+def _option_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def checked_variables(env: Mapping[Any, Any] | None) -> Mapping[str, str]:
+    """Refuse what can't be environment variables; the message shows no value."""
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise UserInputError(f"env: {name!r} can't be the name of an environment variable.")
+        if not isinstance(value, str) or "\0" in value:
+            raise UserInputError(
+                f"env: the value of {name!r} must be a string, not a {type(value).__name__}."
+            )
+    return env or {}
+
+
+def _open_secrets(sealed: bytes) -> Secrets:
+    parts = zlib.decompress(sealed).decode().split("\0") if sealed else []
+    return Secrets(dict(zip(parts[::2], parts[1::2], strict=True)))

@@ -1,0 +1,150 @@
+"""What a task prints is kept: all of it that counts, never more than fits, whoever printed it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from geneva.execution.jobs import output as keeping
+from geneva.execution.jobs.output import OutputKeeper
+from geneva.execution.worker.output import MAX_OUTPUT_BYTES, captured, lost_output
+from geneva.model.tables import Secrets
+from geneva.storage.jobs.output import OutputStore
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def left_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_whoever_prints_is_heard(own_folder: Path):
+    with captured("job", "0-0") as output:
+        os.write(1, b"C code\n")
+        os.write(2, b"C code that complains\n")
+        subprocess.run(["/bin/sh", "-c", "echo a child"], check=True)
+        text = output()
+    assert text == "C code\nC code that complains\na child\n"
+    assert not left_in(own_folder)
+
+
+def test_python_prints_and_logs_and_warns(own_folder: Path):
+    """In a process of its own: pytest has streams of its own."""
+    script = f"""
+        import logging, sys, tempfile, warnings
+        tempfile.tempdir = {str(own_folder)!r}
+        from geneva.execution.worker.output import captured
+        from geneva.execution.worker.surroundings import Surroundings, enter_job
+        enter_job(Surroundings(log_level=logging.INFO))
+        with captured("job", "0-0") as output:
+            print("out")
+            print("err", file=sys.stderr)
+            logging.getLogger("mine").info("logged")
+            warnings.warn("beware", stacklevel=1)
+            sys.stdout.write("no end of line")
+            text = output()
+        print("after")
+        assert "after" not in text
+        for wanted in ("out\\n", "err\\n", "INFO mine: logged", "beware", "no end of line\\n"):
+            assert wanted in text, (wanted, text)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "after\n"), done.stderr
+
+
+def test_the_end_is_kept_of_much_output(own_folder: Path):
+    line = b"x" * 99 + b"\n"
+    with captured("job", "0-0") as output:
+        for number in range(8):
+            os.write(1, b"%d\n" % number + line * 10_000)
+        os.write(1, b"the end")
+        text = output()
+    assert text.endswith("x\nthe end\n")
+    assert text.startswith("(... ")
+    assert len(text) <= MAX_OUTPUT_BYTES + 100
+    left_out = int(text.split()[1].replace(",", ""))
+    assert 0 < left_out <= 8 * 1_000_000
+
+
+def test_output_that_is_no_text(own_folder: Path):
+    with captured("job", "0-0") as output:
+        os.write(1, b"\x00\xff\x1b[31m\xc3\xa9\n")
+        text = output()
+    assert text == "\x00\\xff\x1b[31m\u00e9\n"
+
+
+def killed_worker(folder: Path, job: str, task: str) -> None:
+    script = f"""
+        import os, signal, tempfile
+        tempfile.tempdir = {str(folder)!r}
+        from geneva.execution.worker.output import captured
+        with captured({job!r}, {task!r}) as output:
+            print("before the end", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_what_a_dead_worker_printed_is_found_by_the_next_attempt(own_folder: Path):
+    killed_worker(own_folder, "job", "0-0")
+    with captured("job", "0-1") as output:
+        assert output() == ""
+    with captured("job", "0-0") as output:
+        os.write(1, b"again\n")
+        text = output()
+    assert text == "before the end\n(the worker died here)\nagain\n"
+    assert not left_in(own_folder)
+
+
+def test_what_nobody_could_report_is_found_by_the_driver(own_folder: Path):
+    killed_worker(own_folder, "job", "0-0")
+    store = OutputStore(str(own_folder / "db"), Secrets())
+    with OutputKeeper("job", store, (), None):
+        pass
+    (found,) = store.of_job("job")
+    assert "before the end" in found.text
+    assert lost_output("job") == ""
+
+
+def test_secrets_are_not_kept_nor_shown(own_folder: Path):
+    shown: list[str] = []
+    store = OutputStore(str(own_folder / "db"), Secrets())
+    hidden = (Secrets({"KEY": "s3cr3t-value"}),)
+    with OutputKeeper("job", store, hidden, lambda each: shown.append(str(each))) as keeper:
+        keeper.record("y, fragment 0", "using s3cr3t-value\n")
+    assert shown == ["using ***\n"]
+    assert str(store.of_job("job")) == "--- y, fragment 0\nusing ***\n"
+
+
+def test_a_job_keeps_so_much_and_no_more(own_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(keeping, "MAX_JOB_BYTES", 1000)
+    store = OutputStore(str(own_folder / "db"), Secrets())
+    with OutputKeeper("job", store, (), None) as keeper:
+        for number in range(100):
+            keeper.record(f"task {number}", "x" * 99 + "\n")
+    found = store.of_job("job")
+    assert len(found) == 11
+    assert "is not kept" in found[-1].text
+
+
+def test_a_terminal_obeys_nothing_of_it(own_folder: Path):
+    store = OutputStore(str(own_folder / "db"), Secrets())
+    with OutputKeeper("job", store, (), None) as keeper:
+        keeper.record("y\x1b]0;owned\x07", "a\x1b[2Jb\x9bc\u202ed\r\n\ttab \u00e9\n")
+    text = str(store.of_job("job"))
+    assert all(sign.isprintable() or sign in "\n\t" for sign in text)
+    assert "\ttab \u00e9" in text

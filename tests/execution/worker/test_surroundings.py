@@ -1,0 +1,77 @@
+"""A worker process serves many jobs and functions: each finds its own surroundings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from geneva import udf
+from geneva.errors import UserInputError
+from geneva.execution.worker.surroundings import Surroundings, enter_function, enter_job
+from geneva.model.tables import Secrets
+from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    path, before = list(sys.path), set(os.environ)
+    yield
+    enter_job(Surroundings())
+    sys.path[:] = path
+    assert set(os.environ) == before
+
+
+def with_env(**env: str) -> UDF:
+    def f(x: int) -> int:
+        return x
+
+    return udf(f, env=env)
+
+
+def test_variables_of_one_job_are_gone_in_the_next(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GENEVA_TEST_OWN", "own")
+    enter_job(Surroundings(env=Secrets({"GENEVA_TEST_A": "1"}), unset=("GENEVA_TEST_OWN",)))
+    assert os.environ["GENEVA_TEST_A"] == "1"
+    assert "GENEVA_TEST_OWN" not in os.environ
+    enter_job(Surroundings(env=Secrets({"GENEVA_TEST_B": "2"})))
+    assert "GENEVA_TEST_A" not in os.environ
+    assert (os.environ["GENEVA_TEST_B"], os.environ["GENEVA_TEST_OWN"]) == ("2", "own")
+    enter_job(Surroundings())
+
+
+def test_variables_of_one_function_are_gone_in_the_next():
+    enter_job(Surroundings(env=Secrets({"GENEVA_TEST_A": "of the job"})))
+    enter_function(with_env(GENEVA_TEST_A="of the function", GENEVA_TEST_B="b"))
+    assert os.environ["GENEVA_TEST_A"] == "of the job"
+    assert os.environ["GENEVA_TEST_B"] == "b"
+    enter_function(with_env(GENEVA_TEST_C="c"))
+    assert "GENEVA_TEST_B" not in os.environ
+    assert os.environ["GENEVA_TEST_C"] == "c"
+
+
+def test_variables_are_stored_with_a_function_and_shown_nowhere():
+    function = with_env(GENEVA_TEST_KEY="s3cr3t-value")
+    assert "s3cr3t" not in repr(function)
+    assert "s3cr3t" not in repr(vars(function))
+    assert "s3cr3t" not in str(function.explain_version())
+    assert function.version == with_env(GENEVA_TEST_KEY="another").version == with_env().version
+    data = serialize_udf(function)
+    assert b"s3cr3t" not in data
+    assert deserialize_udf(data, udf_digest(data)).env["GENEVA_TEST_KEY"] == "s3cr3t-value"
+
+
+@pytest.mark.parametrize("env", [{"A=B": "1"}, {"": "1"}, {"A": 12345}, {"A": "a\0b"}])
+def test_what_can_be_no_variable_is_refused(env: dict[str, str]):
+    with pytest.raises(UserInputError, match="env") as refused:
+        with_env(**env)
+    assert "12345" not in str(refused.value)
+
+
+def test_a_worker_imports_what_the_driver_would():
+    own = list(sys.path)
+    enter_job(Surroundings(path=("/of/the/driver", own[-1])))
+    assert sys.path[:2] == ["/of/the/driver", own[-1]]
+    assert sorted(sys.path) == sorted(["/of/the/driver", *own])

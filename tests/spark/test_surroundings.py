@@ -1,0 +1,105 @@
+"""What reaches Spark's workers of the driver's environment and modules, and what they print."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import geneva
+from geneva import udf
+from geneva.config import Settings
+from support import connect
+
+pytestmark = pytest.mark.spark
+
+
+def variables(x: int) -> str:
+    import os
+
+    names = ("GENEVA_TEST_LATER", "GENEVA_TEST_KEY", "GENEVA_TEST_MINE", "SPARK_TEST_OWN")
+    return " ".join(str(os.environ.get(name)) for name in names)
+
+
+def test_variables_and_modules_and_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    quiet = Settings(local_slots=2, jvm_archive=False, progress=False)
+    key = {"GENEVA_TEST_KEY": "s3cr3t-value"}
+    db = geneva.connect(tmp_path / "db", settings=quiet, env=key)
+    table = db.create_table("t", pa.table({"x": list(range(4))}))
+    seen = []
+    table.add_columns({"e": udf(variables, env={"GENEVA_TEST_MINE": "mine"})})
+    for value in ("one", "two", None):
+        if value is None:
+            monkeypatch.delenv("GENEVA_TEST_LATER")
+        else:
+            monkeypatch.setenv("GENEVA_TEST_LATER", value)
+        table.backfill("e", where="x >= 0")
+        monkeypatch.setenv("SPARK_TEST_OWN", "not for workers: Spark has them already")
+        (told,) = set(table.to_arrow()["e"].to_pylist())
+        seen.append(told)
+    assert seen == [f"{value} s3cr3t-value mine None" for value in ("one", "two", None)]
+
+    # A module beside the user's script, and one that can't be shipped.
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "spark_helpers.py").write_text("def g(x):\n    print('g of', x)\n    return x + 1\n")
+    monkeypatch.setitem(os.environ, "GENEVA_TEST_LATER", "three")
+
+    def imports(x: int) -> int:
+        import os
+
+        import spark_helpers
+
+        os.write(1, f"the key is {os.environ['GENEVA_TEST_KEY']}\n".encode())
+        os.write(2, b"\x1b[31mC code\n")
+        return spark_helpers.g(x)
+
+    table.add_columns({"y": udf(imports)})
+    capfd.readouterr()
+    job = table.backfill("y", logs=True)
+    assert table.to_arrow()["y"].to_pylist() == [1, 2, 3, 4]
+    assert "spark_helpers" not in sys.modules, "nothing was imported here"
+    text = str(db.get_job(job).logs())
+    assert sorted(line for line in text.splitlines() if line.startswith("g of")) == [
+        f"g of {x}" for x in range(4)
+    ]
+    assert "the key is ***" in text
+    assert "s3cr3t" not in text
+    assert "\\x1b[31mC code" in text
+    assert "g of 3" in capfd.readouterr().err
+    history = (tmp_path / "db" / "_geneva").rglob("*")
+    assert not any(b"s3cr3t" in path.read_bytes() for path in history if path.is_file())
+
+
+def test_a_compiled_module_beside_the_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A real extension module, under the user's own package: workers here find it as we do."""
+    import _heapq
+    import shutil
+
+    origin = getattr(_heapq, "__file__", None)
+    if origin is None:
+        pytest.skip("this Python has no extension modules of its own in files")
+    package = tmp_path / "project" / "compiled_mine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from ._heapq import heapify\n")
+    shutil.copy(origin, package / f"_heapq{importlib.machinery.EXTENSION_SUFFIXES[0]}")
+    monkeypatch.syspath_prepend(str(package.parent))
+    from compiled_mine import heapify  # type: ignore[import-not-found]
+
+    def smallest(x: int) -> int:
+        values = [x, 0, 5]
+        heapify(values)
+        return values[0]
+
+    db = connect(tmp_path / "db", None)
+    table = db.create_table("t", pa.table({"x": [3, -1]}))
+    table.add_columns({"y": udf(smallest)})
+    table.backfill("y")
+    assert table.to_arrow()["y"].to_pylist() == [0, -1]
