@@ -103,7 +103,10 @@ class UDFOutputError(UDFError, TypeError):
 
 
 class SQLExecutionError(UDFError):
-    """An SQL column, or a condition, can't be computed for a row (a cast, a division by zero)."""
+    """An SQL column, or a condition, can't be computed for a row (a cast, a division by zero).
+
+    Nor a carried one, where the source's column was given a type that the view's can't hold.
+    """
 
     sql = ""
     """The expression, as it was written."""
@@ -164,10 +167,10 @@ class WorkerLostError(JobError):
 class UnreadableFragmentsError(JobError):
     """Fragments of the table can't be read. A job has computed and committed all others."""
 
-    def __init__(self, message: str, fragments: tuple[int, ...] = ()) -> None:
-        """Keep which fragments they are."""
+    def __init__(self, message: str, fragments: tuple[int, ...] = (), table: str = "") -> None:
+        """Keep which fragments they are, and of which table: of a view's source, perhaps."""
         super().__init__(message)
-        self.fragments = fragments
+        self.fragments, self.table = fragments, table
 
 
 class StorageFullError(JobError):

@@ -42,6 +42,7 @@ from geneva.model.jobs import JobMetrics, JobStatus
 from geneva.model.tables import Secrets
 from geneva.render import html
 from geneva.render.plain import plain
+from geneva.render.text import agree, count
 from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, SameWork
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
@@ -125,7 +126,7 @@ class JobResult(str):
         reused = f", {self.rows_reused:,} reused" * bool(self.rows_reused)
         failed = f", {self.rows_failed:,} failed and skipped" * bool(self.rows_failed)
         return (
-            f"{self.rows_computed:,} rows computed{reused}{failed}, {self.rows_committed:,} "
+            f"{count(self.rows_computed, 'row')} computed{reused}{failed}, {self.rows_committed:,} "
             f"committed in {self.progress.seconds:.1f} s{followed}"
         )
 
@@ -311,7 +312,10 @@ class Job:
             return
         self._work = self._work.again(self._followed, self._waited_seconds)
         self.progress = _progress_before(self._work)
-        left = f"{self._work.total_rows:,} rows are" if not self._work.is_empty else "nothing is"
+        rows = self._work.total_rows
+        left = "nothing is"
+        if not self._work.is_empty:
+            left = f"{count(rows, 'row')} {agree(rows, 'are')}"
         others = ", ".join(self._followed)
         _LOG.warning("Job %s goes on after job %s: %s left to do.", self.job_id, others, left)
         if not self._work.is_empty:

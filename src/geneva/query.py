@@ -28,6 +28,7 @@ from geneva.query_columns import (
     plain_column,
     refuse_nested_blobs,
 )
+from geneva.render.text import count
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.expressions import (
     check_stored_type,
@@ -194,7 +195,7 @@ class Query:
             "  in the order of " + (f"shuffle {query.seed}" if query.shuffle else "row ids")
         )
         bounds = (("skipping", query.offset), ("at most", query.limit))
-        lines += [f"  {word} {count:,} rows" for word, count in bounds if count is not None]
+        lines += [f"  {word} {count(rows, 'row')}" for word, rows in bounds if rows is not None]
         lines += [
             f"  {c.name}: {c.kind} {c.expression or c.udf_name}  [reads {_listed(c.inputs)}]"
             for c in query.columns

@@ -46,7 +46,8 @@ from geneva.storage.jobs.failures import ErrorRecord
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.lancedb_methods import TableMethods
-from geneva.storage.views.definition import visible_schema
+from geneva.storage.views.definition import read_view, visible_schema
+from geneva.storage.views.explode import drop_hidden_branches
 from geneva.udf.declare import UDF
 
 if TYPE_CHECKING:
@@ -88,11 +89,17 @@ class Branches:
         return branch
 
     def delete(self, name: str) -> None:
-        """Delete a branch, unless a job works on it. What a dead job pinned is no reason not to."""
-        declarations.release_dead(
-            self._connection._table_ref(self._table), self._connection._history.close_lost
-        )
+        """Delete a branch, unless a job works on it, or another branch was made from it.
+
+        What a dead job pinned is no reason not to.
+        """
+        ref = self._connection._table_ref(self._table)
+        declarations.check_branch_deletable(ref, name)
+        declarations.release_dead(ref, self._connection._history.close_lost)
         self._branches.delete(name)
+        view = read_view(self._table.schema)
+        if view is not None and view.query.chunker is not None:
+            drop_hidden_branches(ref)
 
 
 _WEEK = timedelta(days=7)

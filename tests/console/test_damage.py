@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 
 import lance
 import pyarrow as pa
@@ -100,3 +102,44 @@ def test_the_library(folder: Path, local_db: Connection, caplog: pytest.LogCaptu
     assert "Table 'empty' can't be opened" in caplog.text
     assert {job.table_name for job in local_db.list_jobs()} >= {"good"}
     assert local_db.open_table("good").plan_backfill("c").is_empty
+
+
+ODD_JOBS: list[tuple[str | None, str | None, object]] = [
+    ("line\nbreak\x1b[31m\n", "created", {"table": "t\nx", "column": "c", "type": "BACKFILL"}),
+    (None, "created", {"table": "t", "column": "c"}),
+    ("of-dicts", "created", {"table": {"a": [1]}, "column": ["x"], "config": {"w": {"d": 1}}}),
+    ("of-dicts", "status", {"status": {"x": 1}, "error": {"m": "a\nb"}, "metrics": [1]}),
+    ("numbers", "status", {"status": "RUNNING", "metrics": {"total": 1e300, "committed": "x"}}),
+    ("waits", "waiting", {"for": {"x": 1}}),
+    ("no-kind", None, {"status": "DONE"}),
+    ("x" * 5_000, "created", {"table": "t"}),
+]
+
+
+def test_odd_jobs_are_a_line_each(folder: Path) -> None:
+    jobs = str(folder / "_geneva" / "jobs.lance")
+    at = datetime.now(UTC)
+    rows = [
+        {"job_id": job, "at": at, "kind": kind, "payload": json.dumps(payload)}
+        for job, kind, payload in ODD_JOBS
+    ]
+    schema = lance.dataset(jobs).schema
+    before = CliRunner().invoke(command, ["jobs", "list", str(folder)]).output.splitlines()
+    lance.write_dataset(pa.Table.from_pylist(rows, schema=schema), jobs, mode="append")
+    listed = CliRunner().invoke(command, ["jobs", "list", str(folder)])
+    assert listed.exit_code == 0, listed.output
+    lines = listed.output.splitlines()
+    assert len(lines) == len(before) + len({job for job, _, _ in ODD_JOBS})
+    assert "\x1b" not in listed.output
+    assert max(map(len, lines)) < 300
+    assert any(line.startswith(r"line\nbr") for line in lines)
+    shown = CliRunner().invoke(command, ["jobs", "show", str(folder), "line"])
+    assert r"line\nbreak\x1b[31m\n" in shown.output.splitlines()[0]
+    client = TestClient(app(str(folder), hosts=["testserver"]))
+    for page in (
+        "/jobs",
+        "/errors",
+        "/metrics",
+        *(f"/jobs/{quote(j)}" for j, _, _ in ODD_JOBS if j),
+    ):
+        assert client.get(page).status_code == 200, page[:60]

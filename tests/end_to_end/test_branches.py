@@ -300,6 +300,18 @@ class TestHandles:
         assert [(tag["branch"], tag["version"]) for tag in seen] == [("rel", branch.version - 1)]
         assert lance.dataset(main.ref.uri).tags.list() == {}
 
+    def test_a_branch_that_others_are_made_from_is_not_deleted(self, main: Table) -> None:
+        main.branches.create("rel")
+        for name in ("later", "last"):
+            main.branches.create(name, from_ref="rel")
+        with pytest.raises(UserInputError, match=r"'rel' of table 't'.*'last', 'later'"):
+            main.branches.delete("rel")
+        with pytest.raises(TableNotFoundError, match=r"no branch 'rels'\. Did you mean 'rel'"):
+            main.branches.delete("rels")
+        for name in ("later", "last", "rel"):
+            main.branches.delete(name)
+        assert main.branches.list() == {}
+
     def test_a_dead_job_keeps_no_branch(self, main: Table) -> None:
         branch = main.branches.create("rel")
         dataset = lance.dataset(branch.ref.uri)
@@ -432,6 +444,12 @@ class TestViews:
         main.delete("id = 1")
         again.refresh()
         assert parts(again) == expected(2, 3, 7, 8)
+        hidden = f"{view.ref.root}/_chunks"
+        assert len(lance.dataset(hidden).branches.list()) == 3
+        for name in ("last", "next", "later"):
+            view.branches.delete(name)
+        assert lance.dataset(hidden).branches.list() == {}, "they go with the view's branches"
+        assert parts(view) == expected(1, 2, 3, 7, 8)
 
 
 class TestClones:

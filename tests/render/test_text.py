@@ -34,6 +34,8 @@ def test_shorten() -> None:
 
 def test_numbers() -> None:
     assert [text.count(n, "row") for n in (0, 1, 2000)] == ["0 rows", "1 row", "2,000 rows"]
+    verbs = [(n, text.agree(n, verb)) for n in (0, 1, 2) for verb in ("are", "stay")]
+    assert verbs == [(0, "are"), (0, "stay"), (1, "is"), (1, "stays"), (2, "are"), (2, "stay")]
     sizes = [text.size(n) for n in (5, 2048, 3 * 2**20, 5 * 2**40)]
     assert sizes == ["5 B", "2.0 KiB", "3.0 MiB", "5,120.0 GiB"]
     durations = [text.seconds(n) for n in (0.02, 2.5, 61, 7260)]

@@ -12,6 +12,7 @@ import typer
 from geneva.cli.terminal import heading, out, say
 from geneva.errors import UserInputError
 from geneva.model.uris import resolve, table_uri
+from geneva.render.text import agree, count
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -84,7 +85,7 @@ def _create(db: Connection, rows: int) -> Table:
     for first in range(size, rows, size):
         table.add(make_pictures(first, min(size, rows - first)))
     say(
-        f"   {table.count_rows():,} rows in {_fragments(table)} fragments: "
+        f"   {count(table.count_rows(), 'row')} in {count(_fragments(table), 'fragment')}: "
         f"{', '.join(table.schema.names)}"
     )
     return table
@@ -104,12 +105,12 @@ def _fill(table: Table, columns: dict[str, UDF]) -> None:
     _backfill(table, columns)
 
 
-def _append(table: Table, columns: dict[str, UDF], count: int) -> None:
+def _append(table: Table, columns: dict[str, UDF], rows: int) -> None:
     from geneva.cli.demo_udfs import make_pictures
 
     first = table.count_rows()
-    heading(4, f"{count:,} rows are appended: only they are computed")
-    table.add(make_pictures(first, count))
+    heading(4, f"{count(rows, 'row')} {agree(rows, 'are')} appended: only they are computed")
+    table.add(make_pictures(first, rows))
     _plan(table, "embedding")
     _backfill(table, columns)
 
@@ -167,8 +168,8 @@ def _backfill(table: Table, columns: dict[str, UDF]) -> None:
 
 def _show_outcome(column: str, result: JobResult, total: int) -> None:
     say(
-        f"   {column:<12} {result.status}: {result.rows_computed:,} of {total:,} rows computed, "
-        f"{result.progress.seconds:.1f} s"
+        f"   {column:<12} {result.status}: {result.rows_computed:,} of {count(total, 'row')} "
+        f"computed, {result.progress.seconds:.1f} s"
     )
 
 

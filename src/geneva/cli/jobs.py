@@ -20,8 +20,9 @@ from geneva.cli.arguments import (
 from geneva.cli.database import connect
 from geneva.cli.terminal import FAILED, emit, err, facts, grid, say
 from geneva.errors import JobNotFoundError, UserInputError
+from geneva.model.jobs import metric
 from geneva.render.plain import plain
-from geneva.render.text import timestamp
+from geneva.render.text import count, timestamp
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -102,11 +103,11 @@ def show(
         return emit(job_record(found, events=True))
     facts(
         (
-            ("job", found.job_id),
-            ("type", found.job_type.lower()),
-            ("table", found.table_name),
-            ("column", found.column_name),
-            ("status", found.state),
+            ("job", plain(found.job_id)),
+            ("type", plain(found.job_type.lower())),
+            ("table", plain(found.table_name)),
+            ("column", plain(found.column_name)),
+            ("status", plain(found.state)),
             ("started", timestamp(found.created_at)),
             ("seconds", f"{_seconds(found):.1f}"),
             ("driver", " ".join(f"{k} {v}" for k, v in found.driver.items()) or None),
@@ -194,7 +195,7 @@ def watch(
         emit(job_record(found, events=True))
     else:
         say(
-            f"{found.status}: {found.metrics.get('committed', 0):,} rows committed in "
+            f"{found.status}: {count(metric(found.metrics, 'committed'), 'row')} committed in "
             f"{_seconds(found):.1f} s (job {found.job_id})"
         )
         if found.error:
@@ -242,7 +243,7 @@ def find_job(connection: Connection, start: str) -> JobRecord:
         raise UserInputError(f"There is no job {start!r} in this database.")
     raise UserInputError(
         f"{len(found)} jobs begin with {start!r}: give more of the id. "
-        f"They are {', '.join(job.job_id for job in found[:5])}."
+        f"They are {', '.join(plain(job.job_id) for job in found[:5])}."
     )
 
 
@@ -265,7 +266,7 @@ def _newest_running(connection: Connection) -> JobRecord:
 def _rows(job: JobRecord, more: int) -> str:
     """Rows that are safe; of a job that runs, of how many."""
     if job.had_nothing_to_do:
-        return "nothing to do" + (f" ({more:,} more times)" if more else "")
+        return "nothing to do" + (f" ({count(more, 'more time')})" if more else "")
     saved, total = job.rows_done
     return f"{saved:,}" if job.status.is_final else f"{saved:,} of {total:,}"
 

@@ -80,7 +80,7 @@ def _job_row(job: JobRecord, repeats: int, labels: Sequence[str]) -> Html:
 def _progress(job: JobRecord, repeats: int) -> list[Child]:
     """A bar of what is safe: committed, or of a running job checkpointed."""
     if job.had_nothing_to_do:
-        again = f", {repeats:,} more times" if repeats else ""
+        again = f", {count(repeats, 'more time')}" if repeats else ""
         return [tag("span", f"nothing to do{again}", class_="dim")]
     done, total = job.rows_done
     share = f"{_percent(done, total)} %"

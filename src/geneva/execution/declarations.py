@@ -14,12 +14,14 @@ from geneva.errors import (
     ColumnExistsError,
     ColumnNotFoundError,
     InvalidUDFError,
+    TableNotFoundError,
     TypeMismatchError,
     UserInputError,
 )
 from geneva.execution.backfill.prepare import useful_prefixes
 from geneva.model.computation import RECEIPT_PREFIX, receipt_name
 from geneva.model.tables import ColumnDefinition, TableRef
+from geneva.model.uris import TableName
 from geneva.planning.graph import find_cycle
 from geneva.render.text import did_you_mean
 from geneva.storage.checkpoints.cleanup import (
@@ -461,6 +463,22 @@ def _check_inputs_present(definition: ColumnDefinition, schema: pa.Schema) -> No
                 f'alter_columns({{"path": {definition.name!r}, "udf": ..., '
                 '"input_columns": [...]}).'
             )
+
+
+def check_branch_deletable(ref: TableRef, name: str) -> None:
+    """Refuse a branch that is not there, or that others were made from."""
+    branches = open_dataset(ref).branches.list()
+    table = str(replace(TableName.parse(ref.name), branch=None))
+    if name not in branches:
+        raise TableNotFoundError(
+            f"Table {table!r} has no branch {name!r}.{did_you_mean(name, branches)}"
+        )
+    children = sorted(n for n, branch in branches.items() if branch["parent_branch"] == name)
+    if children:
+        raise UserInputError(
+            f"Branch {name!r} of table {table!r} can't be deleted while others are made from it: "
+            f"{', '.join(map(repr, children))}. Delete these first."
+        )
 
 
 def release_dead(ref: TableRef, is_running: Callable[[str], bool]) -> None:

@@ -49,6 +49,8 @@ class FragmentState:
     """Rows whose value is of another UDF or of other inputs; None: none."""
     failed_before: RowSet | None = None
     """Rows on which an earlier UDF failed, or this one given other inputs; None: none."""
+    left_out: RowSet | None = None
+    """Rows that stay as they are, because their inputs can't be read; None: none."""
     selected: RowSet | None = None
     """The rows that an explicit where clause matches; None: no clause was given."""
     only_stale: bool = False
@@ -244,6 +246,8 @@ def plan_fragment(state: FragmentState) -> FragmentPlan:
 def _wanted(state: FragmentState) -> tuple[RowSet, RowSet, Reason]:
     """Rows that get a new value, rows that get a receipt alone, and why."""
     selected = state.live if state.selected is None else state.live.intersect(state.selected)
+    if state.left_out is not None:
+        selected = selected.minus(state.left_out)
     nothing = RowSet.empty(state.physical_rows)
     if state.retry_failed:
         failed = state.failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from geneva.planning.backfill import Action, BackfillPlan
 from geneva.render.plain import plain
+from geneva.render.text import count
 
 _SHOWN_FRAGMENTS = 12
 
@@ -19,39 +20,36 @@ def explain(plan: BackfillPlan) -> str:
     ]
     if plan.is_empty:
         lines.append(
-            f"  nothing to do: {_count(plan.total_rows, 'row')} in "
-            f"{_count(plan.skipped_fragments, 'fragment')} up to date"
+            f"  nothing to do: {count(plan.total_rows, 'row')} in "
+            f"{count(plan.skipped_fragments, 'fragment')} up to date"
         )
     else:
         lines.append(
-            f"  compute    {plan.rows_to_compute:,} of {_count(plan.total_rows, 'row')} in "
-            f"{_count(len(plan.fragments), 'fragment')}; "
-            f"{_count(plan.skipped_fragments, 'fragment')} skipped"
+            f"  compute    {plan.rows_to_compute:,} of {count(plan.total_rows, 'row')} in "
+            f"{count(len(plan.fragments), 'fragment')}; "
+            f"{count(plan.skipped_fragments, 'fragment')} skipped"
         )
         if plan.rows_reused:
             lines.append(
-                f"  reuse      {_count(plan.rows_reused, 'row')} computed by an earlier run"
+                f"  reuse      {count(plan.rows_reused, 'row')} computed by an earlier run"
             )
         if plan.rows_to_adopt:
             lines.append(
-                f"  keep       {_count(plan.rows_to_adopt, 'row')} as written; receipts are added"
+                f"  keep       {count(plan.rows_to_adopt, 'row')} as written; receipts are added"
             )
         lines.extend(
-            f"  because    {reason.value}: {_count(rows, 'row')}"
+            f"  because    {reason.value}: {count(rows, 'row')}"
             for reason, rows in sorted(plan.reasons().items(), key=lambda item: -item[1])
         )
         for fragment in plan.fragments[:_SHOWN_FRAGMENTS]:
             action = fragment.action.value
             if fragment.action is Action.COMPUTE:
-                action = f"run the UDF on {_count(fragment.rows_to_run, 'row')}"
+                action = f"run the UDF on {count(fragment.rows_to_run, 'row')}"
             lines.append(f"    fragment {fragment.fragment_id}: {action} ({fragment.reason.value})")
         if len(plan.fragments) > _SHOWN_FRAGMENTS:
-            lines.append(f"    ... and {len(plan.fragments) - _SHOWN_FRAGMENTS:,} more fragments")
+            more = len(plan.fragments) - _SHOWN_FRAGMENTS
+            lines.append(f"    ... and {count(more, 'more fragment')}")
     if plan.checked_rows:
-        lines.append(f"  checked    {_count(plan.checked_rows, 'row')} by receipt")
+        lines.append(f"  checked    {count(plan.checked_rows, 'row')} by receipt")
     lines.extend(f"  note       {plain(note)}" for note in plan.notes)
     return "\n".join(lines)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from geneva.model.tables import Reason
 from geneva.planning.backfill import FragmentPlan, FragmentState
+from geneva.render.text import agree, count
 
 
 def stale_outside_clause(states: Iterable[FragmentState]) -> str | None:
@@ -13,13 +14,14 @@ def stale_outside_clause(states: Iterable[FragmentState]) -> str | None:
     stale = sum(
         state.stale.intersect(state.live).minus(state.selected).count
         for state in states
-        if state.selected is not None and state.stale is not None
+        if state.selected is not None and state.stale is not None and not state.retry_failed
     )
     if not stale:
         return None
     return (
-        f"{stale:,} rows outside the where clause are stale (their UDF or an input changed) "
-        'and stay so; leave the clause out to compute them too, or use where="1=1" for all rows'
+        f"{count(stale, 'row')} outside the where clause {agree(stale, 'are')} stale (their UDF or "
+        f"an input changed) and {agree(stale, 'stay')} so; leave the clause out to compute them "
+        'too, or use where="1=1" for all rows'
     )
 
 
@@ -33,8 +35,8 @@ def failed_before(states: Iterable[FragmentState]) -> str | None:
     if not waiting:
         return None
     return (
-        f"{waiting:,} rows failed before with this UDF and these inputs, and stay NULL; use "
-        "retry_failed=True to try them again"
+        f"{count(waiting, 'row')} failed before with this UDF and these inputs, and "
+        f"{agree(waiting, 'stay')} NULL; use retry_failed=True to try them again"
     )
 
 
@@ -43,11 +45,14 @@ def unproven_rows(rows: int, *, compute: bool) -> str | None:
     if not rows:
         return None
     decided = (
-        'are computed again; use unproven="keep" to take them for right'
+        'computed again; use unproven="keep" to take them for right'
         if compute
-        else 'are taken for right; use unproven="compute" to compute them again'
+        else 'taken for right; use unproven="compute" to compute them again'
     )
-    return f"unproven: {rows:,} rows were computed before there were receipts, and {decided}"
+    return (
+        f"unproven: {count(rows, 'row')} {agree(rows, 'were')} computed before there were "
+        f"receipts, and {agree(rows, 'are')} {decided}"
+    )
 
 
 def shared_calls(needed: Sequence[FragmentPlan]) -> str | None:
@@ -70,13 +75,15 @@ def unreadable_fragments(fragments: Mapping[int, str]) -> str | None:
         return None
     named = "; ".join(f"{fragment} ({why})" for fragment, why in [*fragments.items()][:3])
     more = ", ..." if len(fragments) > 3 else ""
-    return f"{len(fragments)} fragments can't be read, and are left out: {named}{more}"
+    found = count(len(fragments), "fragment")
+    return f"{found} can't be read, and {agree(len(fragments), 'are')} left out: {named}{more}"
 
 
-def overtaken_fragments(count: int, version: int) -> str | None:
+def overtaken_fragments(fragments: int, version: int) -> str | None:
     """That fragments of an older version can't be filled any more."""
-    if not count:
+    if not fragments:
         return None
     return (
-        f"{count} fragments of version {version} were rewritten or computed since, and are left out"
+        f"{count(fragments, 'fragment')} of version {version} {agree(fragments, 'were')} rewritten "
+        f"or computed since, and {agree(fragments, 'are')} left out"
     )

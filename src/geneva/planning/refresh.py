@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from geneva.planning.backfill import BackfillPlan
 from geneva.render import html
 from geneva.render.plain import plain
+from geneva.render.text import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,10 @@ class ColumnRefresh:
     def action(self) -> str:
         """What is done, in a few words."""
         if not self.runs_udf:
-            return f"carry over {self.rows:,} rows"
+            return f"carry over {count(self.rows, 'row')}"
         reused = self.plan.rows_reused
         earlier = f", take {reused:,} from an earlier run" if reused else ""
-        return f"run the UDF on {self.plan.rows_to_run:,} rows{earlier}"
+        return f"run the UDF on {count(self.plan.rows_to_run, 'row')}{earlier}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,13 @@ def count(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
 
+def agree(number: float, verb: str) -> str:
+    """A verb for so many of something: `1 row is`, `2 rows are`, `1 row stays`, `2 rows stay`."""
+    if number != 1:
+        return verb
+    return {"are": "is", "were": "was"}.get(verb, f"{verb}s")
+
+
 def size(number: int) -> str:
     """Bytes, in the unit that fits."""
     amount = float(number)

@@ -163,3 +163,28 @@ def test_a_full_disk_ends_the_job_at_once(
     assert calls.count <= 20, "no task is tried again"
     table.backfill("y")
     assert table.to_arrow()["y"].to_pylist() == [x + 1 for x in range(60)]
+
+
+def test_a_chain_names_the_fragments_of_all_columns(local_db: Connection, calls: Calls) -> None:
+    table = make_table(local_db, calls)
+    lance.dataset(table.ref.uri).add_columns({"b": "x * 10"})
+    table.checkout_latest()
+    other, total = Calls(f"{calls.path}-other"), Calls(f"{calls.path}-total")
+
+    def less(b: int) -> int:
+        return b - 1
+
+    def added(y: int, c: int) -> int:
+        return y + c
+
+    table.add_columns({"c": counted(other, less, data_type=pa.int64(), version="1")})
+    table.add_columns({"z": counted(total, added, data_type=pa.int64(), version="1")})
+    damage(table, "gone", BAD)
+    file = lance.dataset(table.ref.uri).get_fragment(4).data_files()[-1]
+    (Path(table.ref.uri) / "data" / file.path).unlink()
+    with pytest.raises(UnreadableFragmentsError) as e:
+        table.backfill("z")
+    assert set(e.value.fragments) == {BAD, 4}
+    assert "'y'" in str(e.value)
+    assert "'c'" in str(e.value)
+    assert (calls.count, other.count, total.count) == (50, 50, 40)

@@ -213,7 +213,9 @@ class TestRetryingWithAnotherFunction:
         assert table.computed_columns()["x"].udf_version == "fragile"
 
     def test_of_the_rows_that_are_asked_for(self, table: Table, calls: Calls) -> None:
-        table.backfill("x", udf=fixed(calls), retry_failed=True, where="id < 9")
+        asked = {"udf": fixed(calls), "retry_failed": True, "where": "id < 9"}
+        assert table.plan_backfill("x", **asked).notes == (), "row 11 has failed, and is not stale"
+        table.backfill("x", **asked)
         assert calls.taken() == [3, 7]
         assert table.backfill("x").rows_computed == 0
         assert column(table, "x") == [None if i == 11 else v for i, v in enumerate(mixed(30))]

@@ -410,6 +410,7 @@ class TestVerify:
         assert table.verify("a", sample=0.5).rows == 30
         assert table.verify("a", sample=7).rows == 7
         assert table.verify("a", sample=7_000).rows == 60
+        assert table.verify("a", sample=0.001).rows == 1, "a sample of rows has one at least"
         with pytest.raises(UserInputError):
             table.verify("a", sample=0)
         with pytest.raises(GenevaError):

@@ -230,7 +230,7 @@ class TestStaleRowsOutside:
         caplog.clear()
         table.backfill("x", where=where)
         said = [r.getMessage() for r in caplog.records if "outside the where clause" in r.message]
-        numbers = [int(text.split(": ")[1].split(" rows")[0]) for text in said]
+        numbers = [int(text.split(": ")[1].split(" row")[0]) for text in said]
         return numbers[0] if numbers else 0
 
     def test_for_every_fragment_and_every_time(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import lance
@@ -10,7 +11,7 @@ import lancedb
 import pyarrow as pa
 import pytest
 
-from geneva import Connection, Table, chunker
+from geneva import Chunker, Connection, Table, chunker
 from support import Calls
 from support import tripled as make_udf
 from view_support import make_source, make_view, numbers, values
@@ -122,14 +123,19 @@ def test_a_write_in_the_middle_of_a_refresh_is_found(
     assert calls.taken() == [4]
 
 
-@chunker(output_schema=pa.schema([("n", pa.int64())]), version="1")
-def twice(id: int) -> Iterator[tuple[int]]:
-    CALLED.append(id)
-    yield from ((id * 10,), (id * 10 + 1,))
+def twice(chunked: Calls) -> Chunker:
+    @chunker(output_schema=pa.schema([("n", pa.int64())]), version="1")
+    def twice(id: int) -> Iterator[tuple[int]]:
+        chunked.note([id])
+        yield from ((id * 10,), (id * 10 + 1,))
+
+    return twice
 
 
-CALLED: list[int] = []
-"""The rows that the chunker ran for."""
+@pytest.fixture
+def chunked(tmp_path: Path) -> Calls:
+    """The rows that the chunker ran for."""
+    return Calls(str(tmp_path / "chunked"))
 
 
 def chunks_of(view: Table) -> list[tuple[int, int]]:
@@ -154,29 +160,35 @@ def chunks_of(view: Table) -> list[tuple[int, int]]:
     ],
 )
 def test_rows_of_a_chunked_view_are_mended(
-    local_db: Connection, calls: Calls, write: Callable[[Any], Any], lost: list[int]
+    local_db: Connection,
+    calls: Calls,
+    chunked: Calls,
+    write: Callable[[Any], Any],
+    lost: list[int],
 ) -> None:
     source = make_source(local_db, rows=3)
-    view = local_db.create_udtf_view("v", source.query().select(["id"]), twice)
+    view = local_db.create_udtf_view("v", source.query().select(["id"]), twice(chunked))
     view.refresh()
+    assert chunked.taken() == [0, 1, 2]
     view.add_columns({"u": (make_udf(calls, name="u"), ["id"])})
     view.backfill("u")
-    CALLED.clear()
     calls.clear()
     write(by_hand(local_db))
     view = local_db.open_table("v")  # type: ignore[assignment]
     assert not view.plan_refresh().is_empty
     view.refresh()
-    assert CALLED == []
+    assert chunked.taken() == []
     assert chunks_of(view) == [(i, i * 10 + part) for i in range(3) for part in range(2)]
     view.backfill("u")
     assert calls.taken() == lost
     assert view.plan_refresh().is_empty
 
 
-def test_what_keeps_the_rows_of_a_chunked_view_is_no_write(local_db: Connection) -> None:
+def test_what_keeps_the_rows_of_a_chunked_view_is_no_write(
+    local_db: Connection, chunked: Calls
+) -> None:
     source = make_source(local_db, rows=3)
-    view = local_db.create_udtf_view("v", source.query().select(["id"]), twice)
+    view = local_db.create_udtf_view("v", source.query().select(["id"]), twice(chunked))
     view.refresh()
     source.add(numbers(3, 4))
     view.refresh()

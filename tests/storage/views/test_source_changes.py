@@ -26,6 +26,7 @@ from geneva.errors import (
     TableNotFoundError,
     UserInputError,
 )
+from geneva.model.digests import digest_rows
 from geneva.model.tables import TableRef
 from geneva.storage.columns.staged_files import data_file
 from geneva.storage.lance.dataset import field_ids_of
@@ -58,6 +59,10 @@ def rows(*keys: int, seed: int = 0) -> pa.Table:
         },
         schema=SCHEMA,
     )
+
+
+def _kind(kind: pa.DataType) -> str:
+    return "float" if pa.types.is_floating(kind) else str(kind)
 
 
 class Source:
@@ -248,13 +253,13 @@ class Source:
         return list(changed), plain
 
     def _cells(self, version: int) -> dict[int, dict[str, Any]]:
-        """Every row's values, as texts that tell all of them apart; NULL is None."""
+        """Every row's values, as texts that tell all of them apart, not widths; NULL is None."""
         dataset = lance.dataset(self.ref.uri, version=version)
         table = dataset.to_table(with_row_id=True)
         cells: dict[int, dict[str, Any]] = {}
         for row in table.to_pylist():
             values = {
-                name: None if value is None else f"{table.schema.field(name).type} {value!r}"
+                name: None if value is None else f"{_kind(table.schema.field(name).type)} {value!r}"
                 for name, value in row.items()
             }
             if "s" in row:
@@ -643,8 +648,42 @@ def test_equality_of_all_types(kind: pa.DataType, cells: list[Any], data: st.Dat
     assert equal_rows(old, new).tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (pa.int64(), pa.int8()),
+        (pa.int64(), pa.uint64()),
+        (pa.float64(), pa.float32()),
+        (pa.float32(), pa.float16()),
+        (pa.string(), pa.large_string()),
+        (pa.binary(), pa.large_binary()),
+        (pa.list_(pa.int64()), pa.large_list(pa.int8())),
+        (pa.struct({"k": pa.int64()}), pa.struct({"k": pa.int32()})),
+    ],
+    ids=str,
+)
+def test_widths_make_no_difference(old: pa.DataType, new: pa.DataType) -> None:
+    """As in the digests of receipts."""
+    cells: list[Any] = [1, 2, None]
+    if pa.types.is_struct(old):
+        cells = [{"k": 1}, {"k": 2}, None]
+    elif pa.types.is_list(old):
+        cells = [[1], [1, None], None]
+    elif not (pa.types.is_integer(old) or pa.types.is_floating(old)):
+        cells = ["1", "", None]
+    was = pa.array(cells, old)
+    now = was.cast(new)
+    assert equal_rows(was, now).tolist() == [True, True, True]
+    other = now.take(pa.array([1, 0, 2]))
+    assert equal_rows(was, other).tolist() == [False, False, True]
+    assert (digest_rows([was], 0, 3) == digest_rows([now], 0, 3)).all()
+
+
 def test_values_of_other_types_differ() -> None:
     numbers = pa.array([1, None])
-    assert equal_rows(numbers, numbers.cast(pa.int32())).tolist() == [False, True]
+    assert equal_rows(numbers, numbers.cast(pa.string())).tolist() == [False, True]
+    assert equal_rows(numbers, numbers.cast(pa.float64())).tolist() == [False, True]
+    large = pa.array([2**64 - 1], pa.uint64())
+    assert equal_rows(large, pa.array([-1])).tolist() == [False]
     smaller = pa.array([{"k": 1}, None])
     assert equal_rows(smaller, pa.array([{"k": 1, "t": None}, None])).tolist() == [False, True]

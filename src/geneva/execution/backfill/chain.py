@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from geneva.errors import StaleInputError, UnreadableFragmentsError
 from geneva.execution.backfill.driver import JobControl, run_backfill
+from geneva.execution.backfill.failures import all_unreadable
 from geneva.execution.backfill.parallel import Sums
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.backfill.request import BackfillRequest
@@ -26,6 +27,7 @@ from geneva.model.rows import RowSet
 from geneva.model.tables import ColumnDefinition, TableRef, Upstream
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.graph import Reads, computed_inputs, upstream_of
+from geneva.render.text import agree, count
 from geneva.storage.columns.definitions import (
     commit_rebound,
     commit_receipt_columns,
@@ -248,9 +250,11 @@ def _refuse_stale(ref: TableRef, column: str, inputs: Iterable[PreparedBackfill]
     """Raise StaleInputError where an input of a column is not up to date."""
     stale = next((step.plan for step in inputs if step.plan.rows_to_compute), None)
     if stale is not None:
+        rows = stale.rows_to_compute
         raise StaleInputError(
             f"Column {column!r} of table {ref.name!r} is computed from {stale.column!r}, of which "
-            f"{stale.rows_to_compute:,} rows are not up to date. Run backfill({stale.column!r}) "
+            f"{count(rows, 'row')} {agree(rows, 'are')} not up to date. Run "
+            f"backfill({stale.column!r}) "
             'first, or leave upstream="refuse" out: then that is done in the same job.'
         )
 
@@ -263,10 +267,15 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
     total = sum(step.plan.rows_to_compute for step in chain.steps)
     sums = Sums(len(chain.steps), total, control)
     unreadable: list[UnreadableFragmentsError] = []
+    left_out: dict[str, set[int]] = {}
     for place, planned in enumerate(chain.steps):
         step = planned if not place else planned.again(frozenset())
+        name = step.plan.column
         # Nothing is computed from inputs that could not be computed.
-        step = step.without({fragment for error in unreadable for fragment in error.fragments})
+        reads: Reads = {**dict.fromkeys(left_out, ()), name: step.computation.input_paths}
+        inputs = computed_inputs(name, reads)
+        left_out[name] = {fragment for input_ in inputs for fragment in left_out[input_]}
+        step = step.without(left_out[name])
         listeners = (partial(sums.take, place),)
         if step.plan.is_empty:
             continue
@@ -274,8 +283,9 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
             run_backfill(step, replace(control, listeners=listeners), renew)
         except UnreadableFragmentsError as error:
             unreadable.append(error)
+            left_out[name].update(error.fragments)
     if unreadable:
-        raise unreadable[0]
+        raise all_unreadable(unreadable)
     return sums.now()
 
 

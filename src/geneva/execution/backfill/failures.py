@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from geneva.errors import (
@@ -23,6 +23,7 @@ from geneva.execution.worker.task import PartFailure, RowFailure
 from geneva.model.addresses import row_address
 from geneva.planning.backfill import BackfillPlan
 from geneva.render.plain import plain
+from geneva.render.text import count
 from geneva.storage.jobs.failures import ErrorRecord
 
 _ERRORS: dict[str, type[GenevaError]] = {
@@ -49,10 +50,10 @@ def error_of(failure: PartFailure) -> GenevaError:
 def too_many_failed(plan: BackfillPlan, *, failed: int, total: int, limit: int) -> GenevaError:
     """The error that a job ends with when more rows failed than the UDF's limits allow."""
     return TooManyFailedRowsError(
-        f"{failed:,} of {total:,} rows failed in column {plan.column!r} of table {plan.table!r}, "
-        f"and the UDF's limits (max_failed_rows, max_failed_fraction) allow {limit:,}. See "
-        "table.get_errors(); raise the limits, or fix the function, and run again: what is "
-        "computed is kept."
+        f"{failed:,} of {count(total, 'row')} failed in column {plan.column!r} of table "
+        f"{plan.table!r}, and the UDF's limits (max_failed_rows, max_failed_fraction) allow "
+        f"{limit:,}. See table.get_errors(); raise the limits, or fix the function, and run "
+        "again: what is computed is kept."
     )
 
 
@@ -61,11 +62,21 @@ def unreadable_fragments(plan: BackfillPlan, fragments: Mapping[int, str]) -> Ge
     named = "; ".join(f"fragment {fragment}: {why}" for fragment, why in [*fragments.items()][:5])
     more = f"; and {len(fragments) - 5} more" if len(fragments) > 5 else ""
     return UnreadableFragmentsError(
-        f"{len(fragments)} fragments of table {plan.table!r} can't be read, so that column "
-        f"{plan.column!r} could not be computed there ({named}{more}). All other fragments are "
-        "done and committed. Restore the files, or delete the rows, and run again.",
+        f"{count(len(fragments), 'fragment')} of table {plan.table!r} can't be read, so that "
+        f"column {plan.column!r} could not be computed there ({named}{more}). All other fragments "
+        "are done and committed. Restore the files, or delete the rows, and run again.",
         tuple(fragments),
+        plan.table,
     )
+
+
+def all_unreadable(errors: Sequence[UnreadableFragmentsError]) -> UnreadableFragmentsError:
+    """One error for several columns, which names all of their fragments."""
+    if len(errors) == 1:
+        return errors[0]
+    fragments = {fragment: None for error in errors for fragment in error.fragments}
+    messages = dict.fromkeys(str(error) for error in errors)
+    return UnreadableFragmentsError(" ".join(messages), tuple(fragments), errors[0].table)
 
 
 def error_records(

@@ -10,6 +10,7 @@ from functools import partial
 
 from geneva.errors import JobCancelledError, UnreadableFragmentsError
 from geneva.execution.backfill.driver import JobControl, run_backfill
+from geneva.execution.backfill.failures import all_unreadable
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.progress import JobProgress
 
@@ -40,7 +41,7 @@ def run_side_by_side(
             except UnreadableFragmentsError as failed:
                 unreadable.append(failed)
         if unreadable:
-            raise unreadable[0]
+            raise all_unreadable(unreadable)
         return sums.now()
     with ThreadPoolExecutor(len(works), thread_name_prefix="geneva-column") as threads:
         futures = [threads.submit(run) for run in runs]
@@ -53,8 +54,11 @@ def run_side_by_side(
             stop.set()
             raise
     errors = [error for future in futures if (error := future.exception()) is not None]
+    unread = [error for error in errors if isinstance(error, UnreadableFragmentsError)]
+    if unread and len(unread) == len(errors):
+        raise all_unreadable(unread)
     if errors:
-        raise next((e for e in errors if not stop.explains(e)), errors[0])
+        raise next((e for e in errors if e not in unread and not stop.explains(e)), errors[0])
     return sums.now()
 
 

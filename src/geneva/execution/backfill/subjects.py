@@ -14,8 +14,8 @@ from geneva.storage.columns.publish import verify_column
 from geneva.storage.columns.validity import Validity
 from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
 
-SourceCheck: TypeAlias = Callable[[FragmentFacts, Validity], Validity | None]
-"""Takes back what changes of a source made stale; None where only receipts can prove it."""
+SourceCheck: TypeAlias = Callable[[FragmentFacts, Validity], Validity]
+"""Takes back what changes of a source made stale, or what only receipts can prove."""
 
 
 class Subject(Protocol):

@@ -14,7 +14,7 @@ from geneva.model.rows import RowSet
 from geneva.model.tables import Reason, Unproven
 from geneva.planning.backfill import FragmentState, after_inputs_changed
 from geneva.storage.columns.provenance import read_provenance
-from geneva.storage.columns.validity import Validity, output_file
+from geneva.storage.columns.validity import Validity, ValueState, output_file
 from geneva.storage.lance.damage import damage_reason
 from geneva.storage.lance.dataset import (
     FragmentFacts,
@@ -207,6 +207,7 @@ def _states(
                 failed=found.failed.minus(retried) if retried else found.failed,
                 stale=stale or None,
                 failed_before=found.failed_before or None,
+                left_out=found.rows_in(ValueState.UNREADABLE) or None,
                 selected=None
                 if selected is None
                 else selected[fragment.id].minus(_done_by_followed(scope, fragment, found)),

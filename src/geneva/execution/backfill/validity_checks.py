@@ -31,6 +31,7 @@ MUCH_BYTES = 1024 * 1024 * 1024
 _SOURCE_ROW_BYTES = 1024
 """Of a row of another table, at a guess."""
 _ITEMS_PER_SLOT = 4
+_UNREADABLE = "unreadable: "
 
 Undecided: TypeAlias = Sequence[tuple[FragmentFacts, RowSet]]
 """Fragments, and the rows of each that only receipts can prove right."""
@@ -41,6 +42,11 @@ class Unreadable:
     """A fragment whose rows can't be read."""
 
     reason: str
+    """In one line."""
+
+    def to_text(self) -> str:
+        """What a worker sends back."""
+        return f"{_UNREADABLE}{self.reason}"
 
 
 def read_validity(
@@ -54,8 +60,7 @@ def read_validity(
     for fragment in fragments:
         validity = scope.reader.by_files(fragment)
         if check_source is not None:
-            unknown = Validity.unknown(fragment.physical_rows)
-            validity = check_source(fragment, validity) or unknown
+            validity = check_source(fragment, validity)
         found[fragment.id] = validity
     unclear = [f for f in fragments if found[f.id].undecided]
     live = read_live_rows(scope.dataset, unclear)
@@ -75,13 +80,16 @@ def _by_receipt(
     """What receipts say of these rows: read here, or by workers where it is much."""
     much = bytes_to_read(scope.computation, undecided) >= MUCH_BYTES
     if make_runner is None or not much or scope.computation.receipt is None:
-        return (_check_here(scope, fragment, rows) for fragment, rows in undecided)
+        return (check_rows(scope.reader, fragment, rows) for fragment, rows in undecided)
     return check_on_workers(make_runner, scope, undecided)
 
 
-def _check_here(scope: Scope, fragment: FragmentFacts, rows: RowSet) -> Validity | Unreadable:
+def check_rows(
+    reader: ValidityReader, fragment: FragmentFacts, rows: RowSet
+) -> Validity | Unreadable:
+    """What receipts say of some rows of a fragment, if they can be read."""
     try:
-        return scope.reader.by_receipt(fragment, rows)
+        return reader.by_receipt(fragment, rows)
     except BaseException as error:
         if not is_damage(error):
             raise
@@ -120,13 +128,19 @@ def check_receipts(item: ReceiptCheck) -> str:
     snapshot = read_snapshot(dataset, item.ref)
     reader = ValidityReader(dataset, snapshot, item.computation)
     facts = {fragment.id: fragment for fragment in snapshot.fragments}
-    found = (reader.by_receipt(facts[fragment], rows) for fragment, rows in item.rows)
-    return "\n".join(validity.to_text() for validity in found)
+    found = (check_rows(reader, facts[fragment], rows) for fragment, rows in item.rows)
+    return "\n".join(checked.to_text() for checked in found)
+
+
+def _from_text(text: str) -> Validity | Unreadable:
+    if text.startswith(_UNREADABLE):
+        return Unreadable(text.removeprefix(_UNREADABLE))
+    return Validity.from_text(text)
 
 
 def check_on_workers(
     make_runner: Callable[[], Runner], scope: Scope, undecided: Undecided
-) -> list[Validity]:
+) -> list[Validity | Unreadable]:
     """Check rows by their receipts on the workers of a runner, in the order given."""
     runner = make_runner()
     count = max(1, min(len(undecided), _ITEMS_PER_SLOT * runner.slots))
@@ -143,7 +157,7 @@ def check_on_workers(
         for share in shares
     ]
     texts = runner.submit(check_receipts, items).result()
-    found: dict[int, Validity] = {}
+    found: dict[int, Validity | Unreadable] = {}
     for share, text in zip(shares, texts, strict=True):
-        found.update(zip(share, map(Validity.from_text, text.split("\n")), strict=True))
+        found.update(zip(share, map(_from_text, text.split("\n")), strict=True))
     return [found[i] for i in range(len(undecided))]

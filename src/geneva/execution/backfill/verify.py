@@ -21,6 +21,7 @@ from geneva.model.computation import Computation
 from geneva.model.digests import digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet
 from geneva.render import html
+from geneva.render.text import count
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.columns.receipts import input_part, is_adopted, receipt_bits
 from geneva.storage.columns.validity import Validity, ValidityReader
@@ -89,7 +90,7 @@ class VerifyReport:
         """Return the report as text."""
         lines = [
             f"Column {self.column!r} of table {self.table!r} at version {self.version}: "
-            f"{self.rows:,} of {self.total_rows:,} rows looked at"
+            f"{self.rows:,} of {count(self.total_rows, 'row')} looked at"
         ]
         lines += [f"  {state.value:13}{rows:,}" for state, rows in self._shown()]
         lines += [f"    row address {e.address}: {e.state.value}" for e in self.examples[:10]]
@@ -141,7 +142,7 @@ def verify(
         rows += chosen.count
         claimed = reader.by_files(fragment)
         if check_source is not None:
-            claimed = check_source(fragment, claimed) or Validity.unknown(fragment.physical_rows)
+            claimed = check_source(fragment, claimed)
         seen = reader.by_receipt(fragment, chosen)
         states = _states(claimed, seen, chosen, has_receipts=computation.receipt is not None)
         if run:
@@ -174,7 +175,7 @@ def _sampled(
     total = sum(rows.count for rows in live.values())
     wanted = total
     if sample is not None:
-        wanted = min(total, int(sample) if sample >= 1 else round(sample * total))
+        wanted = min(total, max(1, int(sample) if sample >= 1 else round(sample * total)))
     places = (
         np.arange(total)
         if wanted == total

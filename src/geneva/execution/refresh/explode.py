@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from geneva.errors import JobCancelledError, TableChangedError
+from geneva.errors import JobCancelledError, TableChangedError, UnreadableFragmentsError
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.layout import Layout, Lists, lay_out, read_source_ids_of, rewrite
@@ -70,16 +70,28 @@ def prepare_chunk_refresh(
 def run_chunk_refresh(prepared: PreparedChunkRefresh, control: JobControl) -> JobProgress:
     """Refresh the hidden view, then lay out what changed in it."""
     progress, version = JobProgress(total=0), prepared.inner.view_version
+    source, unreadable = prepared.inner.target.source.name, None
     if not prepared.inner.plan.is_empty:
-        progress, version = run_refresh(prepared.inner, control)
-    _lay_out_changes(prepared, version, control)
+        try:
+            progress, version = run_refresh(prepared.inner, control, view=prepared.ref.name)
+        except UnreadableFragmentsError as error:
+            if error.table != source:
+                raise
+            # All else is refreshed, and can be laid out.
+            unreadable, version = error, int(open_dataset(prepared.inner.ref).version)
+    _lay_out_changes(prepared, version, control, to_the_end=unreadable is None)
+    if unreadable is not None:
+        raise unreadable
     return progress
 
 
-def _lay_out_changes(prepared: PreparedChunkRefresh, version: int, control: JobControl) -> None:
+def _lay_out_changes(
+    prepared: PreparedChunkRefresh, version: int, control: JobControl, *, to_the_end: bool
+) -> None:
     """Make the rows of every source row whose list or carried values changed what they should be.
 
     Done again after a crash it gives the same: what is there is compared with what should be.
+    `to_the_end`: whether the view counts as refreshed after that.
     """
     outer, inner = prepared.ref, prepared.inner.ref
     planned, lists = open_dataset(outer), Lists.read(inner, version)
@@ -108,6 +120,8 @@ def _lay_out_changes(prepared: PreparedChunkRefresh, version: int, control: JobC
 
     # After a compaction, say, the rows are elsewhere.
     retry_conflicts(attempt, _MAX_RETRIES)
+    if not to_the_end:
+        return
     commit_refreshed(
         outer,
         prepared.inner.target.version,

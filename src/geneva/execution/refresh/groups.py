@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from geneva.execution.backfill.subjects import SourceCheck
+from geneva.execution.refresh.damage import Damage
 from geneva.model.computation import (
     Carry,
     Computation,
@@ -58,6 +59,8 @@ class RefreshTarget:
     """Per version that values may be of, what changed since; None: that version is gone."""
     address: str = ""
     """Where the source is, as the view's definition says it; empty: by its URI."""
+    damage: Damage = field(default_factory=Damage)
+    """What of the source can't be read."""
 
     def changed_since(self, version: int, paths: Iterable[str]) -> RowIds | None:
         """Rows of the source in which one of these columns changed; None: nobody knows."""
@@ -232,7 +235,21 @@ class _ChangedInSource:
         self._computation = computation
         self._rows: dict[int, FragmentRows] | None = None
 
-    def judge(self, fragment: FragmentFacts, validity: Validity) -> Validity | None:
+    def judge(self, fragment: FragmentFacts, validity: Validity) -> Validity:
+        """What is still right, and which rows can't be judged, as their source can't be read."""
+        known = self._still_right(fragment, validity)
+        if known is None:
+            known = Validity.unknown(fragment.physical_rows)
+        lost = self._target.damage.rows
+        if not len(lost):
+            return known
+        if fragment.source_ids is not None:
+            rows = RowSet.from_mask(np.isin(fragment.source_ids, lost))
+        else:
+            rows = self._places(fragment, lost)
+        return known.without_inputs(rows)
+
+    def _still_right(self, fragment: FragmentFacts, validity: Validity) -> Validity | None:
         """What is still right; None when a version is gone that values may be of."""
         if not validity.right and not validity.failed:
             return validity
@@ -246,8 +263,12 @@ class _ChangedInSource:
         ids = union_of(known)
         if not len(ids):
             return validity
+        return validity.without(self._places(fragment, ids))
+
+    def _places(self, fragment: FragmentFacts, ids: RowIds) -> RowSet:
+        """The rows of a fragment that stand for rows of the source."""
         places = places_of([self._rows_of(fragment)], ids)
-        return validity.without(places.get(fragment.id, RowSet.empty(fragment.physical_rows)))
+        return places.get(fragment.id, RowSet.empty(fragment.physical_rows))
 
     def _rows_of(self, fragment: FragmentFacts) -> FragmentRows:
         if self._rows is None:

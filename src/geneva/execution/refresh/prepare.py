@@ -6,12 +6,18 @@ when its rows have come and gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from geneva.errors import TableChangedError, TableNotFoundError, UserInputError
+from geneva.errors import (
+    TableChangedError,
+    TableNotFoundError,
+    UnreadableFragmentsError,
+    UserInputError,
+)
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.backfill.request import BackfillRequest
+from geneva.execution.refresh.damage import Damage, find_damage, source_fragments_of
 from geneva.execution.refresh.forecast import forecast
 from geneva.execution.refresh.groups import (
     NO_ROWS,
@@ -26,6 +32,7 @@ from geneva.execution.refresh.stored_sql import check_stored_sql
 from geneva.model.tables import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.columns.copies import how_to_get_stable_ids
+from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
 from geneva.storage.views.definition import ROW_ADDRESSES, ViewInfo, read_view
 from geneva.storage.views.foreign_writes import is_untouched
@@ -72,8 +79,13 @@ class PreparedRefresh:
         return _versions(self.groups)
 
 
-def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) -> PreparedRefresh:
-    """Plan a refresh from the view and its source as they are. Reads only; runs no user code."""
+def prepare_refresh(
+    ref: TableRef, source: TableRef, request: RefreshRequest, damage: Damage | None = None
+) -> PreparedRefresh:
+    """Plan a refresh from the view and its source as they are. Reads only; runs no user code.
+
+    `damage`: what of the source is known to be unreadable, at the version asked for.
+    """
     view = open_dataset(ref)
     info = read_view(view.schema)
     if info is None:
@@ -108,9 +120,47 @@ def prepare_refresh(ref: TableRef, source: TableRef, request: RefreshRequest) ->
     current = untouched and reached
     if current and not request.backfill.options.retry_failed:
         return up_to_date
-    planned = _with_work(up_to_date, view, info, state, untouched=untouched)
+    known = damage or Damage()
+    while True:
+        begun = replace(up_to_date, target=replace(up_to_date.target, damage=known))
+        try:
+            planned = _with_work(begun, view, info, state, untouched=untouched)
+            found = more_damage(planned, _unreadable_in_view(planned.backfills))
+        except BaseException as error:
+            if not (isinstance(error, UnreadableFragmentsError) or is_damage(error)):
+                raise
+            found = more_damage(begun, None)
+            if not found:
+                raise
+        if not found:
+            break
+        known = known.plus(_open_target(source, version), found)
     # With rows to try again there may be work left in a view that is up to date.
     return up_to_date if current and not planned.plan.rows_to_compute else planned
+
+
+def more_damage(
+    prepared: PreparedRefresh, view_fragments: Collection[int] | None
+) -> dict[int, str]:
+    """Fragments of the source, not known yet, because of which fragments of the view can't be made.
+
+    None: nobody knows where it is.
+    """
+    if view_fragments is not None and not view_fragments:
+        return {}
+    target = prepared.target
+    source = _open_target(target.source, target.version)
+    info = read_view(open_dataset(target.ref).schema)
+    assert info is not None
+    suspects = None
+    if view_fragments is not None:
+        suspects = source_fragments_of(source, target.ref, view_fragments)
+    found = find_damage(source, _watched(info, prepared.groups), suspects)
+    return {i: why for i, why in found.items() if i not in target.damage.fragments}
+
+
+def _unreadable_in_view(backfills: Iterable[PreparedBackfill]) -> set[int]:
+    return {fragment for backfill in backfills for fragment, _ in backfill.plan.unreadable}
 
 
 def _with_work(
@@ -129,11 +179,14 @@ def _with_work(
     since = changes.get(info.base_version) if untouched else None
     if state.refreshed and not untouched:
         notes = (*notes, _TOUCHED)
+    damage = target.damage
+    if damage:
+        notes = (*notes, damage.note(target.source.name))
     if state.computed_at:
-        membership = read_membership(view, source, info.query, since)
+        membership = read_membership(view, source, info.query, since, damage)
     else:
         max_rows = request.max_rows_per_fragment
-        membership = read_first_membership(view, source, info.query, max_rows)
+        membership = read_first_membership(view, source, info.query, max_rows, damage)
     changed = {v: c.changed if c is not None else None for v, c in changes.items()}
     target = replace(target, changed=changed)
     snapshot = read_snapshot(view, target.ref)
@@ -238,9 +291,18 @@ def _changes(
             )
         except TableChangedError:
             found[version] = None
-            notes.append(
-                f"version {version} of {target.source.name!r}, which values of the view were "
-                "computed from, was cleaned up: UDF columns are checked by their receipts, and "
-                "carried columns are read again"
-            )
+            notes.append(_checked(target, version, "was cleaned up"))
+        except BaseException as error:
+            if not is_damage(error):
+                raise
+            found[version] = None
+            notes.append(_checked(target, version, f"can't be compared ({damage_reason(error)})"))
     return found, tuple(notes)
+
+
+def _checked(target: RefreshTarget, version: int, why: str) -> str:
+    return (
+        f"version {version} of {target.source.name!r}, which values of the view were computed "
+        f"from, {why}: UDF columns are checked by their receipts, and carried columns are read "
+        "again"
+    )

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from geneva.errors import TableChangedError
+from geneva.execution.refresh.damage import Damage
 from geneva.execution.refresh.groups import NO_ROWS, places_of, union_of
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import TableRef
 from geneva.model.view_query import ViewQuery
 from geneva.planning.membership import choose_rows, rows_that_enter_and_leave
+from geneva.render.text import count
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.row_ids import read_matching_ids, read_row_ids
@@ -52,16 +54,18 @@ def read_membership(
     source: Dataset,
     query: ViewQuery,
     changes: SourceChanges | None,
+    damage: Damage,
 ) -> Membership:
     """Which rows come and go: by what changed, where that is known; else by comparing all rows.
 
-    `changes` are those since the view was in order; None when it is not.
+    `changes` are those since the view was in order; None when it is not. Of what can't be read no
+    row comes, and none goes but those that the source has no more.
     """
     bounded = query.limit is not None or query.offset is not None
-    if changes is None or bounded:
-        wanted = _wanted_rows(source, query)
+    if changes is None or bounded or damage:
         ids = read_source_ids(view)
         present = np.concatenate([rows.live_ids() for rows in ids] or [NO_ROWS])
+        wanted = _wanted_rows(source, query, present, damage)
         # Left by two refreshes that ran into each other, or added by hand.
         repeated = _repeated(present)
         if len(repeated):
@@ -83,14 +87,18 @@ def read_membership(
 
 
 def read_first_membership(
-    view: Dataset, source: Dataset, query: ViewQuery, max_rows_per_fragment: int | None
+    view: Dataset,
+    source: Dataset,
+    query: ViewQuery,
+    max_rows_per_fragment: int | None,
+    damage: Damage,
 ) -> Membership:
     """Which rows come and go in a view of nothing but placeholders.
 
     They are all laid out anew, which costs next to nothing, where fragments would be too large, or
     rows not be in the order of the query.
     """
-    found = read_membership(view, source, query, None)
+    found = read_membership(view, source, query, None, damage)
     ids = read_source_ids(view)
     too_large = max_rows_per_fragment is not None and any(
         len(rows.live) > max_rows_per_fragment for rows in ids
@@ -98,13 +106,20 @@ def read_first_membership(
     if not too_large and (query.seed is None or not len(found.entering)):
         return found
     present = union_of(rows.live_ids() for rows in ids)
-    return Membership(_wanted_rows(source, query), present, places_of(ids, present))
+    wanted = _wanted_rows(source, query, present, damage)
+    return Membership(wanted, present, places_of(ids, present))
 
 
-def _wanted_rows(source: Dataset, query: ViewQuery) -> RowIds:
-    """All rows that the query selects, in its order."""
+def _wanted_rows(source: Dataset, query: ViewQuery, present: RowIds, damage: Damage) -> RowIds:
+    """All rows that the query selects, in its order.
+
+    Of rows that can't be read, those that are `present` in the view.
+    """
+    passing = read_row_ids(source, query.where, without=damage.fragments)
+    if damage:
+        passing = np.union1d(passing, np.intersect1d(present, damage.rows))
     return choose_rows(
-        read_row_ids(source, query.where),
+        passing,
         shuffle_seed=query.seed,
         offset=query.offset,
         limit=query.limit,
@@ -162,7 +177,7 @@ def drop_rows(ref: TableRef, membership: Membership, job_id: str, max_retries: i
         delete_view_rows(dataset, places, job_id)
 
     exhausted = TableChangedError(
-        f"Could not remove {membership.rows_leaving:,} rows from view {ref.name!r}, because other "
-        "writers kept getting in between. Refresh again when it is calmer."
+        f"Could not remove {count(membership.rows_leaving, 'row')} from view {ref.name!r}, because "
+        "other writers kept getting in between. Refresh again when it is calmer."
     )
     retry_conflicts(attempt, max_retries, exhausted)

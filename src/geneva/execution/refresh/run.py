@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from geneva.errors import TableChangedError
+from geneva.errors import TableChangedError, UnreadableFragmentsError
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.parallel import run_side_by_side
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.forecast import come_true
 from geneva.execution.refresh.groups import UdfColumn, own_columns
-from geneva.execution.refresh.prepare import PreparedRefresh, prepare_refresh
+from geneva.execution.refresh.prepare import PreparedRefresh, more_damage, prepare_refresh
 from geneva.execution.refresh.rows import drop_rows
 from geneva.model.rows import RowSet
 from geneva.model.tables import TableRef
@@ -30,8 +30,12 @@ from geneva.storage.views.state import (
 )
 
 
-def run_refresh(prepared: PreparedRefresh, control: JobControl) -> tuple[JobProgress, int]:
+def run_refresh(
+    prepared: PreparedRefresh, control: JobControl, *, view: str | None = None
+) -> tuple[JobProgress, int]:
     """Carry a plan out; return what was done, and the version of the view that is the result.
+
+    `view` is what people call it, if that is another name.
 
     That the source's version is reached is recorded last, and that it is under way first: what a
     refresh that was cut off has left behind is known for what it is.
@@ -43,27 +47,47 @@ def run_refresh(prepared: PreparedRefresh, control: JobControl) -> tuple[JobProg
         request = replace(prepared.request, src_version=target.version)
         prepared = prepare_refresh(ref, target.source, request)
         begun = open_dataset(ref, prepared.view_version)
-    version = _change_rows(prepared, control)
-    # More commits are of somebody else, or of receipts for columns that are older than them.
-    as_planned = version == begun.version + prepared.membership.commits
-    with _source_pinned(prepared, control):
-        backfills = [
-            _backfill(planned, version if as_planned else None, control)
-            for planned in prepared.backfills
-        ]
-        needed = [backfill for backfill in backfills if not backfill.plan.is_empty]
-        progress = run_side_by_side(needed, control, prepared.plan.rows_to_compute)
+    before = int(begun.version)
+    while True:
+        try:
+            progress = _fill(prepared, before, control)
+            break
+        except UnreadableFragmentsError as error:
+            found = more_damage(prepared, error.fragments)
+            if not found:
+                raise
+        # Of the fragments that were left out, what is made from other rows can be done.
+        damage = target.damage.plus(open_dataset(target.source, target.version), found)
+        request = replace(prepared.request, src_version=target.version)
+        prepared = prepare_refresh(ref, target.source, request, damage)
+        target, before = prepared.target, prepared.view_version
+    if target.damage:
+        raise target.damage.error(view or ref.name, target.source.name, target.version)
     ended = commit_refreshed(
         ref,
         target.version,
         control.job_id,
         prepared.udf_versions,
         identity=version_identity(target.source, target.version),
-        is_settled=lambda view: is_untouched(
-            ref, view, prepared.view_version, own_columns(view, prepared.groups), control.job_id
+        is_settled=lambda now: is_untouched(
+            ref, now, prepared.view_version, own_columns(now, prepared.groups), control.job_id
         ),
     )
     return progress, int(ended.version)
+
+
+def _fill(prepared: PreparedRefresh, before: int, control: JobControl) -> JobProgress:
+    """Let rows go and come, and fill the columns; `before` is the view's version until then."""
+    version = _change_rows(prepared, control)
+    # More commits are of somebody else, or of receipts for columns that are older than them.
+    as_planned = version == before + prepared.membership.commits
+    with _source_pinned(prepared, control):
+        backfills = [
+            _backfill(planned, version if as_planned else None, control)
+            for planned in prepared.backfills
+        ]
+        needed = [backfill for backfill in backfills if not backfill.plan.is_empty]
+        return run_side_by_side(needed, control, prepared.plan.rows_to_compute)
 
 
 def _change_rows(prepared: PreparedRefresh, control: JobControl) -> int:

@@ -43,6 +43,7 @@ from geneva.execution.worker.records import (
 from geneva.execution.worker.task import ColumnWork, PartWork, RowFailure
 from geneva.execution.worker.waiting import WaitingRows
 from geneva.model.rows import Offsets, RowRange
+from geneva.render.text import count
 from geneva.storage.lance.pieces import concat_batches
 
 _Values = TypeVar("_Values", Computed, Result)
@@ -321,7 +322,7 @@ class BatchRunner:
         if limit is not None and self._failed_rows > limit:
             last = failures[-1]
             raise TooManyFailedRowsError(
-                f"{self._failed_rows:,} rows failed, and the UDF's limits (max_failed_rows, "
+                f"{count(self._failed_rows, 'row')} failed, and the UDF's limits (max_failed_rows, "
                 f"max_failed_fraction) allow {limit:,} here. The last one, row {last.offset}: "
                 f"{last.exception_type}: {last.message}. See table.get_errors(); raise the limits, "
                 "or fix the function, and run again: what is computed is kept."

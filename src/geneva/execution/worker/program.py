@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from geneva.errors import UDFError
+from geneva.errors import SQLExecutionError, UDFError
 from geneva.execution.apply.ahead import CallsAhead
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.timeouts import Guard
@@ -82,7 +82,7 @@ class Carrier:
         columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
         is_set = pa.repeat(pa.scalar(True), batch.num_rows)
         arrays = [
-            is_set if field.name == IS_SET else columns[field.name].cast(field.type)
+            is_set if field.name == IS_SET else _carried(columns[field.name], field)
             for field in self._fields
         ]
         return Applied(tuple(arrays))
@@ -96,6 +96,19 @@ class Carrier:
 
     def close(self) -> None:
         """Hold nothing."""
+
+
+def _carried(values: pa.Array, field: pa.Field) -> pa.Array:
+    """Values of the source in the view's type, which was the source's when the view was made."""
+    try:
+        return values.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        altered = SQLExecutionError(
+            f"the source's column is {values.type} by now, and a value of it does not fit the "
+            f"view's {field.type} ({error}). Create the view anew, to give it the new type"
+        )
+        altered.column = field.name
+        raise altered from error
 
 
 _LIVE: OrderedDict[tuple[object, ...], Program] = OrderedDict()

@@ -17,6 +17,7 @@ from lance.file import LanceFileSession
 
 from geneva.model.rows import RowRange
 from geneva.model.tables import Secrets
+from geneva.storage.lance.pieces import writable
 
 _MAX_NAME_LENGTH = 128
 """Longest name kept in a key; longer ones are cut, with a hash."""
@@ -123,7 +124,8 @@ class LanceCheckpointStore(CheckpointStore):
         # Never `with`: leaving the block by an exception would publish a truncated file.
         writer.add_schema_metadata(_KEY_METADATA, key)
         writer.add_schema_metadata(_CHECKSUM_METADATA, str(checksum(value)))
-        writer.write_batch(value)
+        columns = [writable(column) for column in value.columns]
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=value.schema))
         writer.close()
 
     def __getitem__(self, key: str) -> pa.RecordBatch:

@@ -14,6 +14,7 @@ from typing import Any
 from lance.optimize import Compaction
 
 from geneva.model.tables import TableRef
+from geneva.render.text import count
 from geneva.storage.columns.dictionaries import narrow_dictionaries
 from geneva.storage.columns.staged_files import read_columns
 from geneva.storage.lance.damage import Damaged, damage_reason, is_damage, reading
@@ -66,8 +67,8 @@ def _is_readable(ref: TableRef, fragment: Any, columns: list[str]) -> bool:
 
 def _left_out(ref: TableRef, columns: list[str], fragments: int) -> str:
     return (
-        f"{fragments:,} fragments of table {ref.name!r} were not merged: Lance would put the "
-        f"dictionaries of {', '.join(map(repr, columns))} one behind the other, beyond what their "
-        "indices can count, and the table could not be read any more. Use a dictionary with int32 "
-        "indices, or none, to have them merged."
+        f"{count(fragments, 'fragment')} of table {ref.name!r} could not be merged: Lance would "
+        f"put the dictionaries of {', '.join(map(repr, columns))} one behind the other, beyond "
+        "what their indices can count, and the table could not be read any more. Use a "
+        "dictionary with int32 indices, or none."
     )

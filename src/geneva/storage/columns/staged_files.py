@@ -21,7 +21,7 @@ from geneva.storage.lance.dataset import (
     file_version,
 )
 from geneva.storage.lance.fragments import BLOB_KEY, MAX_WINDOW_ROWS, is_blob
-from geneva.storage.lance.pieces import concat_batches, null_rows
+from geneva.storage.lance.pieces import concat_batches, null_rows, writable
 
 _NAME_METADATA = "geneva.file"
 """A staged file carries its own name: one that was put in the place of another is not it."""
@@ -146,7 +146,7 @@ def stage_nulls(
 
 def storable(dataset: lance.LanceDataset, array: pa.Array) -> pa.Array:
     """Values as the table's format can store them."""
-    return array if file_version(dataset) >= (2, 1) else _nulls_inside(array)
+    return writable(array if file_version(dataset) >= (2, 1) else _nulls_inside(array))
 
 
 def _nulls_inside(array: pa.Array) -> pa.Array:

@@ -82,6 +82,8 @@ class ValueState(StrEnum):
     """Its receipt is of other inputs, or of another version of the function."""
     EMPTIED = "emptied"
     """It was computed, and somebody wrote NULL in its place: to be computed, like a new row."""
+    UNREADABLE = "unreadable"
+    """Its inputs can't be read, so that nobody knows: it stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,14 @@ class Validity:
         affected = (ValueState.RIGHT, ValueState.WITHOUT_RECEIPT, ValueState.FAILED)
         rows = {s: rows.minus(changed) if s in affected else rows for s, rows in self.rows.items()}
         return replace(self, reason=Reason.INPUT_CHANGED, rows=rows)
+
+    def without_inputs(self, lost: RowSet) -> Validity:
+        """The same where the inputs of some rows can't be read: what is proven stays so."""
+        lost = lost.minus(self.right).minus(self.failed)
+        if not lost:
+            return self
+        rows = {state: rows.minus(lost) for state, rows in self.rows.items()}
+        return replace(self, rows={**rows, ValueState.UNREADABLE: lost})
 
     def joined(self, checked: Validity) -> Validity:
         """Add what a check of the undecided rows has shown."""
@@ -554,7 +564,7 @@ class ValidityReader:
             own = taker.take(offsets)
             equal = np.ones(len(offsets), dtype=np.bool_)
             for i, output in enumerate(carried):
-                equal &= equal_rows(own.column(i), batch.column(output.name).cast(output.type))
+                equal &= equal_rows(own.column(i), batch.column(output.name))
             same[offsets] = equal
         return RowSet.from_mask(same)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -36,6 +35,7 @@ _LOST = (
     "finished is kept; run the same again to go on."
 )
 _UNREADABLE = "unreadable"
+_MAX_NUMBER = 2**63
 _NO_TIME = datetime.fromtimestamp(0, UTC)
 _FINAL = frozenset(status.value for status in JobStatus if status.is_final)
 
@@ -486,9 +486,9 @@ def _mapping(found: object) -> dict[str, Any]:
 
 
 def _numbers(found: object) -> dict[str, Any]:
-    """The metrics of an event: finite numbers, and None for what was not known."""
+    """The metrics of an event: numbers of a sane size, and None for what was not known."""
     return {
         name: value
         for name, value in _mapping(found).items()
-        if value is None or (isinstance(value, int | float) and math.isfinite(value))
+        if value is None or (isinstance(value, int | float) and abs(value) < _MAX_NUMBER)
     }

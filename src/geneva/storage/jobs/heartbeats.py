@@ -49,8 +49,11 @@ class JobSignals:
         self._write(f"{job_id}.cancel.lance", {})
 
     def cancel_requested(self, job_id: str) -> bool:
-        """Whether somebody asked the job to stop."""
-        return bool(self._session.contains(f"{job_id}.cancel.lance"))
+        """Whether somebody asked the job to stop: not one whose id can't be a file's name."""
+        try:
+            return bool(self._session.contains(f"{job_id}.cancel.lance"))
+        except (OSError, ValueError, RuntimeError):
+            return False
 
     def clear(self, job_id: str) -> None:
         """Forget a job that has ended."""

@@ -77,3 +77,18 @@ def concat(arrays: Sequence[pa.Array]) -> pa.Array:
         encoded = plain.dictionary_encode()
         return encoded if encoded.type == kind else encoded.cast(kind)
     return pa.concat_arrays(arrays)
+
+
+def writable(array: pa.Array) -> pa.Array:
+    """The array as Lance's writer takes it: a slice of structs within structs makes it panic."""
+    nested = pa.types.is_nested(array.type) and not pa.types.is_dictionary(array.type)
+    return pa.concat_arrays([array]) if nested and _is_sliced(array) else array
+
+
+def _is_sliced(array: pa.Array) -> bool:
+    """Whether an array, or one below it, begins in the middle of its memory."""
+    if array.offset:
+        return True
+    if pa.types.is_struct(array.type):
+        return any(_is_sliced(array.field(i)) for i in range(array.type.num_fields))
+    return pa.types.is_nested(array.type) and hasattr(array, "values") and _is_sliced(array.values)

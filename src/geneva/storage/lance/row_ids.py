@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import lance
@@ -22,11 +22,19 @@ NO_IDS: RowIds = np.empty(0, dtype=np.uint64)
 NO_IDS.flags.writeable = False
 
 
-def read_row_ids(dataset: lance.LanceDataset, where: str | None) -> RowIds:
-    """The ids of live rows that satisfy `where`; row addresses if the table has no stable ids."""
+def read_row_ids(
+    dataset: lance.LanceDataset, where: str | None, *, without: Collection[int] = ()
+) -> RowIds:
+    """The ids of live rows that satisfy `where`; row addresses if the table has no stable ids.
+
+    `without`: fragments that are not looked at.
+    """
+    some = None
+    if without:
+        some = [i for f in dataset.get_fragments() if (i := f.fragment_id) not in without]
     if where is None:
-        return scan_ids(dataset)
-    return sorted_ids(list(select_rows(dataset, read_condition(dataset, where), "_rowid")))
+        return scan_ids(dataset, None, some)
+    return sorted_ids(list(select_rows(dataset, read_condition(dataset, where), "_rowid", some)))
 
 
 def read_matching_ids(dataset: lance.LanceDataset, ids: RowIds, where: str | None) -> RowIds:

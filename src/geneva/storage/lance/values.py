@@ -15,7 +15,7 @@ def equal_rows(old: pa.Array, new: pa.Array) -> Mask:
     """Row by row whether the values are the same, whatever their type.
 
     NULL is NULL, NaN is NaN, and 0.0 is not -0.0: a function can tell them apart. Values of
-    different types differ.
+    different types differ, but for widths: those of receipts, too, don't depend on them.
     """
     old, new = _without_encoding(old), _without_encoding(new)
     no_old, no_new = _flags(old.is_null()), _flags(new.is_null())
@@ -42,11 +42,11 @@ def _equal_values(old: pa.Array, new: pa.Array) -> Mask:
         if a.list_size != b.list_size:
             return nothing
         return np.all(equal_rows(_items(old), _items(new)).reshape(len(old), a.list_size), axis=1)
-    lists = (pa.types.is_list, pa.types.is_large_list)
-    if any(is_list(a) and is_list(b) for is_list in lists):
+    if all(pa.types.is_list(kind) or pa.types.is_large_list(kind) for kind in (a, b)):
         return _equal_lists(old, new)
     if a != b:
-        return nothing
+        widest = _widest(a, b)
+        return nothing if widest is None else _equal_values(old.cast(widest), new.cast(widest))
     if pa.types.is_floating(a):
         x, y = old.to_numpy(zero_copy_only=False), new.to_numpy(zero_copy_only=False)
         bits = np.dtype(f"u{x.itemsize}")
@@ -58,9 +58,33 @@ def _equal_values(old: pa.Array, new: pa.Array) -> Mask:
         return np.fromiter((was == now for was, now in pairs), dtype=np.bool_, count=len(old))
 
 
+def _widest(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    """A type that holds all values of both, where these differ in their width alone."""
+    types = pa.types
+    if types.is_integer(a) and types.is_integer(b):
+        # Of the largest unsigned numbers and signed ones, decimals hold both.
+        return pa.decimal128(20) if pa.uint64() in (a, b) else pa.int64()
+    if types.is_floating(a) and types.is_floating(b):
+        return pa.float64()
+    for wide, is_kind in ((pa.large_string(), _is_text), (pa.large_binary(), _is_bytes)):
+        if is_kind(a) and is_kind(b):
+            return wide
+    return None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    types = pa.types
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+
+
 def _equal_lists(old: pa.Array, new: pa.Array) -> Mask:
     lengths = pc.list_value_length(old)
-    same = _flags(pc.equal(lengths, pc.list_value_length(new)))
+    same = _flags(pc.equal(lengths.cast(pa.int64()), pc.list_value_length(new).cast(pa.int64())))
     rows = np.flatnonzero(same)
     # Through take: what is behind a NULL list must not count as its items.
     items = equal_rows(*(side.take(pa.array(rows)).flatten() for side in (old, new)))

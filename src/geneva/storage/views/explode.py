@@ -6,6 +6,7 @@ import json
 import struct
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,6 +72,23 @@ def _hidden_branch(outer: TableRef, hidden: TableRef) -> str:
         else:
             break
     return own
+
+
+def drop_hidden_branches(outer: TableRef) -> None:
+    """Delete the branches of a hidden view that belong to no branch of the view any more."""
+    root = replace(outer, uri=outer.root, branch=None)
+    hidden = open_dataset(inner_ref(root))
+    # Listed first: a branch of the view is there before the hidden one that goes with it.
+    left = hidden.branches.list()
+    used = {
+        name
+        for branch in open_dataset(root).branches.list().values()
+        for _, name in branch["branch_identifier"]
+    }
+    # One that others were made from goes after these.
+    for name in sorted(left.keys() - used, key=lambda n: -len(left[n]["branch_identifier"])):
+        with suppress(OSError, ValueError):
+            hidden.branches.delete(name)
 
 
 # ------------------------------------------------------------------------------------ reading
