@@ -23,15 +23,17 @@ def machine() -> str:
 def cells(outcome: Outcome) -> tuple[str, ...]:
     ideal = outcome.ratio_to_ideal
     ratio = outcome.ratio_to_loop
-    ratios = [f"{ratio:.2f}x"] if ratio is not None else []
+    of_alone = outcome.target is not None and outcome.target.of == "alone"
+    ratios = [f"{1 / ratio:.2f} of it" if of_alone else f"{ratio:.2f}x"] if ratio else []
+    unit = outcome.target.unit if outcome.target is not None else "s"
     if ideal is not None:
         of_waits = outcome.target is not None and outcome.target.of == "waits"
         than = "waits / calls at once" if of_waits else "UDF time / cores"
         ratios.append(f"{ideal:.3f}x {than}")
     return (
         outcome.title,
-        _seconds(outcome.seconds),
-        _seconds(outcome.loop_seconds),
+        _amount(outcome.seconds, unit),
+        _amount(outcome.loop_seconds, unit),
         ", ".join(ratios),
         "" if outcome.target is None else str(outcome.target),
         {True: "yes", False: "no", None: ""}[outcome.reached],
@@ -68,7 +70,7 @@ def as_json(outcomes: Sequence[Outcome], *, scale: float, repeat: int) -> str:
     return json.dumps(whole, indent=2)
 
 
-def _seconds(value: float | None) -> str:
+def _amount(value: float | None, unit: str) -> str:
     if value is None:
         return ""
-    return f"{value:.3f} s" if value < 1 else f"{value:.2f} s"
+    return f"{value:.3f} {unit}" if value < 1 else f"{value:.{2 if unit == 's' else 0}f} {unit}"

@@ -26,8 +26,8 @@ Digests: TypeAlias = npt.NDArray[np.uint64]
 
 _BLOCK_ROWS = 16_384
 """Rows of fixed-width values that are digested at once: their temporaries stay in the cache."""
-_BLOCK_BYTES = 1024 * 1024
-"""Bytes of variable-width values that are digested at once."""
+_BLOCK_BYTES = 256 * 1024
+"""Bytes of variable-width values, and of lists, that are digested at once."""
 
 _SCRAMBLE = np.uint64(0x9E3779B97F4A7C15)
 _FINISH_1 = np.uint64(0xFF51AFD7ED558CCD)

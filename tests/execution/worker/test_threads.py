@@ -36,7 +36,7 @@ LIMIT = 20.0
 
 
 def own_threads() -> list[threading.Thread]:
-    ours = ("geneva-reader", "geneva-writer")
+    ours = ("geneva-reader", "geneva-writer", "geneva-saver")
     return [thread for thread in threading.enumerate() if thread.name in ours]
 
 
@@ -255,7 +255,7 @@ PLACES += [(Broken, "store"), (Panic, "store"), (Damaged, "reader"), (Damaged, "
 
 
 @pytest.mark.parametrize(("kind", "place"), PLACES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(6))
 def test_an_error_of_any_stage_ends_all_of_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -292,7 +292,9 @@ def test_an_error_of_any_stage_ends_all_of_them(
 
     monkeypatch.setattr(Reader, "read", reading)
     monkeypatch.setattr(PartWriter, "add", adding)
-    task = replace(open_task(tmp_path, range(40), checkpoint_size=2), store=Store())
+    sizes = draw.choice([{"checkpoint_size": 2}, {"batch_size": 2}])
+    task = replace(open_task(tmp_path, range(40), **sizes), store=Store())
+    task = replace(task, work=replace(task.work, flush_seconds=0.0))
     program = Program(before=lambda xs: step("program"))
     made, parts = make_pipeline(task, program), parts_of(40, 10)
     started = time.monotonic()

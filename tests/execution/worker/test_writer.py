@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,11 @@ from geneva.execution.worker.records import Durable, OpenTask, Result
 from geneva.execution.worker.task import RowFailure
 from geneva.execution.worker.writer import Writer
 from geneva.model.rows import RowRange, RowSet
-from geneva.storage.checkpoints.store import ERROR_COLUMN, CheckpointKey
+from geneva.storage.checkpoints.store import (
+    ERROR_COLUMN,
+    CheckpointKey,
+    InMemoryCheckpointStore,
+)
 from geneva.storage.columns.provenance import read_provenance
 from geneva.storage.columns.receipts import is_adopted
 from worker_support import make_file, make_part, make_piece, make_result, open_task
@@ -49,8 +55,44 @@ class TestCheckpoints:
         assert saved_ranges(task) == []
         saved = writer.add(make_result(2, 5, durable=NOW))
         assert saved is not None
-        assert saved.rows == RowRange(0, 5)
+        assert saved.result(0).rows == RowRange(0, 5)
         assert saved_ranges(task) == [(0, 5)]
+
+    def test_what_is_to_be_durable_soon_is_written_behind(self, task: OpenTask) -> None:
+        written = threading.Event()
+
+        class Waiting(InMemoryCheckpointStore):
+            def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
+                assert written.wait(20)
+                super().__setitem__(key, value)
+
+        task = replace(task, store=Waiting())
+        writer = Writer(task).begin(make_part(10))
+        saved = writer.add(make_result(0, 2, durable=Durable.SOON))
+        writer.add(make_result(2, 5))
+        assert saved is not None
+        assert not saved.done()
+        written.set()
+        assert writer.finish().checkpoints == (RowRange(0, 2), RowRange(2, 10))
+        assert saved.result(0).rows == RowRange(0, 2)
+
+    @pytest.mark.parametrize("then", ["add", "finish", "abandon"])
+    def test_an_error_of_what_is_written_behind_is_raised_by_what_follows(
+        self, task: OpenTask, then: str
+    ) -> None:
+        class Broken(InMemoryCheckpointStore):
+            def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
+                raise OSError("gone")
+
+        writer = Writer(replace(task, store=Broken())).begin(make_part(10, file=make_file(10)))
+        writer.add(make_result(0, 2, durable=Durable.SOON))
+        steps: dict[str, Callable[[], object]] = {
+            "add": lambda: writer.add(make_result(2, 4, durable=Durable.SOON)),
+            "finish": writer.finish,
+            "abandon": writer.abandon,
+        }
+        with pytest.raises(OSError, match="gone"):
+            steps[then]()
 
     def test_the_end_of_a_part_is_saved_with_it(self, task: OpenTask) -> None:
         writer = Writer(task).begin(make_part(10))
@@ -65,7 +107,7 @@ class TestCheckpoints:
         writer.add(make_result(0, 2))
         saved = writer.add(replace(make_result(4, 6), durable=Durable.ALREADY))
         assert saved is not None
-        assert saved.rows == RowRange(0, 4)
+        assert saved.result(0).rows == RowRange(0, 4)
         writer.add(make_result(6, 10))
         assert writer.finish().checkpoints == (RowRange(0, 4), RowRange(4, 6), RowRange(6, 10))
         assert saved_ranges(task) == [(0, 4), (6, 10)]

@@ -21,6 +21,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import wait
 
 from geneva.errors import SQLExecutionError
 from geneva.execution.worker.batches import BatchRunner, Event
@@ -85,6 +86,8 @@ class Pipeline:
             halt.set()
             reader.join(_PATIENCE_SECONDS)
             writer.join(_PATIENCE_SECONDS)
+            if self._writer.saving is not None:
+                wait([self._writer.saving], _PATIENCE_SECONDS)
         if halt.error is not None:
             raise halt.error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from itertools import groupby
 
 from geneva.errors import StorageFullError
@@ -42,16 +43,18 @@ class PartSettler:
         except Exception as error:  # noqa: BLE001  what is no outcome is raised again
             self._give_up(error)
 
-    def add(self, results: Sequence[Computed | Result]) -> tuple[Saved, ...]:
-        """Write results of the part, in order; return what became durable."""
+    def add(self, results: Sequence[Computed | Result]) -> Future[Saved] | None:
+        """Write results of the part, in order; return what becomes durable by the last one."""
         if self._open is None:
-            return ()
+            return None
+        saved: Future[Saved] | None = None
         try:
-            saved = [self._open.add(result) for result in _sealed(self._task, results)]
+            for result in _sealed(self._task, results):
+                saved = self._open.add(result)
         except Exception as error:  # noqa: BLE001  what is no outcome is raised again
             self._give_up(error)
-            return ()
-        return tuple(found for found in saved if found is not None)
+            return None
+        return saved
 
     def end(self, error: Exception | None) -> None:
         """Settle the part. `error`: it could not be computed on.

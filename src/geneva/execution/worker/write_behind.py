@@ -6,12 +6,14 @@ with the worker. Small results are handed over several at once: each hand-over h
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 from geneva.errors import StorageFullError
 from geneva.execution.worker.records import Computed, Durable, PartBegins, Result, Saved
 from geneva.execution.worker.settling import PartSettler
-from geneva.execution.worker.threads import BoundedQueue, Halt
+from geneva.execution.worker.threads import BoundedQueue, Halt, Stopped
 
 _MAX_BYTES = 32 * 1024 * 1024
 """Values that were computed and wait for the writer."""
@@ -99,7 +101,7 @@ class WriteBehind:
             elif isinstance(message, _Values):
                 saved = settler.add(message.results)
                 if message.results[-1].durable in _ASKING:
-                    self._acknowledged.put(saved)
+                    self._acknowledge(saved)
             else:
                 settler.end(message.error)
                 if message.is_awaited:
@@ -109,6 +111,21 @@ class WriteBehind:
             settler.finish()
         if failure is not None:
             self._halt.set()
+
+    def _acknowledge(self, saved: Future[Saved] | None) -> None:
+        """Tell the program, when a checkpoint is there, or that there will be none.
+
+        An error is raised in the writer's own thread, when it needs the checkpoint.
+        """
+
+        def put(done: Future[Saved]) -> None:
+            with suppress(Stopped):
+                self._acknowledged.put((done.result(),) if done.exception() is None else ())
+
+        if saved is None:
+            self._acknowledged.put(())
+        else:
+            saved.add_done_callback(put)
 
     def _hand_over(self) -> None:
         if not self._group:

@@ -7,6 +7,7 @@ Everything else is lost with the worker, and computed again.
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,7 @@ from geneva.execution.worker.column_file import ColumnFile, too_many_values
 from geneva.execution.worker.failed_rows import FailedRows
 from geneva.execution.worker.records import Clock, Durable, OpenTask, Result, Saved
 from geneva.execution.worker.task import PartResult, PartWork
+from geneva.execution.worker.threads import in_background
 from geneva.model.addresses import row_addresses
 from geneva.model.rows import Offsets, RowRange
 from geneva.planning.sizing import BatchRule
@@ -43,6 +45,8 @@ class Writer:
         self.clock = Clock()
         self.recorded: list[int] = []
         """Fragments whose staged file is recorded in the checkpoint store."""
+        self.saving: Future[Saved] | None = None
+        """The last checkpoint that was written behind."""
 
     def begin(self, part: PartWork) -> PartWriter:
         """Open what a part is written to."""
@@ -94,6 +98,7 @@ class PartWriter:
         self._rows_run = self._rows_reused = 0
         self._checkpoints: list[RowRange] = []
         self._unsaved = _Unsaved(part.rows.start, part.rows.start)
+        self._saving: Future[Saved] | None = None
         self._distinct = DistinctValues(task.dataset)
         rule = BatchRule.of(task.work.sizes, part.window, task.work.flush_seconds)
         self._max_rows = rule.max_checkpoint_rows
@@ -101,14 +106,19 @@ class PartWriter:
         if part.file is not None:
             self._file = ColumnFile(task, part, part.file, writer.clock)
 
-    def add(self, result: Result) -> Saved | None:
-        """Take a result; say what became durable by it."""
+    def add(self, result: Result) -> Future[Saved] | None:
+        """Take a result; return what becomes durable by it, when that is so.
+
+        Only of a result that is to be durable soon, that is later: its checkpoint is written while
+        the next results are taken.
+        """
         self._rows_run += result.rows_run
         self._rows_reused += result.rows_reused
         self._writer.worked(result.seconds)
         self._note_failures(result)
         if result.durable is Durable.ALREADY:
             saved = self._save(result.rows.start)
+            self._wait_saved()
             self._checkpoints.append(result.rows)
             self._unsaved = _Unsaved(result.rows.end, result.rows.end)
             self._fill(result.piece)
@@ -116,8 +126,9 @@ class PartWriter:
         self._fill(result.piece)
         self._unsaved.pieces.append(result.piece)
         self._unsaved.end = result.rows.end
-        asks = result.durable in (Durable.SOON, Durable.NOW)
-        return self._save(result.rows.end) if asks else None
+        if result.durable is Durable.SOON:
+            return self._save(result.rows.end, behind=True)
+        return self._save(result.rows.end) if result.durable is Durable.NOW else None
 
     def finish(self) -> PartResult:
         """Make the part durable: as a staged file, or in checkpoints up to its end."""
@@ -125,6 +136,7 @@ class PartWriter:
         # Failed rows in any case: a column file can't hold what happened to them.
         if self._file is None or work.sizes.checkpoint_size is not None or self._failed:
             self._save(part.rows.end)
+        self._wait_saved()
         path = self._stage(self._file) if self._file is not None else None
         return PartResult(
             fragment_id=part.fragment_id,
@@ -140,6 +152,7 @@ class PartWriter:
     def abandon(self) -> FailedRows:
         """Save what was added, and no more; return the rows that were skipped so far."""
         self._save(self._unsaved.end)
+        self._wait_saved()
         return self._failed
 
     def _note_failures(self, result: Result) -> None:
@@ -177,16 +190,40 @@ class PartWriter:
         self._clock.write += time.perf_counter() - started - read
         self._writer.worked(read)
 
-    def _save(self, end: int) -> Saved | None:
+    def _save(self, end: int, *, behind: bool = False) -> Future[Saved] | None:
         """Make the unsaved results durable, as a checkpoint of the rows up to `end`.
 
-        As several, where results that were taken over make it larger than it may be.
+        `behind`: while the writer goes on. One at a time: an error is raised by the next one.
         """
         unsaved, self._unsaved = self._unsaved, _Unsaved(end, end)
         if not unsaved.pieces:
             return None
+        self._wait_saved()
+        offsets = np.concatenate([piece.offsets for piece in unsaved.pieces])
+        errors = self._failed.column(offsets) if self._failed else None
+
+        def save() -> Saved:
+            return self._write(unsaved, offsets, errors, end)
+
+        if behind:
+            self._saving = self._writer.saving = in_background("geneva-saver", save)
+            return self._saving
+        done: Future[Saved] = Future()
+        done.set_result(save())
+        return done
+
+    def _wait_saved(self) -> None:
+        """Wait for the checkpoint that is being written, if one is."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _write(
+        self, unsaved: _Unsaved, offsets: Offsets, errors: pa.Array | None, end: int
+    ) -> Saved:
+        """Write a checkpoint; several, where it would be larger than it may be."""
         started = time.perf_counter()
-        batch, offsets = self._checkpoint(unsaved.pieces)
+        batch = self._checkpoint(unsaved.pieces, offsets, errors)
         at = unsaved.start
         size = self._max_rows or len(offsets)
         for first in range(0, len(offsets), size):
@@ -200,19 +237,19 @@ class PartWriter:
         self._clock.checkpoint += seconds
         return Saved(RowRange(unsaved.start, end), seconds)
 
-    def _checkpoint(self, pieces: list[Piece]) -> tuple[pa.RecordBatch, Offsets]:
-        """What a checkpoint holds of some results, and the rows that they are for."""
-        offsets = np.concatenate([piece.offsets for piece in pieces])
+    def _checkpoint(
+        self, pieces: list[Piece], offsets: Offsets, errors: pa.Array | None
+    ) -> pa.RecordBatch:
+        """What a checkpoint holds of some results."""
         addresses = pa.array(row_addresses(self._part.fragment_id, offsets), pa.uint64())
         values = concat_batches([piece.values for piece in pieces])
         columns, names = [*values.columns, addresses], [*values.schema.names, "_rowaddr"]
         if self._task.work.computation.receipt is not None:
             columns.append(pa.array(digests_of(pieces), pa.uint64()))
             names.append(DIGEST_COLUMN)
-        errors = self._failed.column(offsets) if self._failed else None
         if errors is not None:
             columns, names = [*columns, errors], [*names, ERROR_COLUMN]
-        return pa.record_batch(columns, names=names), offsets
+        return pa.record_batch(columns, names=names)
 
 
 def _cut(batch: pa.RecordBatch, first: int, rows: int) -> pa.RecordBatch:
