@@ -59,7 +59,7 @@ def device_wait(bench: Bench) -> Outcome:
         f"{WAIT_SECONDS * 1e3:g} ms per batch of {BATCH} on a device, 1 slot; the function alone",
         target=Target(1 / 0.93, "alone"),
     )
-    data = token_table(bench.rows(96_000, least=2 * BATCH))
+    data = token_table(bench.rows(128_000, least=2 * BATCH))
     table = bench.table(outcome.name, data, 4)
     function = udf(data_type=VECTOR, batch_size=BATCH, num_gpus=1)(Device)
     warm = bench.table("device_warm", data.slice(0, BATCH), 1)

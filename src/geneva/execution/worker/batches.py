@@ -249,7 +249,7 @@ class BatchRunner:
         if not len(to_compute):
             assert known is not None
             outputs = tuple(known.take(pa.array(places)).columns)
-            return _computed(batch, outputs)
+            return _computed(batch, outputs, batch.seconds)
         rows = batch.inputs.take(pa.array(to_compute))
         part = replace(
             batch, offsets=batch.offsets[to_compute], inputs=rows, digests=digests[to_compute]
@@ -263,12 +263,13 @@ class BatchRunner:
         parts = [values] if known is None else [known, values]
         start = known.num_rows if known is not None else 0
         failed_at = [start + place for place in computed.failed]
-        return replace(
-            computed,
-            offsets=batch.offsets,
-            outputs=tuple(concat_batches(parts).take(pa.array(places)).columns),
-            digests=digests,
-            failed=tuple(np.flatnonzero(np.isin(places, failed_at)).tolist()),
+        return _computed(
+            batch,
+            tuple(concat_batches(parts).take(pa.array(places)).columns),
+            computed.seconds,
+            tuple(np.flatnonzero(np.isin(places, failed_at)).tolist()),
+            computed.failures,
+            rows_run=computed.rows_run,
         )
 
     def _compute(self, program: Program, queued: _Batch) -> Computed:
@@ -286,12 +287,14 @@ class BatchRunner:
             self._check_failures(failures)
         except _ENDS_THE_JOB as error:
             raise _batch_failed(error, batch.offsets, failures) from error
-        computed = replace(
-            _computed(batch, applied.values),
-            failed=tuple(f.row for f in applied.failures if f.row is not None),
-            failures=failures,
+        failed = tuple(f.row for f in applied.failures if f.row is not None)
+        computed = _computed(
+            batch,
+            applied.values,
+            batch.seconds + seconds,
+            failed,
+            failures,
             rows_run=len(batch.offsets),
-            seconds=batch.seconds + seconds,
         )
         self._pacing.ran(len(batch.offsets), computed.nbytes)
         return computed
@@ -329,14 +332,27 @@ class BatchRunner:
             )
 
 
-def _computed(batch: Window, outputs: tuple[pa.Array, ...]) -> Computed:
+def _computed(
+    batch: Window,
+    outputs: tuple[pa.Array, ...],
+    seconds: float,
+    failed: tuple[int, ...] = (),
+    failures: tuple[RowFailure, ...] = (),
+    *,
+    rows_run: int = 0,
+) -> Computed:
+    size = sum(output.nbytes for output in outputs) + 8 * len(batch.offsets)
     return Computed(
         rows=batch.rows,
         offsets=batch.offsets,
         outputs=outputs,
         digests=batch.digests,
+        failed=failed,
+        failures=failures,
         known=batch.known,
-        seconds=batch.seconds,
+        rows_run=rows_run,
+        seconds=seconds,
+        nbytes=size + (batch.known.values.nbytes if batch.known is not None else 0),
     )
 
 

@@ -93,18 +93,14 @@ class Computed:
     rows_run: int = 0
     seconds: float = 0.0
     """The work that is lost with it: reading and computing."""
+    nbytes: int = 0
+    """The size of its values in memory."""
     durable: Durable = Durable.LATER
 
     @property
     def num_rows(self) -> int:
         """How many wanted rows it has values of."""
         return len(self.offsets) + (len(self.known.offsets) if self.known is not None else 0)
-
-    @property
-    def nbytes(self) -> int:
-        """The size of its values in memory."""
-        size = sum(int(output.nbytes) for output in self.outputs) + 8 * len(self.offsets)
-        return size + (int(self.known.values.nbytes) if self.known is not None else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
