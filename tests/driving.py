@@ -81,7 +81,7 @@ class MemoryCommitter:
     def add(self, file: StagedFile) -> None:
         self.ready.append(file)
 
-    def add_checkpoint(self, key: CheckpointKey) -> None:
+    def add_checkpoint(self, key: CheckpointKey, shared_by: Sequence[int] = ()) -> None:
         self.checkpoints.append(key)
 
     def commit_next(self, prepared: PreparedBackfill, *, flush: bool) -> Commit | None:

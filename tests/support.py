@@ -22,6 +22,7 @@ from geneva import UDF, udf
 from geneva.config import Settings
 from geneva.execution.backfill.committer import Publish, TableCommitter
 from geneva.execution.runner import Runner
+from geneva.storage.checkpoints.staging import read_work
 from geneva.storage.checkpoints.store import CheckpointKey, LanceCheckpointStore
 from geneva.storage.columns import publish as commit
 
@@ -190,7 +191,7 @@ def checkpoint_ranges(table: Table) -> dict[int, list[tuple[int, int]]]:
 
 def staged_records(table: Table) -> list[int]:
     """Return the fragments for which a staged file is on record."""
-    return sorted(key.fragment_id for key in checkpoint_keys(table) if key.rows is None)
+    return sorted(fragment_id for _, fragment_id in read_work(checkpoint_store(table)).staged)
 
 
 @contextmanager

@@ -84,6 +84,7 @@ class Failpoint:
                 self.checkpointed.append(args[2])
         elif name == "record":
             self.recorded.append(args[2].fragment_id)
+            self.recorded.extend(staged.fragment_id for _, staged in args[3:])
 
     @contextmanager
     def armed(self, db: geneva.Connection) -> Iterator[None]:

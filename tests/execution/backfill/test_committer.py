@@ -14,6 +14,8 @@ from geneva import Connection, Table
 from geneva.execution.backfill.committer import TableCommitter, publish_columns
 from geneva.execution.backfill.driver import JobControl, run_backfill
 from geneva.execution.backfill.prepare import PreparedBackfill
+from geneva.storage.checkpoints.staging import open_checkpoints, record_staged
+from geneva.storage.checkpoints.store import CheckpointKey
 from geneva.storage.columns.publish import CommitOutcome
 from geneva.storage.columns.staged_files import StagedFile
 from support import Calls, by_id, checkpoint_keys, make_table, staged_records, tripled
@@ -139,6 +141,36 @@ def test_checkpoints_are_kept_until_their_fragment_is_published(table: Table) ->
         committer.add(prepared.staged_file(plan, f"{plan.fragment_id}.lance"))
     committer.commit_next(prepared, flush=True)
     assert {key.fragment_id for key in checkpoint_keys(table)} == {1}
+
+
+def test_a_record_of_several_files_stays_until_the_last_is_published(table: Table) -> None:
+    prepared = prepared_for(table, "c", commit_granularity=1)
+    files = staged(prepared)
+    store = open_checkpoints(table.ref)
+    prefixes = [prepared.prefixes[file.fragment_id] for file in files]
+    record_staged(store, prefixes[0], files[0], *zip(prefixes[1:], files[1:], strict=True))
+    assert staged_records(table) == [0, 1, 2]
+    committer = TableCommitter("job", 3, publish=Log(lost=[1]))
+    committer.add_checkpoint(CheckpointKey(prefixes[0], 0), [0, 1, 2])
+    for file in files:
+        committer.add(file)
+        committer.commit_next(prepared, flush=False)
+        assert staged_records(table) == [0, 1, 2], "fragment 1 didn't land: its file is kept"
+
+
+def test_a_later_run_finds_the_files_of_a_shared_record(table: Table, calls: Calls) -> None:
+    prepared = prepared_for(table, "c")
+    first, *others = staged(prepared)
+    prefixes = prepared.prefixes
+    store = open_checkpoints(table.ref)
+    record_staged(
+        store, prefixes[0], first, *((prefixes[file.fragment_id], file) for file in others)
+    )
+    calls.clear()
+    result = table.backfill("c")
+    assert (result.rows_computed, result.rows_reused) == (0, 12)
+    assert calls.count == 0
+    assert by_id(table, "c") == {i: i * 3 for i in range(12)}
 
 
 def test_own_commits_are_no_conflict_with_others(

@@ -115,7 +115,7 @@ def test_a_report_reads_back_as_it_was() -> None:
         failure=failure,
         unreadable=(UnreadablePart(3, RowRange(0, 5), "gone"),),
         timings=Timings(1.0, 2.0, 3.0, 4.0),
-        recorded=(1,),
+        recorded=((1, 2),),
         retries=2,
     )
     assert TaskReport.from_json(report.to_json()) == report

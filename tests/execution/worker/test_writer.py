@@ -205,12 +205,12 @@ class TestRecords:
         self.stage(writer, 0.6)
         assert (writer.recorded, task.store.list_keys()) == ([], [])
         self.stage(writer, 0.6)
-        assert writer.recorded == [0, 0]
+        assert writer.recorded == [(0, 0)], "one record for both"
         assert task.store.list_keys() == [CheckpointKey("udf-triple", 0).path()]
 
-    @pytest.mark.parametrize(("seconds", "recorded"), [(0.05, []), (0.2, [0])])
+    @pytest.mark.parametrize(("seconds", "recorded"), [(0.05, []), (0.2, [(0,)])])
     def test_at_the_end_of_a_task(
-        self, task: OpenTask, seconds: float, recorded: list[int]
+        self, task: OpenTask, seconds: float, recorded: list[tuple[int, ...]]
     ) -> None:
         writer = Writer(task)
         self.stage(writer, seconds)
@@ -220,7 +220,7 @@ class TestRecords:
     def test_at_once_where_checkpoints_have_a_size(self, tmp_path: Path) -> None:
         writer = Writer(open_task(tmp_path, range(10), checkpoint_size=10))
         self.stage(writer, 0.0)
-        assert writer.recorded == [0]
+        assert writer.recorded == [(0,)]
 
 
 def test_a_layout_covers_every_row_once() -> None:

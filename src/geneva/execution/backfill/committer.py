@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol, TypeAlias
 
 from geneva.execution.backfill.prepare import PreparedBackfill
@@ -36,8 +35,11 @@ class Committer(Protocol):
     def add(self, file: StagedFile) -> None:
         """Take a file that is ready to be published."""
 
-    def add_checkpoint(self, key: CheckpointKey) -> None:
-        """Take a checkpoint that is of no use once its fragment is published."""
+    def add_checkpoint(self, key: CheckpointKey, shared_by: Sequence[int] = ()) -> None:
+        """Take a checkpoint that is of no use once its fragment is published.
+
+        Or, where several fragments share it, all of them.
+        """
 
     def commit_next(self, prepared: PreparedBackfill, *, flush: bool) -> Commit | None:
         """Publish the next group of files; None: nothing is to be published now.
@@ -78,14 +80,24 @@ class TableCommitter:
         self._clock, self._last_end, self._last_cost = clock, clock(), 0.0
         self._ready: list[StagedFile] = []
         self._checkpoints: dict[int, set[str]] = {}
+        """Keys in the checkpoint store, by fragment that they are of use for."""
+        self._on_record: set[int] = set()
+        """Fragments whose staged file is on record."""
+        self._needed_by: dict[str, set[int]] = {}
+        """The same, the other way round."""
 
     def add(self, file: StagedFile) -> None:
         """Take a file that is ready to be published."""
         self._ready.append(file)
 
-    def add_checkpoint(self, key: CheckpointKey) -> None:
-        """Take a checkpoint that is of no use once its fragment is published."""
-        self._checkpoints.setdefault(key.fragment_id, set()).add(key.path())
+    def add_checkpoint(self, key: CheckpointKey, shared_by: Sequence[int] = ()) -> None:
+        """Take a checkpoint that is of no use once the fragments that share it are published."""
+        needed_by = set(shared_by or (key.fragment_id,))
+        if key.rows is None:
+            self._on_record |= needed_by
+        self._needed_by[key.path()] = needed_by
+        for fragment_id in needed_by:
+            self._checkpoints.setdefault(fragment_id, set()).add(key.path())
 
     def commit_next(self, prepared: PreparedBackfill, *, flush: bool) -> Commit | None:
         """Publish the next group of files; None: it is not worth a commit yet."""
@@ -100,7 +112,7 @@ class TableCommitter:
         commit = Commit(outcome, self._clock() - started)
         self._log(prepared, outcome)
         self._record_lost(prepared, outcome)
-        self._delete_checkpoints(prepared, [file.fragment_id for file in outcome.landed])
+        self._delete_checkpoints(prepared, outcome)
         self._last_end = self._clock()
         self._last_cost = self._last_end - started
         return commit
@@ -136,10 +148,20 @@ class TableCommitter:
         """Keep files on record whose fragment is gone: the next plan finds where its rows are."""
         store = open_checkpoints(prepared.ref)
         for file, _ in outcome.lost:
-            record_staged(store, prepared.prefixes[file.fragment_id], file)
+            if file.fragment_id not in self._on_record:
+                record_staged(store, prepared.prefixes[file.fragment_id], file)
+        self._on_record.difference_update(file.fragment_id for file, _ in outcome.lost)
 
-    def _delete_checkpoints(self, prepared: PreparedBackfill, fragment_ids: Sequence[int]) -> None:
+    def _delete_checkpoints(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> None:
         """Delete those of published fragments, unless the user asked for checkpoints of a size."""
-        keys = [self._checkpoints.pop(fragment_id, set()) for fragment_id in fragment_ids]
+        done = [key for file in outcome.landed for key in self._published(file.fragment_id)]
         if prepared.sizes.checkpoint_size is None:
-            delete_keys(open_checkpoints(prepared.ref), chain.from_iterable(keys))
+            delete_keys(open_checkpoints(prepared.ref), done)
+
+    def _published(self, fragment_id: int) -> Iterator[str]:
+        """Keys that nobody needs any more once a fragment is published."""
+        for key in self._checkpoints.pop(fragment_id, ()):
+            self._needed_by[key].discard(fragment_id)
+            if not self._needed_by[key]:
+                del self._needed_by[key]
+                yield key

@@ -250,8 +250,8 @@ class Round:
         """Book what a task did; raise what ends the job."""
         self._ledger.reported(report)
         self._record_output(report)
-        for fragment_id in report.recorded:
-            self._add_checkpoint(fragment_id, None)
+        for fragment_ids in report.recorded:
+            self._add_checkpoint(fragment_ids[0], None, fragment_ids)
         assembled = [r for r in report.results if self._tasks.is_assembled(r)]
         computed = [r for r in report.results if not self._tasks.is_assembled(r)]
         self._record_errors((r.fragment_id, row) for r in computed for row in r.failures)
@@ -287,7 +287,8 @@ class Round:
                 self._tasks.range_done(result)
                 continue
             plan = self._plans[result.fragment_id]
-            self._committer.add(self._prepared.staged_file(plan, result.staged_path))
+            staged = self._prepared.staged_file(plan, result.staged_path, result.staged_bytes)
+            self._committer.add(staged)
             rows_staged += plan.compute.count
         if rows_staged:
             self._ledger.staged(rows_staged)
@@ -305,9 +306,11 @@ class Round:
         task = f"{self._prepared.plan.column}, fragment {first}{others}"
         self._control.record_output(task, report.output)
 
-    def _add_checkpoint(self, fragment_id: int, rows: RowRange | None) -> None:
-        prefix = self._prepared.prefixes[fragment_id]
-        self._committer.add_checkpoint(CheckpointKey(prefix, fragment_id, rows))
+    def _add_checkpoint(
+        self, fragment_id: int, rows: RowRange | None, shared_by: Sequence[int] = ()
+    ) -> None:
+        key = CheckpointKey(self._prepared.prefixes[fragment_id], fragment_id, rows)
+        self._committer.add_checkpoint(key, shared_by)
 
     def _record_errors(self, failed: Iterable[tuple[int, RowFailure]]) -> None:
         if not Limits.from_json(self._prepared.computation.error_policy).store_errors:

@@ -125,7 +125,9 @@ class PreparedBackfill:
         rows = RowRange(0, plan.physical_rows)
         return self._ship(plan, rows, disjoint(covered, plan.physical_rows), whole=True)
 
-    def staged_file(self, plan: FragmentPlan, path: str) -> StagedFile:
+    def staged_file(
+        self, plan: FragmentPlan, path: str, size_bytes: int | None = None
+    ) -> StagedFile:
         """A file that a task has written for a fragment."""
         fragment = self.facts[plan.fragment_id]
         return StagedFile(
@@ -136,6 +138,7 @@ class PreparedBackfill:
             field_ids=written_fields(self.computation, plan),
             inputs=_signature(self.computation, fragment, plan),
             base=output_file(self.computation, fragment),
+            size_bytes=size_bytes,
         )
 
     def _ship(

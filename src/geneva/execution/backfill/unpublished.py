@@ -27,16 +27,16 @@ from geneva.storage.checkpoints.reuse import (
     read_results,
     reused_rows,
 )
-from geneva.storage.checkpoints.staging import open_checkpoints, read_staged
-from geneva.storage.checkpoints.store import CheckpointKey, head_of, index_keys, without_where
+from geneva.storage.checkpoints.staging import Place, StoredWork, open_checkpoints, read_work
+from geneva.storage.checkpoints.store import CheckpointKey, head_of, without_where
 from geneva.storage.columns.provenance import read_provenance
-from geneva.storage.columns.staged_files import StagedFile
+from geneva.storage.columns.staged_files import StagedFile, staged_file_is_whole
 from geneva.storage.columns.validity import Validity, output_file
 from geneva.storage.lance.dataset import read_live_rows
 
 _LOG = logging.getLogger("geneva")
 
-Keys: TypeAlias = Mapping[tuple[str, int], Sequence[CheckpointKey]]
+Keys: TypeAlias = Mapping[Place, Sequence[CheckpointKey]]
 """What is in the checkpoint store, by prefix and fragment."""
 Choose: TypeAlias = Callable[[list[Reuse], Offsets, Digests], list[Reuse]]
 """Which of the results are taken that were found for some rows, given the rows' digests."""
@@ -68,8 +68,9 @@ def find_unpublished(
     validity: Mapping[int, Validity],
 ) -> Unpublished:
     """Look up what is there for these fragments; `validity` says what the table itself has."""
-    keys = index_keys(open_checkpoints(scope.ref).list_keys("udf-"))
-    found, used = _same_work(scope, states, prefixes, keys)
+    stored = read_work(open_checkpoints(scope.ref))
+    keys = stored.keys
+    found, used = _same_work(scope, states, prefixes, stored)
     _log_mismatches(scope, prefixes, keys)
     results = _results_of_others(scope, prefixes, keys, used)
     kept = _results_of_kept_versions(scope, prefixes, keys)
@@ -90,27 +91,24 @@ def find_unpublished(
 
 
 def _same_work(
-    scope: Scope, states: Sequence[FragmentState], prefixes: Mapping[int, str], keys: Keys
+    scope: Scope, states: Sequence[FragmentState], prefixes: Mapping[int, str], stored: StoredWork
 ) -> tuple[Unpublished, set[CheckpointKey]]:
     """Staged files and checkpoints of the very same work, and the keys that were used."""
     if scope.request.selects_rows or scope.request.options.retry_failed:
         # A clause may select other rows by now: then results are looked up row by row.
         return Unpublished(tuple(states)), set()
-    store = open_checkpoints(scope.ref)
     staged: dict[int, StagedFile] = {}
     found: list[FragmentState] = []
     used: set[CheckpointKey] = set()
     for state in states:
         prefix, fragment_id = prefixes[state.fragment_id], state.fragment_id
-        own = keys.get((prefix, fragment_id), ())
+        own = stored.keys.get((prefix, fragment_id), ())
         ranges = [key for key in own if key.rows is not None]
         used.update(ranges)
-        whole = CheckpointKey(prefix, fragment_id)
-        if whole in own:
-            file = read_staged(store, scope.ref, prefix, fragment_id)
-            if file is not None and _still_fits(scope, file, state):
-                staged[fragment_id] = file
-                used.add(whole)
+        file = stored.staged.get((prefix, fragment_id))
+        if file is not None and _still_fits(scope, file, state):
+            staged[fragment_id] = file
+            used.add(CheckpointKey(prefix, fragment_id))
         checkpointed = tuple(key.rows for key in ranges if key.rows is not None)
         found.append(replace(state, checkpointed=checkpointed, staged=fragment_id in staged))
     return Unpublished(tuple(found), staged), used
@@ -147,6 +145,7 @@ def _still_fits(scope: Scope, file: StagedFile, state: FragmentState) -> bool:
         or file.physical_rows != state.physical_rows
         or file.base != output_file(scope.computation, scope.facts[state.fragment_id])
         or file.field_ids != written_fields(scope.computation, plan)
+        or not staged_file_is_whole(scope.ref, file)
     ):
         return False
     provenance = read_provenance(scope.ref, file.path)

@@ -67,15 +67,16 @@ class ColumnFile:
         """Write the rows behind the last piece, and stage the file."""
         self._write(self._layout.finish())
         path, rows = self._writer.path, self._writer.close()
+        size: int | None = self._writer.size_bytes
         self._check_readable(path)
         if failed is not None:
-            path, rows = self._restage(path, failed)
+            (path, rows), size = self._restage(path, failed), None
         part = self._part
         if rows != part.physical_rows:
             raise AssertionError(
                 f"staged {rows} rows for fragment {part.fragment_id} of {part.physical_rows} rows"
             )
-        return part.staged_file(self._work, self._task.work.computation.id, path)
+        return part.staged_file(self._work, self._task.work.computation.id, path, size)
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
         names = self._schema.names

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from geneva.execution.worker.task import ColumnWork, PartResult, PartWork, Task
 from geneva.planning.ranges import disjoint
-from geneva.storage.checkpoints.staging import open_checkpoints, read_staged
-from geneva.storage.checkpoints.store import CheckpointKey, CheckpointStore, index_keys
+from geneva.storage.checkpoints.staging import open_checkpoints, read_work
+from geneva.storage.checkpoints.store import CheckpointKey
 from geneva.storage.columns.provenance import read_provenance
+from geneva.storage.columns.staged_files import StagedFile, staged_file_is_whole
 
 
 def resume_task(task: Task) -> tuple[tuple[PartWork, ...], list[PartResult]]:
@@ -20,17 +21,16 @@ def resume_task(task: Task) -> tuple[tuple[PartWork, ...], list[PartResult]]:
     """
     if not is_retry(task):
         return task.parts, []
-    store = open_checkpoints(task.work.ref)
-    index = index_keys(store.list_keys("udf-"))
+    stored = read_work(open_checkpoints(task.work.ref))
     left: list[PartWork] = []
     done: list[PartResult] = []
     for part in task.parts:
-        keys = index.get((part.prefix, part.fragment_id), [])
-        result = _staged_before(task.work, part, keys, store)
+        place = (part.prefix, part.fragment_id)
+        result = _staged_before(task.work, part, stored.staged.get(place))
         if result is not None:
             done.append(result)
         else:
-            left.append(_with_checkpoints(part, keys))
+            left.append(_with_checkpoints(part, stored.keys.get(place, [])))
     return tuple(left), done
 
 
@@ -56,15 +56,14 @@ def _with_checkpoints(part: PartWork, keys: list[CheckpointKey]) -> PartWork:
     return replace(part, covered=disjoint((*part.covered, *inside), part.physical_rows))
 
 
-def _staged_before(
-    work: ColumnWork, part: PartWork, keys: list[CheckpointKey], store: CheckpointStore
-) -> PartResult | None:
+def _staged_before(work: ColumnWork, part: PartWork, found: StagedFile | None) -> PartResult | None:
     """The fragment, if its file was staged before the worker died."""
     file = part.file
-    if file is None or CheckpointKey(part.prefix, part.fragment_id) not in keys:
+    if file is None or found is None:
         return None
-    found = read_staged(store, work.ref, part.prefix, part.fragment_id)
-    if found is None or found != part.staged_file(file, work.computation.id, found.path):
+    if found != part.staged_file(file, work.computation.id, found.path):
+        return None
+    if not staged_file_is_whole(work.ref, found):
         return None
     provenance = read_provenance(work.ref, found.path)
     if provenance is None or provenance.failed or provenance.valid != file.valid_after:
@@ -74,5 +73,6 @@ def _staged_before(
         fragment_id=part.fragment_id,
         rows=part.rows,
         staged_path=found.path,
+        staged_bytes=found.size_bytes,
         rows_reused=part.compute.count,
     )

@@ -85,7 +85,9 @@ class PartWork:
     """Unpublished results that are taken over, and not computed."""
     file: FileWork | None = None
 
-    def staged_file(self, file: FileWork, column_uuid: str, path: str) -> StagedFile:
+    def staged_file(
+        self, file: FileWork, column_uuid: str, path: str, size_bytes: int | None = None
+    ) -> StagedFile:
         """The file that this part has staged at `path`."""
         return StagedFile(
             fragment_id=self.fragment_id,
@@ -95,6 +97,7 @@ class PartWork:
             field_ids=file.field_ids,
             inputs=file.inputs,
             base=file.base,
+            size_bytes=size_bytes,
         )
 
 
@@ -153,6 +156,7 @@ class PartResult:
     checkpoints: tuple[RowRange, ...] = ()
     """Ranges that are in the checkpoint store now, ascending."""
     staged_path: str | None = None
+    staged_bytes: int | None = None
     rows_run: int = 0
     rows_reused: int = 0
     rows_failed: int = 0
@@ -191,8 +195,9 @@ class TaskReport:
     failure: PartFailure | None = None
     unreadable: tuple[UnreadablePart, ...] = ()
     timings: Timings = field(default_factory=Timings)
-    recorded: tuple[int, ...] = ()
-    """Fragments whose staged file is recorded in the checkpoint store."""
+    recorded: tuple[tuple[int, ...], ...] = ()
+    """Fragments whose staged files are on record, those of one record together: it has the key of
+    the first."""
     retries: int = 0
     """Calls that were made again after a failure."""
     seconds: float = 0.0
@@ -216,7 +221,7 @@ class TaskReport:
             failure=_failure(failure) if failure is not None else None,
             unreadable=tuple(_unreadable(item) for item in record["unreadable"]),
             timings=Timings(**record["timings"]),
-            recorded=tuple(record["recorded"]),
+            recorded=tuple(map(tuple, record["recorded"])),
             retries=record["retries"],
             seconds=record["seconds"],
             memory_bytes=record["memory_bytes"],

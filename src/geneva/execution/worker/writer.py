@@ -43,8 +43,8 @@ class Writer:
         self._pending: list[tuple[str, StagedFile]] = []
         self._pending_seconds = 0.0
         self.clock = Clock()
-        self.recorded: list[int] = []
-        """Fragments whose staged file is recorded in the checkpoint store."""
+        self.recorded: list[tuple[int, ...]] = []
+        """Fragments whose staged files are on record, those of one record together."""
         self.saving: Future[Saved] | None = None
         """The last checkpoint that was written behind."""
 
@@ -72,9 +72,10 @@ class Writer:
     def _record(self, min_seconds: float) -> None:
         if self._pending_seconds < min_seconds:
             return
-        for prefix, staged in self._pending:
-            record_staged(self._task.store, prefix, staged)
-            self.recorded.append(staged.fragment_id)
+        if self._pending:
+            (prefix, staged), *others = self._pending
+            record_staged(self._task.store, prefix, staged, *others)
+            self.recorded.append(tuple(staged.fragment_id for _, staged in self._pending))
         self._pending.clear()
         self._pending_seconds = 0.0
 
@@ -137,12 +138,13 @@ class PartWriter:
         if self._file is None or work.sizes.checkpoint_size is not None or self._failed:
             self._save(part.rows.end)
         self._wait_saved()
-        path = self._stage(self._file) if self._file is not None else None
+        staged = self._stage(self._file) if self._file is not None else None
         return PartResult(
             fragment_id=part.fragment_id,
             rows=part.rows,
             checkpoints=tuple(self._checkpoints),
-            staged_path=path,
+            staged_path=staged.path if staged is not None else None,
+            staged_bytes=staged.size_bytes if staged is not None else None,
             rows_run=self._rows_run,
             rows_reused=self._rows_reused,
             rows_failed=len(self._failed.found),
@@ -176,13 +178,13 @@ class PartWriter:
             self._file.add(piece)
             self._count_write(started, read)
 
-    def _stage(self, file: ColumnFile) -> str:
+    def _stage(self, file: ColumnFile) -> StagedFile:
         started, read = time.perf_counter(), self._clock.read
         failed = self._failed.rows(self._part.physical_rows) if self._failed else None
         staged = file.finish(failed)
         self._count_write(started, read)
         self._writer.staged(self._part.prefix, staged)
-        return staged.path
+        return staged
 
     def _count_write(self, started: float, read_before: float) -> None:
         """Count the time since `started` as writing, but for what was read meanwhile."""

@@ -14,13 +14,8 @@ from geneva.errors import TableNotFoundError
 from geneva.model.tables import TableRef
 from geneva.model.uris import branch_uri
 from geneva.storage.checkpoints.pins import tags_on
-from geneva.storage.checkpoints.staging import open_checkpoints
-from geneva.storage.checkpoints.store import (
-    CheckpointKey,
-    CheckpointStore,
-    index_keys,
-    is_of_column,
-)
+from geneva.storage.checkpoints.staging import open_checkpoints, read_work
+from geneva.storage.checkpoints.store import CheckpointKey, CheckpointStore
 from geneva.storage.columns.provenance import parse_file_name
 from geneva.storage.lance.dataset import open_dataset
 
@@ -44,20 +39,18 @@ class CleanupReport:
 
 def delete_keys(store: CheckpointStore, keys: Iterable[str]) -> int:
     """Delete checkpoints; those that are gone already are no matter."""
-    deleted = 0
+    wanted = list(keys)
+    return store.discard(wanted) if wanted else 0
+
+
+def without_use(
+    keys: Iterable[CheckpointKey], useful: Callable[[CheckpointKey], bool]
+) -> list[str]:
+    """What of a store can go: a record of several staged files when none of them is useful."""
+    stored: dict[str, bool] = {}
     for key in keys:
-        with suppress(KeyError, OSError):
-            del store[key]
-            deleted += 1
-    return deleted
-
-
-def keys_of_column(store: CheckpointStore, column: str) -> list[CheckpointKey]:
-    """The checkpoints of a column, of any UDF and any inputs."""
-    keys = index_keys(store.list_keys("udf-"))
-    return [
-        key for (prefix, _), found in keys.items() if is_of_column(prefix, column) for key in found
-    ]
+        stored[key.stored_at] = stored.get(key.stored_at, False) or useful(key)
+    return [path for path, is_useful in stored.items() if not is_useful]
 
 
 def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
@@ -68,8 +61,8 @@ def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
     if tags_on(open_dataset(ref), ref.branch):
         return 0
     store = open_checkpoints(ref)
-    keys = keys_of_column(store, column)
-    return delete_keys(store, (key.path() for key in keys if key.prefix not in keep))
+    keys = read_work(store).of_column(column)
+    return delete_keys(store, without_use(keys, lambda key: key.prefix in keep))
 
 
 def remove_leftovers(
@@ -86,12 +79,14 @@ def remove_leftovers(
     it stages first and commits later.
     """
     store = open_checkpoints(ref)
-    keys = [key for found in index_keys(store.list_keys("udf-")).values() for key in found]
-    deleted = delete_keys(store, (key.path() for key in keys if not useful(key)))
+    work = read_work(store)
+    keys = [key for found in work.keys.values() for key in found]
+    deleted = delete_keys(store, without_use(keys, useful))
     deleted += delete_keys(store, store.list_keys("lineage-"))  # notes of the first release
     if not may_delete_files:
         return CleanupReport(deleted, 0, 0)
-    kept = _staged_paths(store, (key for key in keys if useful(key)))
+    places = {(key.prefix, key.fragment_id) for key in keys if useful(key)}
+    kept = {file.path for place, file in work.staged.items() if place in places}
     files, size = _delete_unreferenced(ref, dataset, kept, datetime.now(UTC) - older_than)
     return CleanupReport(deleted, files, size)
 
@@ -100,15 +95,6 @@ def forget_attempts(ref: TableRef) -> int:
     """Delete the notes on rows that killed workers; only while no job runs on the table."""
     store = open_checkpoints(ref)
     return delete_keys(store, store.list_keys("attempt-"))
-
-
-def _staged_paths(store: CheckpointStore, keys: Iterable[CheckpointKey]) -> set[str]:
-    paths: set[str] = set()
-    for key in keys:
-        if key.rows is None:
-            with suppress(KeyError):
-                paths.update(store[key.path()].column("file").to_pylist())
-    return paths
 
 
 def _delete_unreferenced(

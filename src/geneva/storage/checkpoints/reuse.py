@@ -23,10 +23,11 @@ from geneva.model.computation import Computation
 from geneva.model.digests import Digests
 from geneva.model.rows import Mask, Offsets, RowRange, RowSet
 from geneva.model.tables import TableRef
-from geneva.storage.checkpoints.staging import read_staged
+from geneva.storage.checkpoints.staging import read_record
 from geneva.storage.checkpoints.store import DIGEST_COLUMN, CheckpointKey, CheckpointStore
 from geneva.storage.columns.provenance import read_provenance
 from geneva.storage.columns.receipts import input_part, is_failed, is_result, receipt_bits
+from geneva.storage.columns.staged_files import staged_file_is_whole
 from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.fragments import RowTaker, read_windows
 from geneva.storage.lance.pieces import Piece, concat, merged
@@ -244,13 +245,16 @@ def _staged_files(
     ref: TableRef, store: CheckpointStore, computation: Computation, keys: Iterable[CheckpointKey]
 ) -> dict[tuple[str, int], str]:
     """The staged files of a computation that are there, per prefix and fragment."""
-    files: dict[tuple[str, int], str] = {}
-    for key in keys:
-        if key.rows is None:
-            staged = read_staged(store, ref, key.prefix, key.fragment_id)
-            if staged is not None and staged.column_uuid == computation.id:
-                files[key.prefix, key.fragment_id] = staged.path
-    return files
+    wanted = {(key.prefix, key.fragment_id): key for key in keys if key.rows is None}
+    records = {key.stored_at: key for key in wanted.values()}
+    found = [item for key in records.values() for item in read_record(store, key).items()]
+    return {
+        place: staged.path
+        for place, staged in found
+        if place in wanted
+        and staged.column_uuid == computation.id
+        and staged_file_is_whole(ref, staged)
+    }
 
 
 def _results_of_checkpoints(

@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileSession
 
 from geneva.model.tables import TableRef
-from geneva.storage.checkpoints.store import CheckpointKey, CheckpointStore, LanceCheckpointStore
-from geneva.storage.columns.staged_files import StagedFile, staged_file_is_whole
+from geneva.storage.checkpoints.store import (
+    CheckpointKey,
+    CheckpointStore,
+    LanceCheckpointStore,
+    index_keys,
+    is_of_column,
+)
+from geneva.storage.columns.staged_files import StagedFile
+
+Place: TypeAlias = tuple[str, int]
+"""Which work a checkpoint is of: the prefix of its key, and the fragment."""
 
 
 @lru_cache(maxsize=8)
@@ -21,43 +32,88 @@ def open_checkpoints(ref: TableRef) -> CheckpointStore:
     return LanceCheckpointStore(f"{ref.uri}/_checkpoints", ref.storage_options)
 
 
-def record_staged(store: CheckpointStore, prefix: str, staged: StagedFile) -> None:
-    """Note a staged file, so that a later run finds it if this one never commits it."""
+def record_staged(
+    store: CheckpointStore, prefix: str, staged: StagedFile, *others: tuple[str, StagedFile]
+) -> None:
+    """Note staged files, so that a later run finds them if this one never commits them.
+
+    One record for all of them, under the key of the first: a task writes it once.
+    """
     key = CheckpointKey(prefix, staged.fragment_id).path()
-    store[key] = pa.RecordBatch.from_pylist(
-        [
-            {
-                "file": staged.path,
-                "src_data_files": json.dumps(sorted(staged.inputs)),
-                "inputs": json.dumps(list(staged.inputs)),
-                "output_field_ids": json.dumps(sorted(staged.field_ids)),
-                "field_ids": json.dumps(list(staged.field_ids)),
-                "column_uuid": staged.column_uuid,
-                "physical_rows": staged.physical_rows,
-                "base": staged.base or "",
-            }
-        ]
-    )
+    files = ((prefix, staged), *others)
+    store[key] = pa.RecordBatch.from_pylist([_as_row(*file) for file in files])
 
 
-def read_staged(
-    store: CheckpointStore, ref: TableRef, prefix: str, fragment_id: int
-) -> StagedFile | None:
-    """A staged file that an earlier run recorded; None when there is none, or it is not whole."""
+def _as_row(prefix: str, staged: StagedFile) -> dict[str, Any]:
+    return {
+        "prefix": prefix,
+        "fragment_id": staged.fragment_id,
+        "file": staged.path,
+        "src_data_files": json.dumps(sorted(staged.inputs)),
+        "inputs": json.dumps(list(staged.inputs)),
+        "output_field_ids": json.dumps(sorted(staged.field_ids)),
+        "field_ids": json.dumps(list(staged.field_ids)),
+        "column_uuid": staged.column_uuid,
+        "physical_rows": staged.physical_rows,
+        "base": staged.base or "",
+        "size_bytes": staged.size_bytes,
+    }
+
+
+def read_record(store: CheckpointStore, key: CheckpointKey) -> dict[Place, StagedFile]:
+    """The staged files of the record that a key is in; empty when it can't be read."""
     try:
-        record = store[CheckpointKey(prefix, fragment_id).path()].to_pylist()[0]
-        staged = StagedFile(
-            fragment_id=fragment_id,
-            path=record["file"],
-            physical_rows=int(record["physical_rows"]),
-            column_uuid=record["column_uuid"],
-            field_ids=tuple(json.loads(record["field_ids"])),
-            inputs=tuple(json.loads(record["inputs"])),
-            base=record["base"] or None,
-        )
-    except (KeyError, IndexError, ValueError, TypeError):
-        return None
-    return staged if staged_file_is_whole(ref, staged) else None
+        rows = store[key.stored_at].to_pylist()
+        # Records of the first release are of one file, whose key says the rest.
+        own = {"prefix": key.prefix, "fragment_id": key.fragment_id}
+        return dict(_from_row({**own, **row}) for row in rows)
+    except (KeyError, ValueError, TypeError):
+        return {}
+
+
+def _from_row(row: dict[str, Any]) -> tuple[Place, StagedFile]:
+    staged = StagedFile(
+        fragment_id=int(row["fragment_id"]),
+        path=row["file"],
+        physical_rows=int(row["physical_rows"]),
+        column_uuid=row["column_uuid"],
+        field_ids=tuple(json.loads(row["field_ids"])),
+        inputs=tuple(json.loads(row["inputs"])),
+        base=row["base"] or None,
+        size_bytes=row.get("size_bytes"),
+    )
+    return (row["prefix"], staged.fragment_id), staged
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWork:
+    """What is in a checkpoint store: per prefix and fragment, the keys, and staged files."""
+
+    keys: dict[Place, list[CheckpointKey]]
+    staged: dict[Place, StagedFile]
+
+    def of_column(self, column: str) -> list[CheckpointKey]:
+        """The keys of a column, of any UDF and any inputs."""
+        return [
+            key
+            for (prefix, _), own in self.keys.items()
+            if is_of_column(prefix, column)
+            for key in own
+        ]
+
+
+def read_work(store: CheckpointStore) -> StoredWork:
+    """Look through a store; records of staged files are read, checkpoints are not."""
+    keys = index_keys(store.list_keys("udf-"))
+    records = [key for own in keys.values() for key in own if key.rows is None]
+    staged: dict[Place, StagedFile] = {}
+    for record in records:
+        for place, file in read_record(store, record).items():
+            staged[place] = file
+            if place != (record.prefix, record.fragment_id):
+                member = CheckpointKey(*place, record=record.path())
+                keys.setdefault(place, []).append(member)
+    return StoredWork(keys, staged)
 
 
 def read_staged_batches(ref: TableRef, path: str, rows: int) -> Iterator[pa.RecordBatch]:

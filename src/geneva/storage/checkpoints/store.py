@@ -7,7 +7,9 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
@@ -25,6 +27,7 @@ _MAX_FILE_NAME = 240
 """Longest file name: file systems take 255 bytes, and writers add a suffix of their own."""
 _FOLDER_NAME = 200
 """How much of a key that is longer than a file name may be goes into the name of each folder."""
+_DELETES_AT_ONCE = 16
 _KEY_METADATA = "geneva.checkpoint.key"
 _CHECKSUM_METADATA = "geneva.checkpoint.crc32"
 _SEPARATOR = re.compile(r"_(?=(?:ver|col|where|uri|srcfiles|frag|range)-)")
@@ -69,6 +72,15 @@ class CheckpointStore(ABC):
         """
         if key not in self:
             raise KeyError(key)
+
+    def discard(self, keys: Iterable[str]) -> int:
+        """Forget some batches, and say how many; those that are gone already are no matter."""
+        forgotten = 0
+        for key in keys:
+            with suppress(KeyError, OSError):
+                del self[key]
+                forgotten += 1
+        return forgotten
 
     @abstractmethod
     def list_keys(self, prefix: str | None = None) -> list[str]:
@@ -160,6 +172,18 @@ class LanceCheckpointStore(CheckpointStore):
             raise KeyError(key)
         self._session.delete_file(_file_name(key))
 
+    def discard(self, keys: Iterable[str]) -> int:
+        """Delete files, several at a time: an object store answers each after a while."""
+        with ThreadPoolExecutor(_DELETES_AT_ONCE, thread_name_prefix="geneva-delete") as threads:
+            return sum(threads.map(self._discard, keys))
+
+    def _discard(self, key: str) -> bool:
+        try:
+            self._session.delete_file(_file_name(key))
+        except OSError:
+            return False
+        return True
+
     def list_keys(self, prefix: str | None = None) -> list[str]:
         """The keys of all files, sorted."""
         keys = (_key_of(path) for path in self._session.list())
@@ -227,6 +251,13 @@ class CheckpointKey:
     prefix: str
     fragment_id: int
     rows: RowRange | None = None
+    record: str = field(default="", compare=False)
+    """Of a staged file that is on record together with others: the key of that record."""
+
+    @property
+    def stored_at(self) -> str:
+        """The key in the store that it is found under."""
+        return self.record or self.path()
 
     def path(self) -> str:
         """The key as text."""

@@ -223,7 +223,8 @@ def _commit(
     operation = LanceOperation.DataReplacement(
         [
             LanceOperation.DataReplacementGroup(
-                file.fragment_id, data_file(dataset, file.path, file.field_ids)
+                file.fragment_id,
+                data_file(dataset, file.path, file.field_ids, file.size_bytes),
             )
             for file in staged
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import lance
@@ -42,6 +42,8 @@ class StagedFile:
     """The input signature that it was computed from."""
     base: str | None
     """The file that holds the values it replaces, or is about; None when there was none."""
+    size_bytes: int | None = field(default=None, compare=False)
+    """For the manifest. None: a commit asks the store for it, file by file."""
 
 
 def written_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
@@ -105,6 +107,11 @@ class ColumnFileWriter:
             self._writer.write_batch(concat_batches(self._held))
             self._held.clear()
         return int(self._writer.close() or 0)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the finished file."""
+        return int(self._writer.size_bytes)
 
 
 def stage_columns(
@@ -223,7 +230,13 @@ class _ManifestEntry(lance.fragment.DataFile):  # type: ignore[misc]
         return str(self._path)
 
 
-def data_file(dataset: lance.LanceDataset, path: str, field_ids: Sequence[int]) -> Any:
+def data_file(
+    dataset: lance.LanceDataset,
+    path: str,
+    field_ids: Sequence[int],
+    size_bytes: int | None = None,
+) -> Any:
     """The manifest entry of a staged file."""
     major, minor = file_version(dataset)
-    return _ManifestEntry(path, list(field_ids), list(range(len(field_ids))), major, minor, None)
+    places = list(range(len(field_ids)))
+    return _ManifestEntry(path, list(field_ids), places, major, minor, size_bytes)
