@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,10 +121,14 @@ def connect(
     path = resolve(_place(uri, namespace_client_impl, namespace_client_properties))
     if namespace_client_properties is not None and namespace_client_impl is None:
         lancedb_options["namespace_client_properties"] = dict(namespace_client_properties)
-    database = open_database(path, secrets, lancedb_options)
-    return Connection(
-        database, path, secrets, spark, settings or Settings.from_environment(), runner
+    open_it = partial(open_database, path, secrets, lancedb_options)
+    connection = Connection(
+        open_it, path, secrets, spark, settings or Settings.from_environment(), runner
     )
+    if lancedb_options or not Path(path).is_dir():
+        # What is wrong with a place is said here. A folder that is there can be opened later.
+        _ = connection._database
+    return connection
 
 
 def _place(
@@ -167,7 +172,7 @@ class Connection(ConnectionMethods):
 
     def __init__(
         self,
-        database: Any,
+        open_database: Callable[[], Any],
         uri: str,
         storage_options: Secrets,
         spark: SparkSession | None,
@@ -175,7 +180,7 @@ class Connection(ConnectionMethods):
         runner: Callable[[], Runner] | None,
     ) -> None:
         """Use `connect`."""
-        self._database, self._uri, self._storage_options = database, uri, storage_options
+        self._open_database, self._uri, self._storage_options = open_database, uri, storage_options
         self._spark, self._settings, self._runner = spark, settings, runner
         self._make_committer: MakeCommitter = TableCommitter
         self._contexts: list[Context] = []
@@ -185,6 +190,11 @@ class Connection(ConnectionMethods):
         self._failures = FailureStore(uri, storage_options)
         liveness = Liveness(self._signals)
         self._history = JobHistory(uri, storage_options, liveness.is_lost, liveness.watch)
+
+    @cached_property
+    def _database(self) -> Any:
+        """LanceDB's own connection, opened when it is needed: LanceDB is slow to import."""
+        return self._open_database()
 
     def _lancedb(self) -> Any:
         return self._database
