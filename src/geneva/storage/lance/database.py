@@ -59,6 +59,11 @@ def open_database(uri: str, storage_options: Secrets, options: Mapping[str, Any]
         raise UserInputError(f"{what} can't be opened: {reason.rstrip('.')}.") from error
 
 
+async def open_database_async(uri: str, storage_options: Secrets) -> Any:
+    """Open a LanceDB database for an event loop."""
+    return await lancedb().connect_async(uri, storage_options=storage_options.plain())
+
+
 def _in_time(connect: Callable[[], Any], seconds: float = CONNECT_SECONDS) -> Any:
     """Connect, or give up: a store that takes requests and never answers holds its client long."""
     connected: Future[Any] = Future()
