@@ -25,6 +25,7 @@ from geneva.udf.policy import (
 )
 
 if TYPE_CHECKING:
+    from geneva.asynchronous import AsyncConnection, AsyncTable, connect_async
     from geneva.connection import Connection, connect
     from geneva.jobs import JobFuture, JobHandle, JobResult
     from geneva.model.jobs import JobStatus
@@ -37,6 +38,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "UDF",
+    "AsyncConnection",
+    "AsyncTable",
     "Chunker",
     "Connection",
     "Fail",
@@ -53,6 +56,7 @@ __all__ = [
     "__version__",
     "chunker",
     "connect",
+    "connect_async",
     "fail_fast",
     "register",
     "retry_all",
@@ -62,6 +66,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncConnection": "geneva.asynchronous",
+    "AsyncTable": "geneva.asynchronous",
+    "connect_async": "geneva.asynchronous",
     "Connection": "geneva.connection",
     "GenevaQueryBuilder": "geneva.query",
     "JobFuture": "geneva.jobs",

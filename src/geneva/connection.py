@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,9 +130,8 @@ def connect(
     path = resolve(_place(uri, namespace_client_impl, namespace_client_properties))
     if namespace_client_properties is not None and namespace_client_impl is None:
         lancedb_options["namespace_client_properties"] = dict(namespace_client_properties)
-    database = open_database(path, secrets, lancedb_options)
-    return Connection(
-        database,
+    connection = Connection(
+        partial(open_database, path, secrets, lancedb_options),
         path,
         secrets,
         spark,
@@ -139,6 +139,10 @@ def connect(
         runner,
         Secrets(checked_variables(env)),
     )
+    if lancedb_options or not Path(path).is_dir():
+        # What is wrong with a place is said here. A folder that is there can be opened later.
+        _ = connection._database
+    return connection
 
 
 def _place(
@@ -182,7 +186,7 @@ class Connection(ConnectionMethods):
 
     def __init__(
         self,
-        database: Any,
+        open_database: Callable[[], Any],
         uri: str,
         storage_options: Secrets,
         spark: SparkSession | None,
@@ -192,7 +196,7 @@ class Connection(ConnectionMethods):
     ) -> None:
         """Use `connect`."""
         self._env = env
-        self._database, self._uri, self._storage_options = database, uri, storage_options
+        self._open_database, self._uri, self._storage_options = open_database, uri, storage_options
         self._spark, self._settings, self._runner = spark, settings, runner
         self._make_committer: MakeCommitter = TableCommitter
         self._contexts: list[Context] = []
@@ -203,6 +207,11 @@ class Connection(ConnectionMethods):
         self._output = OutputStore(uri, storage_options)
         liveness = Liveness(self._signals)
         self._history = JobHistory(uri, storage_options, liveness.is_lost, liveness.watch)
+
+    @cached_property
+    def _database(self) -> Any:
+        """LanceDB's own connection, opened when it is needed: LanceDB is slow to import."""
+        return self._open_database()
 
     def _lancedb(self) -> Any:
         return self._database

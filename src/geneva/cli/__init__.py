@@ -18,6 +18,7 @@ from geneva.cli.terminal import (
     EXIT_CODES,
     INTERRUPTED,
     LogSentences,
+    emit,
     exit_code,
     readable,
     show_error,
@@ -25,16 +26,23 @@ from geneva.cli.terminal import (
 )
 from geneva.render.plain import plain
 
+_JSON = "--json"
+
 
 class Commands(TyperGroup):
     """All commands; whatever one raises becomes a message and a code."""
 
+    answers_in_json = False
+    """Whether the command that runs was asked for JSON: then its failure is a document, too."""
+
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the arguments; what typer says of wrong ones is to act on no terminal."""
+        self.answers_in_json = _JSON in args[1]
         try:
             _check_text(args[1])
             return super().make_context(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  it is raised again
+            self._answer(error)
             raise _made_plain(error) from None
 
     def invoke(self, ctx: Any) -> Any:
@@ -46,12 +54,24 @@ class Commands(TyperGroup):
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # a panic of Lance's is no Exception
+            self._answer(error)
             if _is_typers(error):
                 raise _made_plain(error) from None
             if ctx.params.get("debug"):
                 show_traceback(error)
             show_error(readable(error))
             raise typer.Exit(exit_code(error)) from error
+
+    def _answer(self, error: BaseException) -> None:
+        """Print what went wrong for machines, where they asked for an answer in JSON."""
+        if not self.answers_in_json or isinstance(error, typer.Exit | typer.Abort):
+            return
+        typers = _is_typers(error)
+        kind = "UsageError" if typers else type(error).__name__
+        code = getattr(error, "exit_code", 2) if typers else exit_code(error)
+        message = error.format_message() if typers else readable(error)  # type: ignore[attr-defined]
+        answer = {"type": kind, "message": message, "exit_code": code}
+        emit({"error": {**answer, "job_id": getattr(error, "job_id", None)}})
 
 
 def _check_text(arguments: Sequence[str]) -> None:

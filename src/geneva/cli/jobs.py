@@ -149,6 +149,7 @@ def cancel(
     wait: Annotated[
         bool, typer.Option("--wait", help="Come back when the job has ended.", metavar="")
     ] = False,
+    as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Ask a job to stop, whichever process runs it. What is finished is committed first."""
@@ -158,9 +159,12 @@ def cancel(
         raise UserInputError(f"Job {found.job_id} has ended already: it is {found.status}.")
     connection.cancel_job(found.job_id)
     if not wait:
-        return say(f"Job {found.job_id} is asked to stop.")
+        asked = connection.get_job(found.job_id)
+        return emit(job_record(asked)) if as_json else say(f"Job {found.job_id} is asked to stop.")
     while not (found := connection.get_job(found.job_id)).status.is_final:
         time.sleep(_WATCH_SECONDS)
+    if as_json:
+        return emit(job_record(found))
     return say(f"Job {found.job_id} has ended: it is {found.status}.")
 
 

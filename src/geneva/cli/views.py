@@ -222,6 +222,7 @@ def drop(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Don't ask before dropping.", metavar="")
     ] = False,
+    as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Drop a view. Its source stays."""
@@ -230,7 +231,7 @@ def drop(
     if not yes:
         typer.confirm(f"Drop view {view!r} and its computed values?", abort=True, err=True)
     connection.drop_materialized_view(view)
-    say(f"View {view!r} is dropped.")
+    return emit({"dropped": view}) if as_json else say(f"View {view!r} is dropped.")
 
 
 def _open(db: str, name: str, storage_option: list[str] | None) -> MaterializedView:

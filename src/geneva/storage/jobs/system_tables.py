@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import lancedb
 import pyarrow as pa
 
 from geneva.errors import TableNotFoundError
 from geneva.model.jobs import JobMetrics
 from geneva.storage.jobs.events import JobRecord
 from geneva.storage.jobs.failures import ErrorRecord
+from geneva.storage.lance.lancedb_import import lancedb
 
 SYSTEM_NAMESPACE = "_geneva"
 """What the namespace of these tables is called."""
@@ -50,7 +50,7 @@ def system_table(name: str, jobs: Iterable[JobRecord], errors: Iterable[ErrorRec
             raise TableNotFoundError(
                 f"There is no system table {name!r}: there are 'geneva_jobs' and 'geneva_errors'."
             )
-    return lancedb.connect("memory://").create_table(name, rows)
+    return lancedb().connect("memory://").create_table(name, rows)
 
 
 def _job(job: JobRecord) -> dict[str, Any]:

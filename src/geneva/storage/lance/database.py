@@ -11,15 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import lancedb
-from lance_namespace.errors import LanceNamespaceError
-from lancedb.util import validate_table_name
-
 from geneva.errors import StorageUnavailableError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import TableName, without_credentials
 from geneva.render.text import one_line, shorten
 from geneva.storage.lance.damage import damage_reason
+from geneva.storage.lance.lancedb_import import lancedb
 
 _STABLE_ROW_IDS = "new_table_enable_stable_row_ids"
 _STABLE_ROW_IDS_BEFORE = "enable_move_stable_row_ids"
@@ -42,17 +39,29 @@ _DROP_ATTEMPTS = 10
 _DROP_PAUSE_SECONDS = 0.05
 
 
+def _errors() -> tuple[type[Exception], ...]:
+    """What LanceDB raises when it can't do what it was asked."""
+    from lance_namespace.errors import LanceNamespaceError
+
+    return ValueError, OSError, RuntimeError, LanceNamespaceError
+
+
 def open_database(uri: str, storage_options: Secrets, options: Mapping[str, Any]) -> Any:
     """Open a LanceDB database."""
     what = f"Database {without_credentials(uri)!r}"
     try:
         with _reaching(what, storage_options):
             return _in_time(
-                lambda: lancedb.connect(uri, storage_options=storage_options.plain(), **options)
+                lambda: lancedb().connect(uri, storage_options=storage_options.plain(), **options)
             )
     except (ValueError, FileExistsError, NotADirectoryError) as error:
         reason = storage_options.redact(damage_reason(error)).removeprefix("Invalid input, ")
         raise UserInputError(f"{what} can't be opened: {reason.rstrip('.')}.") from error
+
+
+async def open_database_async(uri: str, storage_options: Secrets) -> Any:
+    """Open a LanceDB database for an event loop."""
+    return await lancedb().connect_async(uri, storage_options=storage_options.plain())
 
 
 def _in_time(connect: Callable[[], Any], seconds: float = CONNECT_SECONDS) -> Any:
@@ -79,7 +88,7 @@ def _reaching(what: str, secrets: Secrets) -> Iterator[None]:
     """Say in a sentence that a store can't be reached: its client buries that in its own state."""
     try:
         yield
-    except (ValueError, OSError, RuntimeError, LanceNamespaceError) as error:
+    except _errors() as error:
         text = str(error)
         if not (isinstance(error, PermissionError) or _UNREACHABLE.search(text)):
             raise
@@ -109,7 +118,7 @@ def open_lancedb_table(
     try:
         with _reaching(f"Table {str(name)!r}", secrets):
             return database.open_table(name.table, **asked)
-    except (ValueError, OSError, RuntimeError, LanceNamespaceError) as error:
+    except _errors() as error:
         text = str(error).lower()
         if isinstance(error, StorageUnavailableError) or not any(s in text for s in _NOT_THERE):
             raise
@@ -188,6 +197,8 @@ def _pages(read: Callable[..., Any], what: str, namespace: Sequence[str]) -> Ite
 
 def check_table_name(name: str) -> None:
     """Refuse a name that LanceDB would not take for a table."""
+    from lancedb.util import validate_table_name
+
     try:
         validate_table_name(name)
     except ValueError as error:

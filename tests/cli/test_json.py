@@ -1,0 +1,116 @@
+"""`--json`: one document on standard output, whether a command does what it was asked or not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import geneva
+from geneva.cli import app
+from geneva.execution.runner import InProcessRunner
+from support import Calls, tripled
+
+TAKES_NO_JSON = {"console", "demo"}
+"""Those that talk to a person."""
+
+
+@pytest.fixture
+def db(tmp_path: Path, calls: Calls) -> str:
+    connection = geneva.connect(tmp_path / "db", runner=InProcessRunner)
+    table = connection.create_table("t", [{"id": i} for i in range(3)])
+    table.add_columns({"x": tripled(calls)})
+    connection.create_materialized_view("v", table)
+    return str(tmp_path / "db")
+
+
+def commands() -> list[Any]:
+    """Every command with arguments that name what is not there."""
+    arguments = {
+        "tables": ["{db}/no"],
+        "describe": ["{db}", "nope"],
+        "sample": ["{db}", "nope"],
+        "plan": ["{db}", "t", "nope"],
+        "backfill": ["{db}", "t", "nope"],
+        "verify": ["{db}", "t", "nope"],
+        "errors": ["{db}", "nope"],
+        "view create": ["{db}", "w", "--source", "nope"],
+        "view refresh": ["{db}", "nope"],
+        "view plan": ["{db}", "nope"],
+        "view list": ["{db}/no"],
+        "view drop": ["{db}", "nope", "--yes"],
+        "jobs list": ["{db}/no"],
+        "jobs show": ["{db}", "ffff"],
+        "jobs cancel": ["{db}", "ffff"],
+        "jobs watch": ["{db}", "ffff"],
+        "jobs logs": ["{db}", "ffff"],
+        "doctor": ["{db}/no", "--no-spark"],
+        "version": ["--wrong"],
+    }
+    return [pytest.param(name.split(), given, id=name) for name, given in arguments.items()]
+
+
+def known_commands() -> set[str]:
+    groups = {group.name: group.typer_instance for group in app.registered_groups}
+    of_groups = {
+        f"{name} {command.name or command.callback.__name__}"
+        for name, group in groups.items()
+        for command in group.registered_commands
+    }
+    return of_groups | {command.name for command in app.registered_commands}
+
+
+def test_every_command_is_tried() -> None:
+    tried = {" ".join(case.values[0]) for case in commands()}
+    assert known_commands() - tried <= TAKES_NO_JSON
+
+
+@pytest.mark.parametrize(("command", "arguments"), commands())
+def test_a_failure_is_one_document(db: str, command: list[str], arguments: list[str]) -> None:
+    if " ".join(command) not in known_commands():
+        pytest.skip("this release has no such command")
+    given = [argument.format(db=db) for argument in arguments]
+    result = CliRunner().invoke(app, [*command, *given, "--json"])
+    assert result.exit_code != 0
+    document = json.loads(result.stdout)
+    if command == ["doctor"]:
+        return
+    error = document["error"]
+    assert error["exit_code"] == result.exit_code
+    assert error["message"]
+    assert error["type"].endswith("Error")
+
+
+def test_a_failed_job_is_named(db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bad.py").write_text("def f(id: int) -> int:\n    return 1 // 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "geneva.connection.Connection._spark_runner", lambda self: InProcessRunner()
+    )
+    result = CliRunner().invoke(app, ["backfill", db, "t", "x", "--udf", "bad:f", "--json"])
+    error = json.loads(result.stdout)["error"]
+    assert (error["type"], error["exit_code"]) == ("UDFExecutionError", result.exit_code)
+    assert geneva.connect(db).get_job(error["job_id"]).status == "FAILED"
+
+
+def test_dropping_answers(db: str) -> None:
+    result = CliRunner().invoke(app, ["view", "drop", db, "v", "--yes", "--json"])
+    assert json.loads(result.stdout) == {"dropped": "v"}
+
+
+def test_listing_jobs_imports_no_lancedb(db: str) -> None:
+    """LanceDB and Spark would take most of a short command's time."""
+    code = (
+        "import sys; from geneva.cli import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        "slow = {'lancedb', 'pyspark', 'lance_namespace'} & sys.modules.keys()\n"
+        "sys.stderr.write(f'imported: {sorted(slow)}')"
+    )
+    command = [sys.executable, "-c", code, "jobs", "list", db]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stderr == "imported: []"
