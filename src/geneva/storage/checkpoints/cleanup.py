@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -92,8 +92,8 @@ def remove_leftovers(
     if not may_delete_files:
         return CleanupReport(deleted, 0, 0)
     kept = _staged_paths(store, (key for key in keys if useful(key)))
-    files, size = _delete_unreferenced(ref, dataset, kept, datetime.now(UTC) - older_than)
-    return CleanupReport(deleted, files, size)
+    found = unreferenced_files(ref, dataset, kept, datetime.now(UTC) - older_than)
+    return CleanupReport(deleted, *delete_data_files(ref, found))
 
 
 def forget_attempts(ref: TableRef) -> int:
@@ -111,21 +111,36 @@ def _staged_paths(store: CheckpointStore, keys: Iterable[CheckpointKey]) -> set[
     return paths
 
 
-def _delete_unreferenced(
-    ref: TableRef, dataset: lance.LanceDataset, kept: set[str], before: datetime
-) -> tuple[int, int]:
+def recorded_paths(ref: TableRef) -> set[str]:
+    """The staged files that the checkpoint store knows of: a later run may commit them."""
+    store = open_checkpoints(ref)
+    keys = (key for found in index_keys(store.list_keys("udf-")).values() for key in found)
+    return _staged_paths(store, keys)
+
+
+def unreferenced_files(
+    ref: TableRef, dataset: lance.LanceDataset, kept: set[str], before: datetime | None = None
+) -> dict[str, int]:
+    """Data files of ours that no version has, and their bytes; without those in `kept`.
+
+    `before`: only those that are older, by the store's clock.
+    """
     present = {
-        row["path"].removeprefix("data/"): row
+        row["path"].removeprefix("data/"): int(row["size_bytes"])
         for row in dataset.all_files().read_all().to_pylist()
-        if row["path"].startswith("data/") and row["last_modified"] < before
+        if row["path"].startswith("data/") and (before is None or row["last_modified"] < before)
     }
     ours = {path for path in present if parse_file_name(path) is not None} - kept
     if not ours:
-        return 0, 0
-    tracked = _files_in_use(ref, dataset)
+        return {}
+    return {path: present[path] for path in ours - _files_in_use(ref, dataset)}
+
+
+def delete_data_files(ref: TableRef, files: Mapping[str, int]) -> tuple[int, int]:
+    """Delete data files, given with their bytes; return how many were there, and their bytes."""
     session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
-    removed = [path for path in ours - tracked if _delete(session, path)]
-    return len(removed), sum(present[path]["size_bytes"] for path in removed)
+    removed = [path for path in files if _delete(session, path)]
+    return len(removed), sum(files[path] for path in removed)
 
 
 def _files_in_use(ref: TableRef, dataset: lance.LanceDataset) -> set[str]:
