@@ -29,7 +29,7 @@ from geneva.execution.declarations import warn_of_narrow_dictionaries
 from geneva.execution.jobs.heartbeat import Liveness
 from geneva.execution.refresh.create import create_view
 from geneva.execution.runner import Runner
-from geneva.jobs import Job, JobFuture, JobHandle, JobServices
+from geneva.jobs import Job, JobFuture, JobHandle, JobServices, remove_dead
 from geneva.manifest import GenevaManifest
 from geneva.model.jobs import JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
@@ -47,6 +47,7 @@ from geneva.query import Query
 from geneva.render.text import did_you_mean, one_line
 from geneva.search import Search
 from geneva.secret_values import checked_variables
+from geneva.storage.checkpoints.cleanup import CleanupReport
 from geneva.storage.columns.copies import copy_table, how_to_get_stable_ids
 from geneva.storage.jobs.events import JobHistory, JobRecord
 from geneva.storage.jobs.failures import FailureStore
@@ -777,6 +778,22 @@ class Connection(ConnectionMethods):
         if self._contexts:
             self._contexts[-1].futures.append(future)
         return future
+
+    def cleanup_signals(self) -> int:
+        """Remove heartbeats and requests of jobs that have ended or died; return of how many.
+
+        Those of dead jobs on a table are removed together with what they have left there, by the
+        table's next job, `optimize` or `cleanup_checkpoints`. This is for tables that are gone.
+        """
+        known = self._signals.jobs()
+        ended = {job.job_id for job in self._history.list() if job.status.is_final} & known
+        for job_id in ended:
+            self._signals.clear(job_id)
+        return len(ended)
+
+    def _remove_dead(self, table: str, refs: Sequence[TableRef]) -> CleanupReport:
+        """Remove what jobs that died on a table have left behind."""
+        return remove_dead(table, refs, self._history, self._signals)
 
     def _make_runner(self) -> Runner:
         if self._runner is not None:

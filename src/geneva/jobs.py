@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from geneva.config import Settings
-from geneva.errors import JobCancelledError, JobError, JobTimeoutError
+from geneva.errors import JobCancelledError, JobError, JobNotFoundError, JobTimeoutError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.work import Work
@@ -25,6 +25,7 @@ from geneva.execution.jobs.heartbeat import (
     Heartbeat,
     driven_here,
     driver_identity,
+    is_gone,
     will_be_driven_here,
 )
 from geneva.execution.jobs.notebook import NotebookBars
@@ -39,10 +40,12 @@ from geneva.execution.jobs.progress import (
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner
 from geneva.model.jobs import JobMetrics, JobStatus
-from geneva.model.tables import Secrets
+from geneva.model.tables import Secrets, TableRef
 from geneva.render import html
 from geneva.render.plain import plain
 from geneva.render.text import agree, count
+from geneva.storage.checkpoints.cleanup import CleanupReport
+from geneva.storage.checkpoints.dead_jobs import DeadJobs, remove_dead_files
 from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, SameWork
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
@@ -198,6 +201,8 @@ class Job:
         self._announced = False
         self._earlier = SameWork()
         self._followed: tuple[str, ...] = ()
+        self._dead: set[str] = set()
+        """Jobs that left tags on the table and no longer run."""
         self._waited_seconds = 0.0
 
     def announce(self) -> None:
@@ -260,7 +265,7 @@ class Job:
     def _drive(self) -> None:
         show = wants_bars(self._services.settings.progress)
         with ExitStack() as stack:
-            stack.enter_context(
+            heartbeat = stack.enter_context(
                 Heartbeat(self._services.signals, self.job_id, self._heartbeat, self.cancelled)
             )
             self._follow_earlier()
@@ -287,7 +292,7 @@ class Job:
                 cancelled=self.cancelled,
                 max_conflict_retries=self._services.settings.version_conflict_max_retries,
                 watch_checkpoints=show,
-                is_running=self._services.history.close_lost,
+                is_running=self._is_running,
                 record_errors=self._record_errors,
                 record_output=output.record,
             )
@@ -295,6 +300,28 @@ class Job:
             if not self.progress.rows_left:
                 with _logged("tidy up after", self.job_id):
                     self._work.tidy()
+            if heartbeat.used or self._dead:
+                with _logged("tidy up before", self.job_id):
+                    self._remove_dead()
+
+    def _is_running(self, job_id: str) -> bool:
+        """Whether a job runs. One that doesn't, and left a tag on this job's table, died."""
+        is_running = self._services.history.close_lost(job_id)
+        if not is_running:
+            self._dead.add(job_id)
+        return is_running
+
+    def _remove_dead(self) -> None:
+        """Remove what jobs that died on the same table have left behind."""
+        services = self._services
+        remove_dead(
+            self._work.table,
+            self._work.refs,
+            services.history,
+            services.signals,
+            own=self.job_id,
+            known=self._dead,
+        )
 
     def _follow_earlier(self) -> None:
         """Wait for jobs of the same work that came before, and plan what they have left."""
@@ -410,6 +437,40 @@ def _show_output(output: TaskOutput) -> None:
     """Show what a task printed where people look at what goes on, and machines read nothing."""
     sys.stderr.write(str(output))
     sys.stderr.flush()
+
+
+def remove_dead(
+    table: str,
+    refs: Iterable[TableRef],
+    history: JobHistory,
+    signals: JobSignals,
+    *,
+    own: str | None = None,
+    known: Iterable[str] = (),
+) -> CleanupReport:
+    """Remove what jobs that died on a table have left, and then their signals, which tell of it.
+
+    `own` is the job that does this, `known` are jobs that are known to have died. Nothing is
+    removed while another job is at work: between two rounds that has no tag, but what it has
+    staged is still wanted.
+    """
+    dead, nothing = set(known), CleanupReport(0, 0, 0)
+    for job_id in signals.jobs() - dead - {own}:
+        with suppress(JobNotFoundError):
+            job = history.get(job_id)
+            if job.status.is_final and job.table_name == table:
+                history.close_lost(job_id)
+                dead.add(job_id)
+    if not dead:
+        return nothing
+    if any(not job.status.is_final and job.job_id != own for job in history.list(table)):
+        return nothing
+    of_dead = DeadJobs(died_here=any(is_gone(job) for job in history.jobs(dead)))
+    reports = [remove_dead_files(ref, of_dead) for ref in refs]
+    if None not in reports:
+        for job_id in dead:
+            signals.clear(job_id)
+    return sum((report for report in reports if report is not None), nothing)
 
 
 def _progress_before(work: Work) -> JobProgress:

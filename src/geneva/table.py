@@ -350,7 +350,7 @@ class Table(TableMethods):
         """Compact, index new rows and clean old versions up, as LanceDB does.
 
         Versions that have a tag, and so those that running jobs read, stay. By default versions
-        older than seven days are cleaned up.
+        older than seven days are cleaned up, and what jobs that died have left behind.
         """
         self._refuse_checked_out("optimize")
         if delete_unverified:
@@ -364,6 +364,7 @@ class Table(TableMethods):
             self._table.checkout_latest()  # what others have committed since is no conflict
             done = self._table.optimize(cleanup_older_than=_AGES, retrain=retrain)
         self._cleanup_versions(cleanup_older_than or _WEEK, delete_unverified=delete_unverified)
+        self._connection._remove_dead(self.ref.name, [self.ref])
         return done
 
     def cleanup_old_versions(
@@ -381,12 +382,13 @@ class Table(TableMethods):
         return cleanup_versions(self.ref, is_running, older_than, **options)
 
     def cleanup_checkpoints(self, older_than: timedelta = timedelta(hours=1)) -> CleanupReport:
-        """Remove checkpoints that no backfill can use again, and staged files of dead jobs.
+        """Remove checkpoints that no backfill can use again, and what dead jobs have left.
 
-        Backfills do this for their own column as they end; this is for what crashed ones left.
+        Backfills do this for their own column and table as they end, and so does `optimize`.
         Staged files younger than `older_than` stay: a running job may be about to commit them.
         """
-        return declarations.cleanup(self.ref, self._connection._history.close_lost, older_than)
+        removed = declarations.cleanup(self.ref, self._connection._history.close_lost, older_than)
+        return removed + self._connection._remove_dead(self.ref.name, [self.ref])
 
     def computed_columns(self) -> dict[str, ColumnDefinition]:
         """The computed columns and what is known of their UDFs. Runs no user code."""

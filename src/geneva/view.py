@@ -249,7 +249,7 @@ class MaterializedView(Table):
         What a refresh that was cut off has computed stays, for the next one to take over.
         """
         refs = [self.ref] if self.definition.chunker is None else [self.ref, inner_ref(self.ref)]
-        return sum(
+        removed = sum(
             (
                 declarations.cleanup(
                     ref, self._connection._history.close_lost, older_than, refreshed_columns(ref)
@@ -258,6 +258,7 @@ class MaterializedView(Table):
             ),
             CleanupReport(0, 0, 0),
         )
+        return removed + self._connection._remove_dead(self.ref.name, refs)
 
     def add(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a view's rows come from its source."""

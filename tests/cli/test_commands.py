@@ -27,6 +27,7 @@ from geneva.options import (
     SelectionArguments,
     option_infos,
 )
+from geneva.storage.jobs.events import JobEvent
 
 STABLE = {"new_table_enable_stable_row_ids": "true"}
 FUNCTIONS = """
@@ -569,3 +570,16 @@ def test_verify(folder: Path) -> None:
     assert report["counts"]["stale"] == 1
     assert [found["state"] for found in report["examples"]] == ["stale"]
     assert "no column 'wrds'" in refused("verify", "db", "articles", "wrds")
+
+
+def test_cleanup_removes_what_a_dead_job_left(folder: Path) -> None:
+    assert "nothing to remove" in run("cleanup", "db").stdout
+    connection = geneva.connect("db")
+    payload = {"table": "gone", "column": "x", "type": "BACKFILL", "driver": {}}
+    ended = JobEvent("old", "status", {"status": "FAILED"})
+    connection._history.append([JobEvent("old", "created", payload), ended])
+    connection._signals.beat("old", {})
+    told = read("cleanup", "db")
+    assert told["signals"] == 1
+    assert set(told["tables"]) == {"articles"}
+    assert not list((folder / "db" / "_geneva" / "signals").iterdir())

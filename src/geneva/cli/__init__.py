@@ -12,7 +12,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from geneva.cli import backfills, console, demo, doctor, failures, jobs, tables, version, views
+from geneva.cli import (
+    backfills,
+    cleanup,
+    console,
+    demo,
+    doctor,
+    failures,
+    jobs,
+    tables,
+    version,
+    views,
+)
 from geneva.cli.arguments import epilog
 from geneva.cli.terminal import (
     EXIT_CODES,
@@ -149,6 +160,13 @@ _command(
 app.add_typer(views.app, name="view", rich_help_panel=COMPUTE)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=RUNS)
 _command("errors", failures.errors, RUNS, "geneva errors my-database articles --column words")
+_command(
+    "cleanup",
+    cleanup.cleanup,
+    RUNS,
+    "geneva cleanup my-database",
+    "geneva cleanup my-database articles --older-than 0",
+)
 _command("console", console.console, RUNS, "geneva console my-database")
 _command("demo", demo.demo, HERE, "geneva demo --dir my-database")
 _command("doctor", doctor.doctor, HERE, "geneva doctor my-database", "geneva doctor --no-spark")

@@ -177,6 +177,7 @@ class TestStagedFiles:
         assert "reuse staged file" in str(plan)
         result = table.backfill("x")
         assert (result.rows_computed, result.rows_reused, result.rows_committed) == (0, 8, 8)
+        assert checkpoint_keys(table) == [], "nothing is left of the job that died"
         assert calls.rows == list(range(8))
         assert column(table, "x") == [3 * i for i in range(8)]
 

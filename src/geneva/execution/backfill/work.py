@@ -12,6 +12,7 @@ from geneva.execution.backfill.chain import PreparedChain, prepare_chain, run_ch
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.execution.jobs.progress import JobProgress
+from geneva.model.tables import TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
 from geneva.storage.columns.definitions import commit_has_receipts
@@ -73,6 +74,10 @@ class Work(Protocol):
 
     def run(self, control: JobControl) -> JobProgress:
         """Do it."""
+
+    @property
+    def refs(self) -> frozenset[TableRef]:
+        """The tables that are written."""
 
     def tidy(self) -> None:
         """Drop what is of no use after a job that did everything."""
@@ -176,12 +181,19 @@ class BackfillWork:
         """Carry the plan out."""
         return run_chain(self.chain, control)
 
+    @property
+    def refs(self) -> frozenset[TableRef]:
+        """The table."""
+        return frozenset(step.ref for step in self.chain.steps)
+
     def tidy(self) -> None:
         """Drop what earlier jobs on the columns left behind, once everything is computed."""
         for step in self.chain.steps:
             request = step.request
             if request.options.where is None and request.options.num_frags is None:
-                own = set(step.prefixes.values())
+                # With a size that was asked for, checkpoints are kept on purpose.
+                keeps_own = step.sizes.checkpoint_size is not None
+                own = set(step.prefixes.values()) if keeps_own else set()
                 drop_column_leftovers(step.ref, step.plan.column, own)
                 if step.computation.older_than_receipts:
                     commit_has_receipts(open_dataset(step.ref), step.computation)

@@ -196,7 +196,8 @@ class Heartbeat:
         self._signals, self._job_id, self._report = signals, job_id, report
         self._cancelled = cancelled
         self._ended = threading.Event()
-        self._used = False
+        self.used = False
+        """Whether the job has run for so long that others may have heard of it."""
         self._thread = threading.Thread(target=self._run, name="geneva-heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
@@ -213,14 +214,14 @@ class Heartbeat:
         """Stop, and leave nothing behind."""
         self._ended.set()
         self._thread.join(timeout=POLL_SECONDS)
-        if self._used:
+        if self.used:
             with suppress(OSError):
                 self._signals.clear(self._job_id)
 
     def _run(self) -> None:
         since_beat = BEAT_SECONDS  # the first poll is a beat as well
         while not self._ended.wait(POLL_SECONDS):
-            self._used = True
+            self.used = True
             # A store that can't be reached for a moment is no reason to stop a job.
             with suppress(OSError):
                 if self._signals.cancel_requested(self._job_id):

@@ -11,6 +11,7 @@ from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.explode import PreparedChunkRefresh, run_chunk_refresh
 from geneva.execution.refresh.prepare import PreparedRefresh
 from geneva.execution.refresh.run import run_refresh
+from geneva.model.tables import TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
@@ -103,6 +104,11 @@ class RefreshWork:
                 return run_chunk_refresh(prepared, control)
             case prepared:
                 return run_refresh(prepared, control)[0]
+
+    @property
+    def refs(self) -> frozenset[TableRef]:
+        """The view, and the hidden one that it is made from."""
+        return frozenset({self._filled.ref, self.prepared.ref})
 
     def tidy(self) -> None:
         """Drop the checkpoints of all groups."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -87,8 +87,8 @@ def remove_leftovers(
         return CleanupReport(deleted, 0, 0)
     places = {(key.prefix, key.fragment_id) for key in keys if useful(key)}
     kept = {file.path for place, file in work.staged.items() if place in places}
-    files, size = _delete_unreferenced(ref, dataset, kept, datetime.now(UTC) - older_than)
-    return CleanupReport(deleted, files, size)
+    found = unreferenced_files(ref, dataset, kept, datetime.now(UTC) - older_than)
+    return CleanupReport(deleted, *delete_data_files(ref, found))
 
 
 def forget_attempts(ref: TableRef) -> int:
@@ -97,21 +97,34 @@ def forget_attempts(ref: TableRef) -> int:
     return delete_keys(store, store.list_keys("attempt-"))
 
 
-def _delete_unreferenced(
-    ref: TableRef, dataset: lance.LanceDataset, kept: set[str], before: datetime
-) -> tuple[int, int]:
+def recorded_paths(ref: TableRef) -> set[str]:
+    """The staged files that the checkpoint store knows of: a later run may commit them."""
+    return {file.path for file in read_work(open_checkpoints(ref)).staged.values()}
+
+
+def unreferenced_files(
+    ref: TableRef, dataset: lance.LanceDataset, kept: set[str], before: datetime | None = None
+) -> dict[str, int]:
+    """Data files of ours that no version has, and their bytes; without those in `kept`.
+
+    `before`: only those that are older, by the store's clock.
+    """
     present = {
-        row["path"].removeprefix("data/"): row
+        row["path"].removeprefix("data/"): int(row["size_bytes"])
         for row in dataset.all_files().read_all().to_pylist()
-        if row["path"].startswith("data/") and row["last_modified"] < before
+        if row["path"].startswith("data/") and (before is None or row["last_modified"] < before)
     }
     ours = {path for path in present if parse_file_name(path) is not None} - kept
     if not ours:
-        return 0, 0
-    tracked = _files_in_use(ref, dataset)
+        return {}
+    return {path: present[path] for path in ours - _files_in_use(ref, dataset)}
+
+
+def delete_data_files(ref: TableRef, files: Mapping[str, int]) -> tuple[int, int]:
+    """Delete data files, given with their bytes; return how many were there, and their bytes."""
     session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
-    removed = [path for path in ours - tracked if _delete(session, path)]
-    return len(removed), sum(present[path]["size_bytes"] for path in removed)
+    removed = [path for path in files if _delete(session, path)]
+    return len(removed), sum(files[path] for path in removed)
 
 
 def _files_in_use(ref: TableRef, dataset: lance.LanceDataset) -> set[str]:

@@ -253,6 +253,11 @@ class JobHistory:
         """One job; JobNotFoundError when there is none of that id."""
         return self.as_of_now([self._recorded(job_id)])[0]
 
+    def jobs(self, job_ids: Iterable[str]) -> Sequence[JobRecord]:
+        """Some jobs, as they are on record; those that are on none are left out."""
+        wanted = [plain_id(job_id) for job_id in job_ids]
+        return fold_events(self._read(*wanted)) if wanted else []
+
     def close_lost(self, job_id: str) -> bool:
         """Whether a job is running; one whose driver died is put on record as FAILED.
 

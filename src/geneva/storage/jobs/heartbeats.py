@@ -55,6 +55,14 @@ class JobSignals:
         except (OSError, ValueError, RuntimeError):
             return False
 
+    def jobs(self) -> set[str]:
+        """The jobs that have left a signal: they run, or died."""
+        try:
+            names = [path.rpartition("/")[2] for path in self._session.list()]
+        except OSError:
+            return set()
+        return {name.partition(".")[0] for name in names if name.endswith(".lance")}
+
     def clear(self, job_id: str) -> None:
         """Forget a job that has ended."""
         for name in (f"{job_id}.beat.lance", f"{job_id}.cancel.lance"):

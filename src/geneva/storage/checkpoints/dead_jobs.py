@@ -1,0 +1,112 @@
+"""What jobs that died have left in a table's folder: removed by the next one that ends well.
+
+Nothing is removed while another job works on the table. Files that are being written have no
+owner's name on them: those of a job that died on this machine are the ones that no process here
+has open. All others have to be a day old, by the clock of the file system that they are on.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from geneva.model.tables import TableRef
+from geneva.model.uris import local_path
+from geneva.storage.checkpoints.cleanup import (
+    CleanupReport,
+    delete_data_files,
+    forget_attempts,
+    recorded_paths,
+    unreferenced_files,
+)
+from geneva.storage.checkpoints.pins import tags_on
+from geneva.storage.lance.dataset import open_dataset
+
+_DRAFTS = ".tmp*"
+"""How Lance calls a file on a local disk until it is whole."""
+_FOLDERS = ("data", "_checkpoints", "_udfs", "_versions", "_transactions", "_deletions")
+_DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeadJobs:
+    """What is known of the jobs that died on a table."""
+
+    died_here: bool
+    """Whether one of them ran on this machine, and is known to be gone."""
+
+
+def remove_dead_files(ref: TableRef, dead: DeadJobs) -> CleanupReport | None:
+    """Remove what dead jobs left in a table's folder; None: another job works on the table."""
+    dataset = open_dataset(ref)
+    # Listed before it is known that nobody works here: what comes later is not in the list.
+    drafts = list(_abandoned_drafts(ref, dead))
+    files = unreferenced_files(ref, dataset, recorded_paths(ref))
+    if tags_on(dataset, ref.branch):
+        return None
+    removed = CleanupReport(forget_attempts(ref), *delete_data_files(ref, files))
+    for path in drafts:
+        with suppress(OSError):
+            bytes_of = path.stat().st_size
+            path.unlink()
+            removed = replace(
+                removed,
+                staged_files=removed.staged_files + 1,
+                staged_bytes=removed.staged_bytes + bytes_of,
+            )
+    return removed
+
+
+def _abandoned_drafts(ref: TableRef, dead: DeadJobs) -> Iterator[Path]:
+    """Yield unfinished files that nobody will finish. Object stores show none."""
+    folder = local_path(ref.uri)
+    if folder is None:
+        return
+    found = [path for name in _FOLDERS for path in (folder / name).rglob(_DRAFTS)]
+    if not found:
+        return
+    being_written = _open_files(found)
+    old = _now_on(folder) - _DAY_SECONDS
+    for path in found:
+        if path in being_written:
+            continue
+        with suppress(OSError):
+            if (dead.died_here and being_written is not _UNKNOWN) or path.stat().st_mtime < old:
+                yield path
+
+
+_UNKNOWN: frozenset[Path] = frozenset({Path()})
+
+
+def _open_files(paths: Iterable[Path]) -> frozenset[Path]:
+    """Which of these files a process of this machine has open; `_UNKNOWN` where that can't be."""
+    wanted = {os.path.realpath(path): path for path in paths}
+    found = set()
+    try:
+        processes = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    except OSError:
+        return _UNKNOWN
+    if not processes:
+        return _UNKNOWN
+    for process in processes:
+        with suppress(OSError):  # it has ended, or is somebody else's
+            for handle in (process / "fd").iterdir():
+                with suppress(OSError):
+                    target = str(handle.readlink())
+                    if target in wanted:
+                        found.add(wanted[target])
+    return frozenset(found)
+
+
+def _now_on(folder: Path) -> float:
+    """What time it is by the clock that stamps the files of a folder."""
+    try:
+        with tempfile.NamedTemporaryFile(prefix="geneva-clock-", dir=folder) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return time.time()
