@@ -12,6 +12,7 @@ from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Reason
 from geneva.planning.ranges import disjoint
 from geneva.render import html
+from geneva.render.text import count
 
 _FEW_ROWS = 100_000
 _ADOPTED_PER_RUN = 64
@@ -149,10 +150,12 @@ class BackfillPlan:
         reused = [f for f in self.fragments if f.rows_to_run < f.compute.count]
         taken = sum(f.compute.count - f.rows_to_run for f in reused)
         lines = [
+            # The words of the specification, which people search logs for.
             f"Collected {self.right_fragments + len(reused):,} checkpointed fragments with "
             f"{self.right_rows + taken:,} rows for column {self.column!r} of table "
-            f"{self.table!r}: {self.right_rows:,} rows are right, {self.right_fragments:,} "
-            f"fragments wholly; {taken:,} rows of {len(reused):,} others were computed before"
+            f"{self.table!r}: {count(self.right_rows, 'right row')}, "
+            f"{count(self.right_fragments, 'fragment')} wholly right; {count(taken, 'row')} of "
+            f"{count(len(reused), 'other')} computed before"
         ]
         if self.rows_to_compute:
             why = ", ".join(f"{rows:,} {reason.value}" for reason, rows in self.reasons().items())
@@ -161,9 +164,9 @@ class BackfillPlan:
         if changed:
             named = ", ".join(map(str, changed[:10])) + (", ..." if len(changed) > 10 else "")
             lines.append(
-                f"Checkpoint data files mismatch: {len(changed):,} fragments of table "
-                f"{self.table!r} have values of {self.column!r} that were computed from other "
-                f"input data than they have now ({named})"
+                f"Checkpoint data files mismatch: {count(len(changed), 'fragment')} of table "
+                f"{self.table!r} with values of {self.column!r} that were computed from other "
+                f"input data than there is now ({named})"
             )
         return lines
 

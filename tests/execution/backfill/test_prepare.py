@@ -114,7 +114,7 @@ def test_an_old_version_leaves_out_what_was_computed_since(table: Table) -> None
     prepared = prepare(ready.subject, ready.request, dataset=open_dataset(table.ref, old))
     assert set(actions(prepared)) == {1, 2}
     assert prepared.plan.notes == (
-        f"1 fragments of version {old} were rewritten or computed since, and are left out",
+        f"1 fragment of version {old} was rewritten or computed since, and is left out",
     )
 
 

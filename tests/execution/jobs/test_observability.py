@@ -39,7 +39,7 @@ def test_reuse_and_staleness_in_the_log(
     calls.clear()
     result = table.backfill("c")
     assert "Collected 2 checkpointed fragments with 8 rows" in log.text
-    assert "4 rows are right, 1 fragments wholly; 4 rows of 1 others were" in log.text
+    assert "4 right rows, 1 fragment wholly right; 4 rows of 1 other computed" in log.text
     assert len(calls.rows) == 4
     metrics = result.progress.metrics()
     assert (metrics["reused_rows"], metrics["skipped_rows"]) == (4, 4)

@@ -14,6 +14,10 @@ from support import Calls, counted
 from view_support import STABLE, values
 
 
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def one(x: Any) -> int:
     return 1 if x is None else len(str(x))
 
@@ -22,9 +26,9 @@ def one(x: Any) -> int:
     ("before", "after", "data"),
     [
         (pa.int32(), pa.int64(), [1, -2, None, 2**31 - 1]),
-        (pa.uint8(), pa.int32(), [1, 2, None, 255]),
-        (pa.float32(), pa.float64(), [0.5, -0.0, None, float("nan")]),
-        (pa.string(), pa.large_string(), ["a", "", None, "b" * 50]),
+        slow(pa.uint8(), pa.int32(), [1, 2, None, 255]),
+        slow(pa.float32(), pa.float64(), [0.5, -0.0, None, float("nan")]),
+        slow(pa.string(), pa.large_string(), ["a", "", None, "b" * 50]),
         (pa.list_(pa.int32()), pa.list_(pa.int64()), [[1], [], None, [2, None]]),
     ],
     ids=str,

@@ -20,6 +20,7 @@ from support import tripled as make_udf
 from view_support import STABLE, numbers, values
 
 BAD = 1
+SLOW = pytest.mark.slow
 LOST = range(10, 20)
 
 
@@ -66,7 +67,7 @@ def make_view(db: Connection, source: Table, calls: Calls, where: str | None) ->
     return db.create_materialized_view("v", query)
 
 
-@pytest.mark.parametrize("how", ["gone", "cut", "noise"])
+@pytest.mark.parametrize("how", ["gone", *(pytest.param(h, marks=SLOW) for h in ("cut", "noise"))])
 @pytest.mark.parametrize("where", [None, "id % 2 = 0"])
 def test_the_first_refresh_fills_the_others(
     local_db: Connection, calls: Calls, where: str | None, how: str
@@ -94,7 +95,10 @@ def test_the_first_refresh_fills_the_others(
     assert view.plan_refresh().is_empty
 
 
-@pytest.mark.parametrize("where", [None, "id % 2 = 0", "name != 'n3'"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(None, marks=SLOW), "id % 2 = 0", pytest.param("name != 'n3'", marks=SLOW)],
+)
 def test_rows_come_and_go_but_those_of_the_bad_fragment(
     local_db: Connection, calls: Calls, where: str | None
 ) -> None:
@@ -134,6 +138,7 @@ def test_what_is_not_read_is_no_matter(local_db: Connection, calls: Calls) -> No
     assert view.plan_refresh().is_empty
 
 
+@SLOW
 def test_a_limited_and_shuffled_view(local_db: Connection, calls: Calls) -> None:
     source = make_source(local_db)
     query = source.query().where("id % 2 = 0").shuffle(seed=3).limit(12).select(["id"])
@@ -222,3 +227,15 @@ def test_rows_of_a_chunked_view(local_db: Connection, calls: Calls) -> None:
     assert sorted(set(view.to_arrow()["name"].to_pylist())) == sorted(
         {f"n{i}" for i in range(41) if i not in (3, 25, 30)} | {"other"}
     )
+
+
+@SLOW
+def test_on_every_runner(db: Connection, calls: Calls) -> None:
+    source = make_source(db)
+    view = make_view(db, source, calls, "id % 2 = 0")
+    path, was = damage(source)
+    refreshed(view, BAD)
+    path.write_bytes(was)
+    view.refresh()
+    assert values(view) == {i: i * 3 for i in range(0, 40, 2)}
+    assert calls.taken() == list(range(0, 40, 2))

@@ -197,6 +197,12 @@ def test_what_would_be_unreadable_is_not_merged(
         getattr(table, by)()
     assert column(table, "x") == [f"v{i % 100}" for i in range(4000)]
     assert len(lance.dataset(table.ref.uri).get_fragments()) == 20
+    if version != "2.0":  # there Lance itself gives up, and leaves its file
+        with pytest.warns(UserWarning, match="could not be merged"):
+            getattr(table, by)()
+        tracked = lance.dataset(table.ref.uri).tracked_files().read_all()["path"].to_pylist()
+        left = {f"data/{path.name}" for path in (Path(table.ref.uri) / "data").iterdir()}
+        assert left <= set(tracked), "what was not merged leaves no file behind"
     assert table.plan_backfill("x").is_empty
 
 
@@ -246,3 +252,22 @@ def test_narrow_indices_are_warned_of(local_db: Connection) -> None:
     query = source.query().select(["id"]).add_column({"x": udf(lambda id: "v", data_type=NARROW)})
     with pytest.warns(UserWarning, match=r"Column 'x' of table 'v' .* int32"):
         local_db.create_materialized_view("v", query)
+
+
+def test_a_branch_stays_readable_too(local_db: Connection) -> None:
+    table = filled(local_db, 100, "2.2")
+    branch = table.branches.create("dev")
+    with pytest.warns(UserWarning, match="could not be merged"):
+        branch.optimize()
+    branch.delete("id >= 200")
+    branch.optimize()
+    assert column(branch, "x") == [f"v{i % 100}" for i in range(200)]
+    assert table.count_rows() == 4000
+
+
+def test_fragments_of_deleted_rows_go(local_db: Connection) -> None:
+    table = filled(local_db, 100, "2.2")
+    table.delete("id >= 20")
+    table.optimize()
+    assert column(table, "x") == [f"v{i}" for i in range(20)]
+    assert len(lance.dataset(table.ref.uri).get_fragments()) == 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from geneva.errors import UnreadableFragmentsError
+from geneva.model.addresses import fragments_of
 from geneva.model.rows import RowIds, RowRange
 from geneva.model.tables import TableRef
 from geneva.render.text import count
@@ -97,9 +98,10 @@ def source_fragments_of(
     """The fragments of the source that rows of some fragments of the view are made from."""
     rows = read_source_ids(open_dataset(view))
     parts = [r.live_ids() for r in rows if r.fragment_id in view_fragments]
-    ids = np.concatenate(parts) if parts else NO_IDS
-    return [
-        fragment.fragment_id
-        for fragment in source.get_fragments()
-        if np.isin(scan_ids(source, None, [fragment.fragment_id]), ids).any()
-    ]
+    wanted = np.sort(np.concatenate([NO_IDS, *parts]))
+    places = source.scanner(columns=[], with_row_id=True, with_row_address=True)
+    found: set[int] = set()
+    for batch in places.to_batches():
+        ids, addresses = (batch.column(n).to_numpy() for n in ("_rowid", "_rowaddr"))
+        found.update(np.unique(fragments_of(addresses[np.isin(ids, wanted)])).tolist())
+    return sorted(found)

@@ -154,7 +154,8 @@ def more_damage(
     assert info is not None
     suspects = None
     if view_fragments is not None:
-        suspects = source_fragments_of(source, target.ref, view_fragments)
+        # None where a compaction of the view has taken these fragments away meanwhile.
+        suspects = source_fragments_of(source, target.ref, view_fragments) or None
     found = find_damage(source, _watched(info, prepared.groups), suspects)
     return {i: why for i, why in found.items() if i not in target.damage.fragments}
 

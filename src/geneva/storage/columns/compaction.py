@@ -16,7 +16,7 @@ from lance.optimize import Compaction
 from geneva.model.tables import TableRef
 from geneva.render.text import count
 from geneva.storage.columns.dictionaries import narrow_dictionaries
-from geneva.storage.columns.staged_files import read_columns
+from geneva.storage.columns.staged_files import drop_staged, read_columns
 from geneva.storage.lance.damage import Damaged, damage_reason, is_damage, reading
 from geneva.storage.lance.dataset import open_dataset
 
@@ -35,10 +35,13 @@ def compact(ref: TableRef, *args: Any, **options: Any) -> Any:
             if not (is_damage(error) and "dictionary" in damage_reason(error).lower()):
                 raise
             result = None
-        if result is not None and all(_is_readable(ref, f, narrow) for f in result.new_fragments):
+        new = result.new_fragments if result is not None else []
+        if result is not None and all(_is_readable(ref, fragment, narrow) for fragment in new):
             merged.append(result)
-        else:
-            left_out += len(task.fragments)
+            continue
+        left_out += len(task.fragments)
+        for file in (file for fragment in new for file in fragment.files):
+            drop_staged(ref, file.path)
     if left_out:
         warnings.warn(_left_out(ref, narrow, left_out), UserWarning, stacklevel=3)
     return Compaction.commit(dataset, merged)

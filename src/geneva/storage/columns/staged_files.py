@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import lance
 import pyarrow as pa
-from lance.file import LanceFileReader, LanceFileWriter
+from lance.file import LanceFileReader, LanceFileSession, LanceFileWriter
 
 from geneva.model.tables import TableRef
 from geneva.storage.columns.dictionaries import has_dictionary, has_narrow_dictionary
@@ -240,3 +241,10 @@ def data_file(
     major, minor = file_version(dataset)
     places = list(range(len(field_ids)))
     return _ManifestEntry(path, list(field_ids), places, major, minor, size_bytes)
+
+
+def drop_staged(ref: TableRef, path: str) -> None:
+    """Delete a file of a table's folder that nothing refers to, and nothing ever will."""
+    session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
+    with suppress(OSError):
+        session.delete_file(path)
