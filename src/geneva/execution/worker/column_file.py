@@ -16,7 +16,7 @@ from geneva.execution.worker.layout import Layout
 from geneva.execution.worker.records import BatchFailed, Clock, OpenTask
 from geneva.execution.worker.task import FileWork, PartWork
 from geneva.model.rows import RowRange, RowSet
-from geneva.storage.checkpoints.staging import drop_staged, read_staged_batches
+from geneva.storage.checkpoints.staging import read_staged_batches
 from geneva.storage.columns.dictionaries import DistinctValues, Overflow
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.columns.provenance import Provenance
@@ -24,6 +24,7 @@ from geneva.storage.columns.receipts import make_receipts
 from geneva.storage.columns.staged_files import (
     ColumnFileWriter,
     StagedFile,
+    drop_staged,
     stage_columns,
     unreadable,
     written_schema,

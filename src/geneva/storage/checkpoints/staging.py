@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import lru_cache
 
 import pyarrow as pa
-from lance.file import LanceFileReader, LanceFileSession
+from lance.file import LanceFileReader
 
 from geneva.model.tables import TableRef
 from geneva.storage.checkpoints.store import CheckpointKey, CheckpointStore, LanceCheckpointStore
@@ -64,10 +63,3 @@ def read_staged_batches(ref: TableRef, path: str, rows: int) -> Iterator[pa.Reco
     """What is in a staged data file, in order."""
     reader = LanceFileReader(f"{ref.uri}/data/{path}", storage_options=ref.storage_options.plain())
     yield from reader.read_all(batch_size=rows).to_batches()
-
-
-def drop_staged(ref: TableRef, path: str) -> None:
-    """Delete a staged file that nothing will ever refer to."""
-    session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
-    with suppress(OSError):
-        session.delete_file(path)

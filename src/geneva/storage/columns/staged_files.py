@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import lance
 import pyarrow as pa
-from lance.file import LanceFileReader, LanceFileWriter
+from lance.file import LanceFileReader, LanceFileSession, LanceFileWriter
 
 from geneva.model.tables import TableRef
 from geneva.storage.columns.dictionaries import has_dictionary, has_narrow_dictionary
@@ -227,3 +228,10 @@ def data_file(dataset: lance.LanceDataset, path: str, field_ids: Sequence[int]) 
     """The manifest entry of a staged file."""
     major, minor = file_version(dataset)
     return _ManifestEntry(path, list(field_ids), list(range(len(field_ids))), major, minor, None)
+
+
+def drop_staged(ref: TableRef, path: str) -> None:
+    """Delete a staged file that nothing will ever refer to."""
+    session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
+    with suppress(OSError):
+        session.delete_file(path)
