@@ -38,7 +38,7 @@ from geneva.execution.jobs.progress import (
     wants_bars,
 )
 from geneva.execution.jobs.tracing import set_attributes, span
-from geneva.execution.runner import Runner
+from geneva.execution.runner import Runner, engine_facts, job_group
 from geneva.model.jobs import JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
 from geneva.render import html
@@ -200,6 +200,7 @@ class Job:
         self._numbers = itertools.count()
         self._announced = False
         self._earlier = SameWork()
+        self._runners: list[Runner] = []
         self._followed: tuple[str, ...] = ()
         self._dead: set[str] = set()
         """Jobs that left tags on the table and no longer run."""
@@ -272,7 +273,7 @@ class Job:
             if self._work.is_empty:
                 return
             listeners: list[ProgressListener] = [self._follow]
-            make_runner = self._services.make_runner
+            make_runner = self._remembered(self._services.make_runner)
             if show:
                 title = self._work.column
                 bars = NotebookBars(title) if in_notebook() else ProgressBars(title)
@@ -408,9 +409,27 @@ class Job:
         self.status = status
         return JobEvent(self.job_id, "status", {"status": status.value})
 
+    def _remembered(self, make_runner: Callable[[], Runner]) -> Callable[[], Runner]:
+        """Make runners, and remember them: what their engine calls their jobs goes on record."""
+
+        def make() -> Runner:
+            runner = make_runner()
+            self._runners.append(runner)
+            return runner
+
+        return make
+
+    def _engine_facts(self) -> dict[str, Any]:
+        """What Spark calls the jobs that it ran for this one."""
+        facts: dict[str, Any] = {}
+        for found in map(engine_facts, self._runners):
+            for name, value in found.items():
+                facts[name] = [*facts.get(name, ()), *value] if isinstance(value, list) else value
+        return {"spark": {"group": job_group(self.job_id), **facts}} if facts else {}
+
     def _ended(self, status: JobStatus, error: str | None = None) -> JobEvent:
         event = self._changed(status)
-        payload = {**event.payload, "metrics": self._metrics()}
+        payload = {**event.payload, "metrics": self._metrics(), **self._engine_facts()}
         return replace(event, payload=payload if error is None else {**payload, "error": error})
 
     def _record(self, *events: JobEvent) -> None:

@@ -370,3 +370,60 @@ class TestCluster:
                 job.result(timeout=0)
             again = SparkRunner(session)
             assert again.submit(double, [1, 2, 3, 4]).result(timeout=50) == ["2", "4", "6", "8"]
+
+
+# ------------------------------------------------------------------------------ in Spark's pages
+
+
+def _job(spark: object, job_id: int) -> object:
+    return spark.sparkContext._jsc.sc().statusStore().job(job_id)  # type: ignore[attr-defined]
+
+
+@pytest.mark.spark
+def test_jobs_have_a_group_and_a_description_in_sparks_pages() -> None:
+    spark = embedded_session(OPTIONS)
+    context = spark.sparkContext
+    runner = SparkRunner(spark)
+    try:
+        runner.describe_jobs("geneva-j1", "geneva t.c: job j1, round 1")
+        assert runner.submit(double, [1, 2]).result() == ["2", "4"]
+        (first,) = runner.engine_facts()["jobs"]
+        assert _job(spark, first).description().get() == "geneva t.c: job j1, round 1"
+        assert list(context.statusTracker().getJobIdsForGroup("geneva-j1")) == [first]
+        # A group of the user's own stays, and so does what they say of jobs of their own.
+        context.setJobGroup("mine", "my own words")
+        runner.describe_jobs("geneva-j1", "geneva t.c: job j1, round 2")
+        assert runner.submit(double, [3]).result() == ["6"]
+        assert context.getLocalProperty("spark.job.description") == "my own words"
+        second = runner.engine_facts()["jobs"][-1]
+        assert second in context.statusTracker().getJobIdsForGroup("mine")
+        assert _job(spark, second).description().get() == "geneva t.c: job j1, round 2"
+        assert runner.engine_facts() == {
+            "application": context.applicationId,
+            "jobs": [first, second],
+        }
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+        context.setLocalProperty("spark.job.description", None)
+        runner.cancel()
+
+
+@pytest.mark.spark
+def test_a_jobs_history_says_what_spark_calls_it(tmp_path: Path) -> None:
+    from support import connect, make_table, udf
+
+    @udf
+    def triple(id: int) -> int:
+        return id * 3
+
+    db = connect(tmp_path / "db", None)
+    table = make_table(db, [3])
+    table.add_columns({"c": triple})
+    job_id = table.backfill("c").job_id
+    context = embedded_session(OPTIONS).sparkContext
+    found = db.get_job(job_id).spark
+    assert found["application"] == context.applicationId
+    assert found["group"] == f"geneva-{job_id}"
+    assert found["jobs"] == sorted(context.statusTracker().getJobIdsForGroup(found["group"]))
+    said = _job(embedded_session(OPTIONS), found["jobs"][0]).description().get()
+    assert said == f"geneva t.c: job {job_id}, round 1"

@@ -22,7 +22,7 @@ from geneva.cli.terminal import FAILED, emit, err, facts, grid, say
 from geneva.errors import JobNotFoundError, UserInputError
 from geneva.model.jobs import metric
 from geneva.render.plain import plain
-from geneva.render.text import count, timestamp
+from geneva.render.text import count, shorten, timestamp
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -111,6 +111,7 @@ def show(
             ("started", timestamp(found.created_at)),
             ("seconds", f"{_seconds(found):.1f}"),
             ("driver", " ".join(f"{k} {v}" for k, v in found.driver.items()) or None),
+            ("spark", _spark(found)),
             ("error", found.error),
         )
     )
@@ -282,6 +283,16 @@ def _seconds(job: JobRecord) -> float:
     return max((end - job.created_at).total_seconds(), ran, 0.0)
 
 
+def _spark(job: JobRecord) -> str | None:
+    """What Spark calls the job, in one line."""
+    parts = [
+        f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in job.spark.items()
+        if value
+    ]
+    return shorten("; ".join(parts), 300) or None
+
+
 def _number(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
@@ -304,6 +315,7 @@ def job_record(job: JobRecord, *, events: bool = False) -> dict[str, Any]:
         "config": job.config,
         "metrics": job.metrics,
         "driver": job.driver,
+        "spark": job.spark,
     }
     if events:
         record["events"] = [{"at": e.at, "kind": e.kind, "payload": e.payload} for e in job.events]

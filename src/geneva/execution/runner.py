@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import cloudpickle
 import pyarrow as pa
@@ -56,6 +56,24 @@ class Runner(Protocol):
 
     def cancel(self) -> None:
         """Stop what was submitted and still runs; its futures raise ``JobCancelledError``."""
+
+
+def job_group(job_id: str) -> str:
+    """The group that a job's tasks are in, to find them by and to cancel them by."""
+    return f"geneva-{job_id}"
+
+
+def describe_jobs(runner: Runner, group: str, description: str) -> None:
+    """Say what is submitted from here on, where a runner shows that to people (Spark's pages)."""
+    describe: Callable[[str, str], None] | None = getattr(runner, "describe_jobs", None)
+    if describe is not None:
+        describe(group, description)
+
+
+def engine_facts(runner: Runner) -> dict[str, Any]:
+    """What a runner's engine calls the jobs that it ran, where it has names for them."""
+    facts: Callable[[], dict[str, Any]] | None = getattr(runner, "engine_facts", None)
+    return {} if facts is None else facts()
 
 
 def slots_for(runner: Runner, resources: Resources) -> int:

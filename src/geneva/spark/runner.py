@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -35,13 +36,16 @@ from geneva.spark.modules import module_archive
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.resource import ResourceProfile
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
 
 MAX_JOBS_IN_FLIGHT = 16
 """Driver threads, each waiting for one Spark job; more submissions wait for one of them."""
 CANCEL_LIMIT_SECONDS = 30.0
+_GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
+_MAX_OPERATIONS = 1_000
+"""The latest operations of a job on Connect that its history names; Spark keeps as many jobs."""
 _SHIPPED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 """By session: the modules that its workers have."""
 
@@ -77,6 +81,18 @@ class SparkRunner:
         self._cancelled = threading.Event()
         self._idle = threading.Condition()
         self._unfinished = 0
+        self._group, self._description = "", ""
+
+    def describe_jobs(self, group: str, description: str) -> None:
+        """Say what is submitted from here on, for Spark's pages and logs."""
+        self._group, self._description = group, description
+
+    def engine_facts(self) -> dict[str, Any]:
+        """What Spark calls the jobs that it ran: its application, and their ids."""
+        try:
+            return self._kind.facts(self._tag)
+        except Exception:  # noqa: BLE001  Spark is gone; py4j has no one error for that
+            return {}
 
     @property
     def slots(self) -> int:
@@ -114,7 +130,8 @@ class SparkRunner:
             return gone
         with self._idle:
             self._unfinished += 1
-        job: Future[list[str]] = self._threads.submit(run, function, items, resources)
+        said = (self._group, self._description)
+        job: Future[list[str]] = self._threads.submit(run, function, items, resources, said)
         job.add_done_callback(self._finished)
         return job
 
@@ -155,16 +172,20 @@ class SparkRunner:
             self._idle.notify_all()
 
     def _run(
-        self, function: Callable[[T], str], items: Sequence[T], resources: Resources
+        self,
+        function: Callable[[T], str],
+        items: Sequence[T],
+        resources: Resources,
+        said: tuple[str, str],
     ) -> list[str]:
         self._check()
         if not items:
             return []
         if len(items) > 1 and self._shares_machine(resources):
             # Each has its own share, and its own Python process.
-            return [self._run(function, [item], resources)[0] for item in items]
+            return [self._run(function, [item], resources, said)[0] for item in items]
         try:
-            with self._held(resources) as environment, self._kind.tagged(self._tag):
+            with self._held(resources) as environment, self._kind.tagged(self._tag, *said):
                 table = self._reports(function, items, resources, environment)
         except JobCancelledError:
             raise
@@ -197,7 +218,9 @@ class SparkRunner:
         with _pandas_warnings_off(), self._kind.worker_variables(environment):
             reports = numbers.mapInArrow(body, REPORT_DDL, profile=self._profiles[resources])
         self._check()
-        return reports.toArrow()
+        answers = reports.toArrow()
+        self._kind.ran(reports)
+        return answers
 
     def _surroundings(self, given: Mapping[str, str]) -> Surroundings:
         """What workers are told; variables that Spark has `given` them stay as they are."""
@@ -254,7 +277,11 @@ class _SessionKind(Protocol):
     def worker_variables(
         self, variables: Mapping[str, str]
     ) -> contextlib.AbstractContextManager[None]: ...
-    def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]: ...
+    def tagged(
+        self, tag: str, group: str, description: str
+    ) -> contextlib.AbstractContextManager[None]: ...
+    def ran(self, frame: DataFrame) -> None: ...
+    def facts(self, tag: str) -> dict[str, Any]: ...
     def cancel(self, tag: str) -> None: ...
     def ship(self, archive: str) -> None: ...
     def profile(self, resources: Resources) -> ResourceProfile | None: ...
@@ -281,14 +308,32 @@ class _Classic:
         return max(1, int(self._context.defaultParallelism))
 
     @contextlib.contextmanager
-    def tagged(self, tag: str) -> Iterator[None]:
-        self._context.addJobTag(tag)
-        if self._context.getLocalProperty("spark.scheduler.pool") is None:
-            self._context.setLocalProperty("spark.scheduler.pool", tag)
-        try:
-            yield
-        finally:
-            self._context.removeJobTag(tag)
+    def tagged(self, tag: str, group: str, description: str) -> Iterator[None]:
+        context = self._context
+        context.addJobTag(tag)
+        if context.getLocalProperty("spark.scheduler.pool") is None:
+            context.setLocalProperty("spark.scheduler.pool", tag)
+        # A group of the user's own stays: somebody may be about to cancel by it.
+        group = context.getLocalProperty(_GROUP) or group
+        before = context.getLocalProperty(_DESCRIPTION)
+        with contextlib.ExitStack() as said:
+            for name, value, was in (
+                (_GROUP, group, context.getLocalProperty(_GROUP)),
+                (_DESCRIPTION, description or before, before),
+            ):
+                context.setLocalProperty(name, value or None)
+                said.callback(context.setLocalProperty, name, was)
+            try:
+                yield
+            finally:
+                context.removeJobTag(tag)
+
+    def ran(self, frame: DataFrame) -> None:
+        """The status tracker knows."""
+
+    def facts(self, tag: str) -> dict[str, Any]:
+        found = self._context._jsc.sc().statusTracker().getJobIdsForTag(tag)
+        return {"application": self._context.applicationId, "jobs": sorted(found)}
 
     def cancel(self, tag: str) -> None:
         self._context.cancelJobsWithTag(tag)
@@ -307,6 +352,7 @@ class _Connect:
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
+        self._operations: deque[str] = deque(maxlen=_MAX_OPERATIONS)
         self._cores: int | None = None
         master = session.conf.get("spark.master", "local") or "local"
         self.is_local = master.startswith("local")
@@ -327,12 +373,24 @@ class _Connect:
         return self._cores
 
     @contextlib.contextmanager
-    def tagged(self, tag: str) -> Iterator[None]:
-        self._session.addTag(tag)
+    def tagged(self, tag: str, group: str, description: str) -> Iterator[None]:
+        # A server's pages show tags: there are no groups and descriptions.
+        tags = [tag, group] if group else [tag]
+        for each in tags:
+            self._session.addTag(each)
         try:
             yield
         finally:
-            self._session.removeTag(tag)
+            for each in tags:
+                self._session.removeTag(each)
+
+    def ran(self, frame: DataFrame) -> None:
+        operation = getattr(frame.executionInfo, "operation_id", None)
+        if operation is not None:
+            self._operations.append(operation)
+
+    def facts(self, tag: str) -> dict[str, Any]:
+        return {"session": self._session.session_id, "operations": list(self._operations)}
 
     def cancel(self, tag: str) -> None:
         self._session.interruptTag(tag)

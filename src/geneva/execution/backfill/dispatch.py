@@ -10,7 +10,7 @@ from geneva.errors import WorkerLostError
 from geneva.execution.backfill.ledger import Ledger
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.tasks import TaskQueue
-from geneva.execution.runner import InProcessRunner, Runner, slots_for
+from geneva.execution.runner import InProcessRunner, Runner, describe_jobs, job_group, slots_for
 from geneva.execution.worker.poison_rows import Suspect, read_suspects
 from geneva.execution.worker.run import run_task
 from geneva.execution.worker.task import Task, TaskReport
@@ -103,8 +103,16 @@ class Dispatcher:
 
     def _submit(self, tasks: list[Task]) -> None:
         resources = self._prepared.computation.resources
-        self._in_flight[self._get_runner().submit(run_task, tasks, resources)] = tasks
+        runner = self._get_runner()
+        describe_jobs(runner, job_group(tasks[0].work.job_id), self._description(tasks))
+        self._in_flight[runner.submit(run_task, tasks, resources)] = tasks
         self._ledger.submitted(len(tasks))
+
+    def _description(self, tasks: list[Task]) -> str:
+        """What people see of the tasks in Spark's pages."""
+        prepared, rounds = self._prepared, self._ledger.progress.rounds
+        where = f"{prepared.ref.name}.{prepared.computation.name}"
+        return f"geneva {where}: job {tasks[0].work.job_id}, round {rounds}"
 
     def _submit_again(self, tasks: list[Task], lost: Future[list[str]]) -> None:
         """Go on with tasks whose workers died, as long as their notes narrow the cause down."""

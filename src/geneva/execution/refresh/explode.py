@@ -20,7 +20,7 @@ from geneva.execution.refresh.layout import Layout, Lists, lay_out, read_source_
 from geneva.execution.refresh.passages import RowChanges, compare_rows, rewrites
 from geneva.execution.refresh.prepare import PreparedRefresh, RefreshRequest, prepare_refresh
 from geneva.execution.refresh.run import run_refresh
-from geneva.execution.runner import Runner
+from geneva.execution.runner import Runner, describe_jobs, job_group
 from geneva.model.rows import RowIds
 from geneva.model.tables import TableRef
 from geneva.model.view_query import SYSTEM_COLUMNS
@@ -199,6 +199,8 @@ def _run_items(
     if here:
         return [function(item) for item in items]
     runner: Runner = control.make_runner()
+    what = f"geneva rows of a chunked view: job {control.job_id}"
+    describe_jobs(runner, job_group(control.job_id), what)
     waiting: dict[Future[list[str]], int] = {
         runner.submit(function, [item]): i for i, item in enumerate(items)
     }

@@ -155,6 +155,6 @@ def gone(table: PinnedTable) -> TableChangedError:
     """The error for a version that is not there."""
     return TableChangedError(
         f"{table} is not there: it never was, or was cleaned up since this DataFrame was made. "
-        "Load the table again to read its latest version; a tag on a version keeps it from being "
+        "Load the table again to read its latest version. A tag keeps a version from being "
         "cleaned up."
     )

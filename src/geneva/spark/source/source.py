@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import DataSource
 
-from geneva.errors import TableNotFoundError
+from geneva.errors import TableNotFoundError, UserInputError
 from geneva.model.tables import Secrets, TableRef
-from geneva.spark.source.options import check_names, read_options, table_ref
+from geneva.spark.source.options import check_names, read_options, table_ref, write_options
 from geneva.spark.source.reader import PinnedTable, TableReader, gone, table_schema
+from geneva.spark.source.writer import RowWriter, TableStreamWriter, TableWriter, plan_write
 from geneva.storage.lance.dataset import has_versions, open_dataset
 
 if TYPE_CHECKING:
@@ -54,6 +55,24 @@ class TableSource(DataSource):
     def reader(self, schema: StructType) -> TableReader:
         """Make a reader of the columns of `schema`."""
         return TableReader(self._pinned(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: FBT001  Spark's
+        """Make a writer of a data frame."""
+        return TableWriter(self._row_writer(schema, overwrite=overwrite))
+
+    def streamWriter(
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001  Spark's
+    ) -> TableStreamWriter:
+        """Make a writer of a stream, which appends."""
+        if overwrite:
+            raise UserInputError("A stream is appended to a table: its output mode is append.")
+        return TableStreamWriter(self._row_writer(schema, overwrite=False))
+
+    def _row_writer(self, schema: StructType, *, overwrite: bool) -> RowWriter:
+        ref, options = self._ref(), write_options(self.options)
+        return RowWriter(ref, plan_write(ref, schema, options, overwrite=overwrite), options)
 
     def _ref(self) -> TableRef:
         return table_ref(self.options, self.storage_options, self.folder)

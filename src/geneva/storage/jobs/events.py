@@ -98,6 +98,9 @@ class JobRecord:
     error: str | None = None
     driver: dict[str, Any] = field(default_factory=dict)
     """Host and process id of the driver."""
+    spark: dict[str, Any] = field(default_factory=dict)
+    """What Spark calls it: application and job ids, or session and operations on Connect; and the
+    group that its jobs are in. Known when the job has ended."""
     events: tuple[JobEvent, ...] = ()
     """In the order in which they happened, whatever order their rows are in."""
     waiting_for: str | None = None
@@ -464,6 +467,7 @@ def _apply(record: JobRecord, event: JobEvent) -> JobRecord:
                 status=JobStatus(payload["status"]),
                 error=record.error if error is None else str(error),
                 metrics=metrics,
+                spark=_mapping(payload.get("spark")) or record.spark,
                 waiting_for=None,
             )
         case "waiting":

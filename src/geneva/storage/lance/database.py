@@ -136,10 +136,18 @@ def new_table_options(
     """
     asked = dict(Secrets(given))
     known = {**of_database, **asked}
-    stable = known.get(_STABLE_ROW_IDS, known.get(_STABLE_ROW_IDS_BEFORE, "true"))
-    options = {**(of_database if namespace else {}), **asked, _STABLE_ROW_IDS: stable}
+    options = {**(of_database if namespace else {}), **asked, _STABLE_ROW_IDS: _stable(known)}
     options.pop(_STABLE_ROW_IDS_BEFORE, None)
     return options
+
+
+def wants_stable_row_ids(of_database: Mapping[str, str]) -> bool:
+    """Whether a table that is created has stable row ids: yes, unless told otherwise."""
+    return _stable(of_database).lower() == "true"
+
+
+def _stable(known: Mapping[str, str]) -> str:
+    return known.get(_STABLE_ROW_IDS, known.get(_STABLE_ROW_IDS_BEFORE, "true"))
 
 
 def drop_table(database: Any, name: str, **options: Any) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lance
+import lance.arrow  # makes bfloat16 a type that Arrow knows
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa

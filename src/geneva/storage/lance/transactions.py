@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +101,32 @@ def read_transaction(dataset: lance.LanceDataset, version: int) -> Any:
                 return dataset.read_transaction(version)
             finally:
                 LanceOperation.RewrittenIndex = wanted
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSearch:
+    """What a look through a table's history for a commit has found."""
+
+    version: int | None
+    """The version that it made; None: it is not there."""
+    complete: bool
+    """Whether all transactions could be read: some may have been cleaned up."""
+
+
+def find_commit(
+    dataset: lance.LanceDataset, after: int, is_it: Callable[[dict[str, str]], bool]
+) -> CommitSearch:
+    """Look for a commit by its properties, in the versions after one, the newest first."""
+    for version in range(int(dataset.version), after, -1):
+        try:
+            transaction = read_transaction(dataset, version)
+        except OSError as error:
+            if not is_missing(error):
+                raise
+            return CommitSearch(None, complete=False)
+        if is_it(transaction.transaction_properties or {}):
+            return CommitSearch(version, complete=True)
+    return CommitSearch(None, complete=True)
 
 
 def fragments_of_commit(dataset: lance.LanceDataset, version: int) -> list[FragmentFacts]:

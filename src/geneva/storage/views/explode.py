@@ -15,24 +15,21 @@ import numpy as np
 import pyarrow as pa
 from lance import LanceOperation, Transaction
 from lance.file import LanceFileWriter
-from lance.fragment import write_fragments
 
 from geneva.model.addresses import Addresses, split_by_fragment
 from geneva.model.rows import Offsets, RowIds
 from geneva.model.tables import TableRef
 from geneva.model.uris import branch_uri
 from geneva.model.view_query import IS_SET, SOURCE_ROW_ID
-from geneva.storage.columns.dictionaries import has_narrow_dictionary
+from geneva.storage.columns.row_files import fragments_of, stage_rows
 from geneva.storage.columns.staged_files import data_file, storable, written_schema
 from geneva.storage.lance.dataset import Dataset, field_ids_of, nodes_of, open_dataset
-from geneva.storage.lance.pieces import concat_batches
 from geneva.storage.lance.transactions import JOB_PROPERTY
 from geneva.storage.views.definition import DEFAULT_FRAGMENT_ROWS
 from geneva.storage.views.state import read_view_state
 
 CHUNKS = "__chunks"
 """The hidden view's column of lists."""
-_MAX_FRAGMENT_BYTES = 1 << 30
 _NO_SOURCE = -1
 """As a source row: that of rows that somebody wrote by hand, which stand for none."""
 _TOMBSTONE = -2
@@ -167,18 +164,7 @@ def write_chunk_rows(
 
     `schema` has the view's own columns; those that were added to it are NULL in new rows.
     """
-    if has_narrow_dictionary(schema.types) and (held := list(batches)):
-        batches = iter([concat_batches(held)])  # as `ColumnFileWriter` does, and why
-    fragments = write_fragments(
-        pa.RecordBatchReader.from_batches(schema, batches),
-        outer.uri,
-        schema=schema,
-        mode="append",
-        max_rows_per_file=max_rows_per_fragment or DEFAULT_FRAGMENT_ROWS,
-        max_bytes_per_file=_MAX_FRAGMENT_BYTES,
-        storage_options=outer.storage_options.plain(),
-    )
-    return json.dumps([fragment.to_json() for fragment in fragments])
+    return stage_rows(outer, schema, batches, max_rows_per_fragment or DEFAULT_FRAGMENT_ROWS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,11 +208,7 @@ def commit_chunks(
     job_id: str = "",
 ) -> None:
     """Take rows out, publish rewritten columns and add fragments, in one commit on a version."""
-    new = [
-        lance.FragmentMetadata.from_json(json.dumps(item))
-        for text in fragments
-        for item in json.loads(text)
-    ]
+    new = fragments_of(fragments)
     updated, removed = _without(view, gone)
     for file in rewritten:
         current = updated.get(file.fragment_id) or view.get_fragment(file.fragment_id).metadata
