@@ -23,6 +23,7 @@ from geneva.udf.policy import (
     retry_transient,
     skip_on_error,
 )
+from geneva.udf.usage import RateLimit, report_usage
 
 if TYPE_CHECKING:
     from geneva.connection import Connection, connect
@@ -47,6 +48,7 @@ __all__ = [
     "JobStatus",
     "MaterializedView",
     "Query",
+    "RateLimit",
     "Retry",
     "Skip",
     "Table",
@@ -55,6 +57,7 @@ __all__ = [
     "connect",
     "fail_fast",
     "register",
+    "report_usage",
     "retry_all",
     "retry_transient",
     "skip_on_error",

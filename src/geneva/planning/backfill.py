@@ -243,6 +243,28 @@ def plan_fragment(state: FragmentState) -> FragmentPlan:
     )
 
 
+def without_calls(plan: FragmentPlan, *, has_output: bool) -> FragmentPlan | None:
+    """The plan for just the rows that have a result already; None: there are none.
+
+    `has_output`: whether the fragment has values of the column, which the other rows keep.
+    """
+    if plan.action is not Action.COMPUTE:
+        return plan
+    known = RowSet.from_ranges(plan.physical_rows, plan.covered).intersect(plan.compute)
+    known = known.union(plan.compute.minus(plan.to_run))
+    if not known:
+        return None
+    left = plan.compute.minus(known)
+    return replace(
+        plan,
+        compute=known,
+        valid_after=plan.valid_after.minus(left),
+        complete=plan.complete and not left,
+        keeps_old=plan.keeps_old or (has_output and bool(left)),
+        run=plan.to_run.intersect(known),
+    )
+
+
 def _wanted(state: FragmentState) -> tuple[RowSet, RowSet, Reason]:
     """Rows that get a new value, rows that get a receipt alone, and why."""
     selected = state.live if state.selected is None else state.live.intersect(state.selected)

@@ -37,6 +37,7 @@ from geneva.udf.inputs import ResolvedInput, resolve_inputs
 from geneva.udf.pickling import culprit, dumped, serializing
 from geneva.udf.policy import FAIL_FAST, ErrorPolicy, OnError, policy_of
 from geneva.udf.shipped_modules import ShippedModule
+from geneva.udf.usage import RateLimit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,6 +95,7 @@ class UDF:
     """Modules of the user's that come with it. Only a stored function has them."""
     manifest: Any = None
     auto_backfill: bool = False
+    rate_limit: RateLimit | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers, and look like the function that was decorated."""
@@ -255,6 +257,7 @@ class UDFOptions(TypedDict, total=False):
     timeout: float | None
     memoize: bool
     cpu_workers: int | None
+    rate_limit: RateLimit | None
     max_failed_rows: int | None
     max_failed_fraction: float | None
     error_handling: Any
@@ -293,6 +296,7 @@ def udf(
     timeout: float | None = None,
     memoize: bool = False,
     cpu_workers: int | None = None,
+    rate_limit: RateLimit | None = None,
     max_failed_rows: int | None = None,
     max_failed_fraction: float | None = None,
     error_handling: Any = None,
@@ -327,6 +331,8 @@ def udf(
     `env` are environment variables that are set where it runs. They are stored with the function,
     and count for nothing in its version. Keys are better given to `geneva.connect(env=...)`, which
     stores nothing.
+
+    `rate_limit` says how often a service may be asked, by all workers of a job together.
     """
     if cuda and num_gpus is None:
         num_gpus = 1
@@ -353,7 +359,10 @@ def udf(
         "manifest": manifest,
         "auto_backfill": bool(auto_backfill),
         "env": Secrets(checked_variables(env)),
+        "rate_limit": rate_limit,
     }
+    if rate_limit is not None and not isinstance(rate_limit, RateLimit):
+        raise InvalidUDFError(f"rate_limit={rate_limit!r} must be a geneva.RateLimit(...).")
 
     def declare(function: Callable[..., Any]) -> UDF:
         if isinstance(function, UDF):
