@@ -26,11 +26,6 @@ class Service:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def most_within(self, seconds: float) -> int:
-        """The most calls in any stretch of so many seconds."""
-        times = sorted(self.accepted)
-        return max(sum(1 for t in times if start <= t < start + seconds) for start in times)
-
 
 @contextlib.contextmanager
 def serving(**options: object) -> Iterator[Service]:
