@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Reason
+from geneva.planning.estimates import Estimate
 from geneva.planning.ranges import disjoint
 from geneva.render import html
 
@@ -132,6 +133,8 @@ class BackfillPlan:
     unreadable: tuple[tuple[int, str], ...] = ()
     """Fragments that can't be read, and why: the job does all others, and then fails."""
     notes: tuple[str, ...] = ()
+    estimate: Estimate | None = field(default=None, compare=False)
+    """How long the calls will take, where that was measured before."""
 
     @property
     def is_empty(self) -> bool:

@@ -166,6 +166,10 @@ class UDF:
             )
         return dataclasses.replace(self, input_columns=list(names))
 
+    def test(self, table: Any, n: int = 5, *, where: str | None = None) -> Any:
+        """Try the function on `n` rows of a table, in this process: `table.preview(udf, n)`."""
+        return table.preview(self, n, where=where)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function as it was written; for a decorated class, bind its arguments."""
         if not isinstance(self.func, StatefulCallable):
