@@ -23,6 +23,7 @@ from geneva.udf.policy import (
     retry_transient,
     skip_on_error,
 )
+from geneva.udf.usage import RateLimit, report_usage
 
 if TYPE_CHECKING:
     from geneva.asynchronous import AsyncConnection, AsyncTable, connect_async
@@ -50,6 +51,7 @@ __all__ = [
     "JobStatus",
     "MaterializedView",
     "Query",
+    "RateLimit",
     "Retry",
     "Skip",
     "Table",
@@ -59,6 +61,7 @@ __all__ = [
     "connect_async",
     "fail_fast",
     "register",
+    "report_usage",
     "retry_all",
     "retry_transient",
     "skip_on_error",

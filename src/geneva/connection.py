@@ -43,6 +43,8 @@ from geneva.model.uris import (
     without_file_scheme,
 )
 from geneva.model.view_query import ViewQuery
+from geneva.planning.backfill import BackfillPlan
+from geneva.planning.estimates import Measured
 from geneva.query import Query
 from geneva.render.text import did_you_mean, one_line
 from geneva.search import Search
@@ -204,6 +206,8 @@ class Connection(ConnectionMethods):
         self._clusters = NamedRecords(uri, "clusters", storage_options)
         self._manifests = NamedRecords(uri, "manifests", storage_options)
         self._signals = JobSignals(uri, storage_options)
+        self._measured: dict[tuple[str, str], Measured] = {}
+        """What functions took in previews, by table and version."""
         self._failures = FailureStore(uri, storage_options)
         self._output = OutputStore(uri, storage_options)
         liveness = Liveness(self._signals)
@@ -794,6 +798,28 @@ class Connection(ConnectionMethods):
     def _remove_dead(self, table: str, refs: Sequence[TableRef]) -> CleanupReport:
         """Remove what jobs that died on a table have left behind."""
         return remove_dead(table, refs, self._history, self._signals)
+
+    def _slots(self) -> int:
+        """How many tasks would run at once. Starts nothing to know it."""
+        if self._runner is not None:
+            return self._runner().slots
+        from geneva.spark.embedded.settings import available_cores
+
+        context = getattr(self._spark, "_sc", None)  # a session of Spark Connect has none
+        if context is not None:
+            return int(context.defaultParallelism)
+        return self._settings.local_slots or available_cores()
+
+    def _measured_before(self, plan: BackfillPlan) -> Measured | None:
+        """What calls of a plan's function took: in a preview of this connection, or in a job."""
+        measured = self._measured.get((plan.table, plan.udf_version))
+        if measured is not None:
+            return measured
+        job = self._history.last_measured(plan.table, plan.column, plan.udf_version)
+        if job is None:
+            return None
+        per_row = job.metrics.get("udf_seconds", 0.0) / job.metrics["udf_rows"]
+        return Measured(per_row, f"job {job.job_id[:8]}")
 
     def _make_runner(self) -> Runner:
         if self._runner is not None:

@@ -26,6 +26,7 @@
     │   ├── JobNotFoundError             no job of that id in this database
     │   ├── JobCancelledError            somebody asked the job to stop
     │   ├── JobTimeoutError              the time given to the job or to the wait ran out
+    │   ├── BudgetExceededError          the job's max_cost is spent; run again to go on
     │   ├── WorkerLostError              workers died again and again (out of memory, segfault)
     │   ├── UnreadableFragmentsError     data files can't be read; all other fragments are done
     │   └── StorageFullError             no space is left to save results
@@ -158,6 +159,10 @@ class JobCancelledError(JobError):
 
 class JobTimeoutError(JobError, TimeoutError):
     """The time given to a job, or to a wait for it, ran out."""
+
+
+class BudgetExceededError(JobError):
+    """The cost that was allowed for a job is spent. What was computed is committed."""
 
 
 class WorkerLostError(JobError):

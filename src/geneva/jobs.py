@@ -17,6 +17,7 @@ from typing import Any
 
 from geneva.config import Settings
 from geneva.errors import JobCancelledError, JobError, JobNotFoundError, JobTimeoutError
+from geneva.execution.apply.limits import budget_name, rate_name
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.work import Work
@@ -292,11 +293,13 @@ class Job:
                 listeners=tuple(listeners),
                 cancelled=self.cancelled,
                 max_conflict_retries=self._services.settings.version_conflict_max_retries,
+                shared_uri=self._services.signals.limits_uri,
                 watch_checkpoints=show,
                 is_running=self._is_running,
                 record_errors=self._record_errors,
                 record_output=output.record,
             )
+            stack.callback(self._clear_limits)
             self._follow(self._work.run(control))
             if not self.progress.rows_left:
                 with _logged("tidy up after", self.job_id):
@@ -323,6 +326,14 @@ class Job:
             own=self.job_id,
             known=self._dead,
         )
+
+    def _clear_limits(self) -> None:
+        """Delete the records that workers of this job shared."""
+        if self.progress.limit_updates:
+            functions = {plan.udf_name for plan in self._work.plans}
+            names = [budget_name(self.job_id), *(rate_name(self.job_id, f) for f in functions)]
+            with _logged("tidy up the limits of", self.job_id):
+                self._services.signals.clear_limits(names)
 
     def _follow_earlier(self) -> None:
         """Wait for jobs of the same work that came before, and plan what they have left."""

@@ -53,6 +53,7 @@ class WorkArguments(TakenArguments, total=False):
     timeout: float | timedelta | None
     job_id: str | None
     logs: bool
+    max_cost: float | None
 
 
 class RefreshArguments(WorkArguments, total=False):
@@ -108,6 +109,13 @@ def _read_seconds(name: str, value: Any) -> float | None:
         isinstance(value, bool) or not isinstance(value, int | float) or value < 0
     ):
         raise UserInputError(f"{name} must be a number of seconds, not {value!r}.")
+    return value
+
+
+def _read_amount(name: str, value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and value > 0):
+        raise UserInputError(f"{name} must be a number above 0, not {value!r}.")
     return value
 
 
@@ -255,6 +263,19 @@ class JobOptions:
                 "per task, is kept with the job in any case.",
                 bool,
                 _read_flag,
+            )
+        ),
+    )
+    max_cost: float | None = field(
+        default=None,
+        metadata=_option(
+            OptionInfo(
+                "Stop when calls have cost so much, as the function reports by "
+                "geneva.report_usage(cost=...); what is done is committed, and the next backfill "
+                "goes on from there.",
+                float,
+                _read_amount,
+                "COST",
             )
         ),
     )

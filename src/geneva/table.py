@@ -16,16 +16,19 @@ from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.verify import VerifyReport, verify
 from geneva.execution.backfill.work import BackfillWork
+from geneva.execution.preview import Preview, run_preview
 from geneva.jobs import Job, JobFuture, JobResult
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.options import (
     MAX_COUNT,
     BackfillArguments,
     JobOptions,
+    check_count,
     read_backfill_options,
     with_options,
 )
 from geneva.planning.backfill import BackfillPlan
+from geneva.planning.estimates import Estimate
 from geneva.query import Query
 from geneva.render import html
 from geneva.render.plain import plain
@@ -48,6 +51,7 @@ from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.lancedb_methods import TableMethods
 from geneva.storage.views.definition import read_view, visible_schema
 from geneva.storage.views.explode import drop_hidden_branches
+from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
 
 if TYPE_CHECKING:
@@ -459,7 +463,51 @@ class Table(TableMethods):
         asked = read_backfill_options(options)
         if asked.read_version is None:
             asked = replace(asked, read_version=self._version_read())
-        return self._prepare(col_name, udf, asked, planning_only=True).plan
+        plan = self._prepare(col_name, udf, asked, planning_only=True).plan
+        return self._estimated(plan)
+
+    def _estimated(self, plan: BackfillPlan) -> BackfillPlan:
+        """The plan with the time that it will take, where its function was measured before."""
+        if not plan.rows_to_run:
+            return plan
+        measured = self._connection._measured_before(plan)
+        if measured is None:
+            return plan
+        slots = self._connection._slots()
+        return replace(plan, estimate=Estimate(measured, plan.rows_to_run, slots))
+
+    def preview(
+        self,
+        udf: UDF | Chunker | tuple[UDF, Sequence[str]] | str,
+        n: int = 5,
+        *,
+        where: str | None = None,
+    ) -> Preview:
+        """Try a function on `n` rows, in this process: no Spark, no job, nothing is written.
+
+        Shows the values, what rows took, what failed and why, and how long the whole table would
+        take on this session's slots. Plans of this connection show that estimate from then on.
+
+        Args:
+            udf: A UDF, `(udf, [input columns])`, a chunker, or the name of a computed column.
+            n: How many rows.
+            where: SQL condition on the rows to try.
+        """
+        check_count("n", n)
+        ref = self.ref
+        dataset = open_dataset(ref, self._version_read())
+        function = declarations.function_to_try(ref, dataset, udf)
+        query = self.query() if where is None else self.query().where(where)
+        inputs = {f"c{i}": path for i, path in enumerate(function.input_columns or ())}
+        rows = query.limit(n).select(inputs).to_arrow().combine_chunks()
+        names = list(function.input_columns or ())
+        columns = [_whole(column) for column in rows.columns]
+        batch = pa.RecordBatch.from_arrays(columns, names)
+        slots = self._connection._slots()
+        shown = run_preview(function, ref.name, batch, len(self), slots)
+        if shown.estimate is not None:
+            self._connection._measured[ref.name, function.version] = shown.estimate.measured
+        return shown
 
     @with_options(BackfillArguments)
     def backfill(
@@ -578,6 +626,11 @@ class Table(TableMethods):
         make_runner = None if planning_only else self._connection._make_runner
         request = BackfillRequest(options)
         return prepare_chain(ref, dataset, definition, request, make_runner=make_runner)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one array."""
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
 NativeTable = Table

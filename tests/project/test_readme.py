@@ -85,6 +85,13 @@ def test_the_guide_to_failures(
     assert lines[at - 5 : at] == ["1", "0", "1", "1", "1"]
 
 
+def test_the_guide_to_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(ROOT / "docs" / "services.md", tmp_path, monkeypatch)
+    assert capsys.readouterr().out.split() == ["0.25", "25", "3", "15"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = LINK.findall(page.read_text(encoding="utf-8"))

@@ -142,6 +142,13 @@ _command(
     LOOK,
     "geneva sample my-database articles -n 5 --where \"lang = 'en'\" --columns id,text",
 )
+_command(
+    "preview",
+    tables.preview,
+    COMPUTE,
+    "geneva preview my-database articles words",
+    "geneva preview my-database articles --udf functions:words -n 20",
+)
 _command("plan", backfills.plan, COMPUTE, "geneva plan my-database articles words")
 _command(
     "backfill",

@@ -198,6 +198,7 @@ def plan_record(planned: BackfillPlan) -> dict[str, Any]:
         "rows_reused": planned.rows_reused,
         "rows_to_adopt": planned.rows_to_adopt,
         "rows_checked_by_receipt": planned.checked_rows,
+        "estimated_seconds": planned.estimate.seconds if planned.estimate is not None else None,
         "upstream": [plan_record(upstream) for upstream in planned.upstream],
         "reasons": {reason.value: rows for reason, rows in planned.reasons().items()},
         "fragments": [

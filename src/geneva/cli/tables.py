@@ -9,7 +9,9 @@ import typer
 
 from geneva.cli.arguments import AsJson, Database, StorageOption, TableName, Where, names
 from geneva.cli.database import check_columns, connect
+from geneva.cli.functions import load_function
 from geneva.cli.terminal import emit, facts, grid, say
+from geneva.errors import UserInputError
 from geneva.render.plain import plain
 from geneva.render.text import count
 
@@ -48,6 +50,40 @@ def tables(
         ],
         numbers=("rows", "version", "fragments"),
     )
+
+
+def preview(
+    db: Database,
+    table: TableName,
+    column: Annotated[
+        str | None, typer.Argument(help="A computed column, whose function is tried.")
+    ] = None,
+    *,
+    udf: Annotated[
+        str | None,
+        typer.Option("--udf", metavar="MODULE:FUNCTION", help="A function to try instead."),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option("--inputs", metavar="a,b", help="The columns that feed --udf."),
+    ] = None,
+    rows: Annotated[int, typer.Option("-n", "--rows", metavar="N", help="How many rows.")] = 5,
+    where: Where = None,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
+) -> None:
+    """Try a function on a few rows, here: values, failures, time, and the time for the table.
+
+    No Spark is started and nothing is written.
+    """
+    if (column is None) == (udf is None):
+        raise UserInputError("Name a computed column, or a function with --udf: one of the two.")
+    tried: Any = column
+    if udf is not None:
+        function = load_function(udf)
+        tried = (function, names(inputs)) if inputs else function
+    shown = connect(db, storage_option).open_table(table).preview(tried, rows, where=where)
+    return emit(shown.to_record()) if as_json else say(str(shown))
 
 
 def describe(

@@ -43,7 +43,7 @@ from geneva.storage.columns.definitions import (
     with_present_inputs,
 )
 from geneva.storage.columns.dictionaries import has_narrow_dictionary
-from geneva.storage.columns.functions import stage_udf
+from geneva.storage.columns.functions import load_udf, stage_udf
 from geneva.storage.lance.dataset import (
     Dataset,
     FieldsNow,
@@ -55,6 +55,7 @@ from geneva.storage.lance.dataset import (
 from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.views.definition import is_view, reads_source, visible_schema
+from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
 
 KEEP_COMPUTED = "computed"
@@ -336,6 +337,18 @@ def inputs_of(udf: UDF, own: list[str] | None, schema: pa.Schema, column: str) -
     if column in inputs or any(path.split(".")[0] == column for path in inputs):
         raise InvalidUDFError(f"Column {column!r} can't be computed from itself.")
     return inputs
+
+
+def function_to_try(ref: TableRef, dataset: Dataset, source: Any) -> UDF:
+    """The UDF that was given, or that of a computed column, with the columns that it reads."""
+    if isinstance(source, str):
+        definition = definition_for(ref, dataset, source, None, store=False)
+        return load_udf(ref, definition.udf_digest).with_inputs(definition.inputs)
+    if isinstance(source, Chunker):
+        source.check_bound()
+        source = source.udf
+    udf, own = _as_udf("preview", source)
+    return udf.with_inputs(inputs_of(udf, own, visible_schema(dataset.schema), ""))
 
 
 def check_droppable(ref: TableRef, names: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Reason
+from geneva.planning.estimates import Estimate
 from geneva.planning.ranges import disjoint
 from geneva.render import html
 from geneva.render.text import count
@@ -133,6 +134,8 @@ class BackfillPlan:
     unreadable: tuple[tuple[int, str], ...] = ()
     """Fragments that can't be read, and why: the job does all others, and then fails."""
     notes: tuple[str, ...] = ()
+    estimate: Estimate | None = field(default=None, compare=False)
+    """How long the calls will take, where that was measured before."""
 
     @property
     def is_empty(self) -> bool:
@@ -243,6 +246,28 @@ def plan_fragment(state: FragmentState) -> FragmentPlan:
         covered=disjoint(state.checkpointed, state.physical_rows) if computes else (),
         run=compute.minus(state.reused) if state.reused is not None else None,
         failed_after=state.failed.intersect(state.live).minus(compute) or None,
+    )
+
+
+def without_calls(plan: FragmentPlan, *, has_output: bool) -> FragmentPlan | None:
+    """The plan for just the rows that have a result already; None: there are none.
+
+    `has_output`: whether the fragment has values of the column, which the other rows keep.
+    """
+    if plan.action is not Action.COMPUTE:
+        return plan
+    known = RowSet.from_ranges(plan.physical_rows, plan.covered).intersect(plan.compute)
+    known = known.union(plan.compute.minus(plan.to_run))
+    if not known:
+        return None
+    left = plan.compute.minus(known)
+    return replace(
+        plan,
+        compute=known,
+        valid_after=plan.valid_after.minus(left),
+        complete=plan.complete and not left,
+        keeps_old=plan.keeps_old or (has_output and bool(left)),
+        run=plan.to_run.intersect(known),
     )
 
 

@@ -7,6 +7,8 @@ from geneva.render.plain import plain
 from geneva.render.text import count
 
 _SHOWN_FRAGMENTS = 12
+_MIN_SHOWN_SECONDS = 1.0
+"""Nobody waits for less."""
 
 
 def explain(plan: BackfillPlan) -> str:
@@ -37,6 +39,8 @@ def explain(plan: BackfillPlan) -> str:
             lines.append(
                 f"  keep       {count(plan.rows_to_adopt, 'row')} as written; receipts are added"
             )
+        if plan.estimate is not None and plan.estimate.seconds >= _MIN_SHOWN_SECONDS:
+            lines.append(f"  time       {plan.estimate}")
         lines.extend(
             f"  because    {reason.value}: {count(rows, 'row')}"
             for reason, rows in sorted(plan.reasons().items(), key=lambda item: -item[1])

@@ -37,6 +37,7 @@ from geneva.udf.inputs import ResolvedInput, resolve_inputs
 from geneva.udf.pickling import culprit, dumped, serializing
 from geneva.udf.policy import FAIL_FAST, ErrorPolicy, OnError, policy_of
 from geneva.udf.shipped_modules import ShippedModule
+from geneva.udf.usage import RateLimit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -94,6 +95,7 @@ class UDF:
     """Modules of the user's that come with it. Only a stored function has them."""
     manifest: Any = None
     auto_backfill: bool = False
+    rate_limit: RateLimit | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers, and look like the function that was decorated."""
@@ -163,6 +165,10 @@ class UDF:
                 f"{list(self.input_columns)}, but {len(names)} were given: {list(names)}."
             )
         return dataclasses.replace(self, input_columns=list(names))
+
+    def test(self, table: Any, n: int = 5, *, where: str | None = None) -> Any:
+        """Try the function on `n` rows of a table, in this process: `table.preview(udf, n)`."""
+        return table.preview(self, n, where=where)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function as it was written; for a decorated class, bind its arguments."""
@@ -255,6 +261,7 @@ class UDFOptions(TypedDict, total=False):
     timeout: float | None
     memoize: bool
     cpu_workers: int | None
+    rate_limit: RateLimit | None
     max_failed_rows: int | None
     max_failed_fraction: float | None
     error_handling: Any
@@ -293,6 +300,7 @@ def udf(
     timeout: float | None = None,
     memoize: bool = False,
     cpu_workers: int | None = None,
+    rate_limit: RateLimit | None = None,
     max_failed_rows: int | None = None,
     max_failed_fraction: float | None = None,
     error_handling: Any = None,
@@ -327,6 +335,8 @@ def udf(
     `env` are environment variables that are set where it runs. They are stored with the function,
     and count for nothing in its version. Keys are better given to `geneva.connect(env=...)`, which
     stores nothing.
+
+    `rate_limit` says how often a service may be asked, by all workers of a job together.
     """
     if cuda and num_gpus is None:
         num_gpus = 1
@@ -353,7 +363,10 @@ def udf(
         "manifest": manifest,
         "auto_backfill": bool(auto_backfill),
         "env": Secrets(checked_variables(env)),
+        "rate_limit": rate_limit,
     }
+    if rate_limit is not None and not isinstance(rate_limit, RateLimit):
+        raise InvalidUDFError(f"rate_limit={rate_limit!r} must be a geneva.RateLimit(...).")
 
     def declare(function: Callable[..., Any]) -> UDF:
         if isinstance(function, UDF):

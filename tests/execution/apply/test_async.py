@@ -176,8 +176,10 @@ def test_no_call_is_made_behind_the_checkpoint_that_is_filled():
         assert calls is not None
         with calls:
             for start in range(0, 100, 20):
-                calls.take(5, may_start=20)
-                calls.take(15, may_start=15)
+                calls.may_start = 20
+                calls.take(5)
+                calls.may_start = 15
+                calls.take(15)
                 assert gauge.calls == start + 20
 
 

@@ -150,20 +150,30 @@ class CallsAhead:
         self._call, self._units_of, self._prepare = call, units, prepare
         self._loop, self._limit = loop, limit
         self._function: ForRow | None = None
-        self._started = self._done = self._taken = self._end = self._in_flight = 0
+        self.may_start: int | None = None
+        """Of the rows that are not taken yet at most so many are started; None: any number."""
+        self._started = self._done = self._taken = self._end = 0
+        self._in_flight = self._rows_in_flight = 0
         self._units: deque[_Unit] = deque()
         self._results: deque[Any] = deque()
         self._is_over = False
 
-    def take(self, rows: int, may_start: int | None = None) -> Applied:
-        """Return the values of the next rows, or raise what the policy makes of a failure.
+    @property
+    def started(self) -> int:
+        """Rows that were started and not taken yet."""
+        return self._started - self._taken
 
-        Of these and those behind them at most `may_start` are called before the next `take`.
-        """
+    @property
+    def done(self) -> int:
+        """Rows that were computed and not taken yet."""
+        return self.started - self._rows_in_flight
+
+    def take(self, rows: int) -> Applied:
+        """Return the values of the next rows, or raise what the policy makes of a failure."""
         start, self._taken = self._taken, self._taken + rows
         self._end = self._call.batch.num_rows
-        if may_start is not None:
-            self._end = min(self._end, start + max(rows, may_start))
+        if self.may_start is not None:
+            self._end = min(self._end, start + max(rows, self.may_start))
         self._function = self._function or self._prepare()
         try:
             failures, retries = self._loop.run(self._reach(self._taken))
@@ -227,6 +237,7 @@ class CallsAhead:
             start, size = self._started, min(units.rows(), self._end - self._started)
             self._started += size
             self._in_flight += 1
+            self._rows_in_flight += size
             task = asyncio.create_task(self._run(start, size))
             unit = _Unit(start, size, task)
             self._units.append(unit)
@@ -242,6 +253,7 @@ class CallsAhead:
 
     def _ended(self, unit: _Unit) -> None:
         self._in_flight -= 1
+        self._rows_in_flight -= unit.size
         if unit.task.cancelled() or unit.task.exception() is not None:
             # No row behind it matters any more. Those before it have all been started.
             self._is_over = True

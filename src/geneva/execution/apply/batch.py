@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -29,11 +28,13 @@ from geneva.execution.apply.call import Applied, BatchCall, Strategy
 from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.event_loop import event_loop
 from geneva.execution.apply.failures import CellFailure, describe_failure, raise_failed
+from geneva.execution.apply.limits import Limiter, TaskUsage
 from geneva.execution.apply.steps import USER_FAILURES
 from geneva.execution.apply.timeouts import Guard, guarded, guarded_async
 from geneva.planning.batching import CallCost
 from geneva.udf.declare import UDF, StatefulCallable, UDFArgType
 from geneva.udf.policy import Action
+from geneva.udf.usage import current_meter
 
 __all__ = ["Applied", "Applier", "CellFailure"]
 
@@ -52,6 +53,7 @@ class Applier:
         self._call_cost = CallCost(once_per_row=once_per_row, timeout=udf.timeout)
         # Calls of an async function overlap: what a batch takes is a matter of its rows alone.
         self.cost = CallCost(once_per_row=True) if self.is_async else self._call_cost
+        self._own_usage = TaskUsage()
         with_pool = self.threads > 1 and not self.is_async
         self._pool = ThreadPoolExecutor(self.threads, "geneva-udf") if with_pool else None
         workers = udf.cpu_workers if self.threads == 1 else None
@@ -96,10 +98,14 @@ class Applier:
         call = BatchCall(self.udf, self.output, batch, self._pool, self.threads)
         is_scalar = self.udf.arg_type is UDFArgType.SCALAR
         strategy: Strategy = RowByRow(call) if is_scalar else BatchAtOnce(call)
-        live = self._live_function(batch)
+        live, limiter = self._live_function(batch), self._limiter()
         function = self._guarded(self.udf.whole(live), guard, strategy.current_row)
+        if limiter is not None:
+            function = limiter.limited(function)
         if prepared is not None:
             second = self._guarded(live, guard, strategy.current_row)
+            if limiter is not None:
+                second = limiter.limited(second)
             call.prepared = lambda: second(prepared.result())
         values = strategy.values_of(function)
         failures = tuple(call.failures[row] for row in sorted(call.failures))
@@ -116,13 +122,27 @@ class Applier:
         udf, call = self.udf, BatchCall(self.udf, self.output, batch)
 
         def prepare() -> ForRow:
-            function = self._live_function(batch)
-            if udf.timeout is None:
-                return lambda row: function
-            return partial(guarded_async, function, udf.timeout, guard)
+            function, limiter = self._live_function(batch), self._limiter()
+
+            def for_row(row: int | None) -> Callable[..., Any]:
+                called = function
+                if udf.timeout is not None:
+                    called = guarded_async(called, udf.timeout, guard, row)
+                return called if limiter is None else limiter.limited_async(called)
+
+            return for_row
 
         units = RowUnits(call) if udf.arg_type is UDFArgType.SCALAR else self._slices(call)
         return CallsAhead(call, units, prepare, event_loop(), self.threads)
+
+    def _limiter(self) -> Limiter | None:
+        """What the function's calls have to wait for: that of the task, or one of its own."""
+        if self.udf.rate_limit is None:
+            return None
+        usage = current_meter()
+        if not isinstance(usage, TaskUsage):
+            usage = self._own_usage
+        return usage.limiter(self.udf.rate_limit, self.udf.name)
 
     def _slices(self, call: BatchCall) -> SliceUnits:
         def learn(cost: CallCost) -> None:

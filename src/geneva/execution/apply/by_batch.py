@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +35,10 @@ class BatchAtOnce:
         if self.call.pool is None or rows == 1:
             return drive(slice_steps(self.call, 0, rows), function)
         size = -(-rows // self.call.threads)
-        calls = [
-            self.call.pool.submit(
-                drive, slice_steps(self.call, start, min(size, rows - start)), function
-            )
-            for start in range(0, rows, size)
-        ]
+        starts = range(0, rows, size)
+        slices = [slice_steps(self.call, at, min(size, rows - at)) for at in starts]
+        run = self.call.pool.submit
+        calls = [run(copy_context().run, drive, steps, function) for steps in slices]
         concurrent.futures.wait(calls)  # all of them, so that none runs on after a failure
         return joined(self.call, [call.result() for call in calls])
 

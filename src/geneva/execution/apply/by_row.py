@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +88,7 @@ class RowByRow:
                 except BaseException as error:  # noqa: BLE001  raised below, in order
                     failures[row] = error
 
-        workers = [pool.submit(work) for _ in range(self.call.threads)]
+        workers = [pool.submit(copy_context().run, work) for _ in range(self.call.threads)]
         try:
             for worker in workers:
                 worker.result()

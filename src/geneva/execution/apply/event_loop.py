@@ -61,6 +61,7 @@ class EventLoop:
         left = [task for task in asyncio.all_tasks() if task is not here]
         await cancelled(left)
         await self.loop.shutdown_asyncgens()
+        await self.loop.shutdown_default_executor()
         self.loop.stop()
 
 

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -247,7 +248,7 @@ def _left_behind(
     helper: _Helper | None = getattr(_LOCAL, "helper", None)
     if helper is None or not helper.thread.is_alive():
         helper = _LOCAL.helper = _Helper()
-    helper.work.put((function, args))
+    helper.work.put((copy_context().run, (function, *args)))
     try:
         worked, value = helper.done.get(timeout=seconds)
     except queue.Empty:

@@ -62,6 +62,11 @@ class Dispatcher:
         """Whether something runs, or can be run."""
         return bool(self._tasks or self._in_flight)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether something runs."""
+        return bool(self._in_flight)
+
     def fill(self) -> None:
         """Keep every slot busy, with one task waiting behind them to bridge the gaps."""
         runner = self._get_runner()

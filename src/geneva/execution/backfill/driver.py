@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from geneva.errors import JobCancelledError, JobTimeoutError, TableChangedError
+from geneva.errors import (
+    BudgetExceededError,
+    JobCancelledError,
+    JobTimeoutError,
+    TableChangedError,
+)
 from geneva.execution.backfill.committer import Commit, Committer, MakeCommitter, TableCommitter
 from geneva.execution.backfill.dispatch import Dispatcher, JobRunner
 from geneva.execution.backfill.failures import (
@@ -51,6 +56,8 @@ class JobControl:
     listeners: tuple[ProgressListener, ...] = ()
     cancelled: threading.Event = field(default_factory=threading.Event)
     max_conflict_retries: int = 10
+    shared_uri: str = ""
+    """The folder of the records that all workers of the database share, for limits on calls."""
     watch_checkpoints: bool = False
     """Look at the checkpoints of running tasks often, for somebody who watches."""
     is_running: Callable[[str], bool] = lambda job_id: True
@@ -82,7 +89,11 @@ def run_backfill(
     lossy = False
     while True:
         with pinned(planned.dataset, control.job_id, control.is_running):
-            outcome = Round(planned, control, state, in_haste=lossy).run()
+            try:
+                outcome = Round(planned, control, state, in_haste=lossy).run()
+            except BudgetExceededError:
+                _commit_results(planned, control, state)
+                raise
         if not outcome.table_changed or not prepared.request.follows_table:
             break
         lossy = outcome.lost > 0
@@ -105,6 +116,14 @@ def run_backfill(
     if state.unreadable:
         raise unreadable_fragments(prepared.plan, state.unreadable)
     return state.ledger.progress
+
+
+def _commit_results(planned: PreparedBackfill, control: JobControl, state: JobState) -> None:
+    """Publish what is computed of fragments that are not done, where no more may be computed."""
+    left = planned.again(frozenset(state.files)).without(state.unreadable).without_calls()
+    if left.plan.fragments:
+        with pinned(left.dataset, control.job_id, control.is_running):
+            Round(left, control, state).run()
 
 
 def _kept_changing(prepared: PreparedBackfill, control: JobControl) -> TableChangedError:
@@ -179,12 +198,13 @@ class Round:
         self._prepared, self._control, self._state = prepared, control, state
         self._ledger, self._committer = state.ledger, state.committer
         self._plans = {plan.fragment_id: plan for plan in prepared.plan.fragments}
-        self._work = prepared.column_work(control.job_id)
+        self._work = prepared.column_work(control.job_id, control.shared_uri)
         self._tasks = TaskQueue(prepared, self._work, one_by_one=in_haste)
         self._dispatcher = Dispatcher(prepared, self._tasks, state.ledger, state.job_runner)
         self._polled, self._poll_cost = time.monotonic(), 0.0
         self._landed = self._lost = 0
         self._table_changed = False
+        self._overspent: BudgetExceededError | None = None
 
     def run(self) -> RoundOutcome:
         """Run the plan once."""
@@ -208,7 +228,10 @@ class Round:
         self._commit()
         while self._dispatcher.is_busy:
             self._check_stop()
-            self._dispatcher.fill()
+            if self._overspent is None:
+                self._dispatcher.fill()
+            elif not self._dispatcher.is_running:
+                raise self._overspent
             reported = False
             for report in self._dispatcher.reports():
                 reported = True
@@ -216,6 +239,8 @@ class Round:
             if not reported and self._should_poll():
                 self._poll_running_tasks()
             self._commit(flush=self._in_haste)
+        if self._overspent is not None:
+            raise self._overspent
 
     def _check_stop(self) -> None:
         if self._control.cancelled.is_set():
@@ -268,7 +293,11 @@ class Round:
         if report.failure is not None:
             fragment_id = report.failure.fragment_id
             self._record_errors((fragment_id, row) for row in report.failure.failures)
-            raise error_of(report.failure)
+            error = error_of(report.failure)
+            if not isinstance(error, BudgetExceededError):
+                raise error
+            # What others compute by now is paid for. They end by themselves, and soon.
+            self._overspent = error
         self._check_failed()
 
     def _calls(self, results: Iterable[PartResult]) -> int:

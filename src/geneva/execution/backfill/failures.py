@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from geneva.errors import (
+    BudgetExceededError,
     GenevaError,
     InvalidUDFError,
     SQLExecutionError,
@@ -27,6 +28,7 @@ from geneva.render.text import count
 from geneva.storage.jobs.failures import ErrorRecord
 
 _ERRORS: dict[str, type[GenevaError]] = {
+    BudgetExceededError.__name__: BudgetExceededError,
     UDFOutputError.__name__: UDFOutputError,
     SQLExecutionError.__name__: SQLExecutionError,
     UDFIntegrityError.__name__: UDFIntegrityError,

@@ -82,6 +82,9 @@ class Ledger:
         self._set(
             timings=now.timings.plus(report.timings),
             retries=now.retries + report.retries,
+            tokens=now.tokens + report.tokens,
+            cost=now.cost + report.cost,
+            limit_updates=now.limit_updates + report.limit_updates,
             checkpoints=now.checkpoints + len(report.recorded),
             worker_seconds=now.worker_seconds + report.seconds,
             worker_memory_bytes=max(now.worker_memory_bytes, report.memory_bytes),

@@ -27,6 +27,7 @@ from geneva.planning.backfill import (
     choose_fragments,
     in_mixed_order,
     plan_fragment,
+    without_calls,
 )
 from geneva.planning.notes import (
     failed_before,
@@ -93,7 +94,7 @@ class PreparedBackfill:
             make_runner=self.make_runner,
         )
 
-    def column_work(self, job_id: str) -> ColumnWork:
+    def column_work(self, job_id: str, shared_uri: str = "") -> ColumnWork:
         """What every task of the job shares."""
         computation, request = self.computation, self.request
         limits = Limits.from_json(computation.error_policy)
@@ -105,12 +106,26 @@ class PreparedBackfill:
             sizes=self.sizes,
             flush_seconds=request.options.batch_checkpoint_flush_interval_seconds,
             threads=request.options.intra_applier_concurrency,
+            shared_uri=shared_uri,
+            max_cost=request.options.max_cost,
             max_failed=limits.max_failed(self.plan.rows_to_compute),
         )
 
     def without(self, fragment_ids: Collection[int]) -> PreparedBackfill:
         """The same, but for some fragments."""
         kept = tuple(f for f in self.plan.fragments if f.fragment_id not in fragment_ids)
+        return replace(self, plan=replace(self.plan, fragments=kept))
+
+    def without_calls(self) -> PreparedBackfill:
+        """The same, but only for rows that have a result already: nothing is computed."""
+        cut = [
+            without_calls(
+                plan,
+                has_output=output_file(self.computation, self.facts[plan.fragment_id]) is not None,
+            )
+            for plan in self.plan.fragments
+        ]
+        kept = tuple(plan for plan in cut if plan is not None)
         return replace(self, plan=replace(self.plan, fragments=kept))
 
     def part_work(self, part: Part) -> PartWork:

@@ -35,6 +35,12 @@ class JobProgress:
     """Rows that failed and were skipped: they are NULL."""
     retries: int = 0
     """Calls that were made again after a failure."""
+    tokens: float = 0.0
+    """Tokens that calls used, as the function reported them."""
+    cost: float = 0.0
+    """What calls cost, as the function reported it."""
+    limit_updates: int = 0
+    """Changes of the records by which workers share limits on calls."""
     lost_workers: int = 0
     """Times that Spark gave tasks up because their workers died."""
     fragments: int = 0
@@ -84,6 +90,7 @@ class JobProgress:
         timings = flat.pop("timings")
         return {
             **flat,
+            "cost": round(self.cost, 9),
             **{f"{name}_seconds": round(value, 4) for name, value in timings.items()},
             "rows_per_second": self._per_second(self.udf_rows, 1),
             "checkpoints_per_second": self._per_second(self.checkpoints, 3),

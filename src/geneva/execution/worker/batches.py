@@ -23,6 +23,7 @@ from geneva.errors import (
 from geneva.execution.apply.ahead import CallsAhead
 from geneva.execution.apply.batch import Applied
 from geneva.execution.apply.failures import CellFailure
+from geneva.execution.apply.limits import TaskUsage, shared_states
 from geneva.execution.apply.memo import Memo, shared_memo
 from geneva.execution.worker.failed_rows import row_failure
 from geneva.execution.worker.pacing import Pacing
@@ -45,6 +46,7 @@ from geneva.execution.worker.waiting import WaitingRows
 from geneva.model.rows import Offsets, RowRange
 from geneva.render.text import count
 from geneva.storage.lance.pieces import concat_batches
+from geneva.udf.usage import metered
 
 _Values = TypeVar("_Values", Computed, Result)
 
@@ -97,6 +99,10 @@ class BatchRunner:
         self._rows_cut = 0
         self.clock = Clock()
         self.retries = 0
+        work = task.work
+        states = shared_states(work.shared_uri, work.ref.storage_options)
+        self.usage = TaskUsage(states, work.job_id, work.max_cost)
+        self._rows_called = 0
 
     def begin(self, part: PartWork, search: PoisonSearch) -> Iterator[Event]:
         """Go on with another part."""
@@ -156,13 +162,43 @@ class BatchRunner:
                 size = self._pacing.batch_rows(self._cut_rule, program.cost, self._rows_cut)
                 if size > len(waiting) and not is_last and ahead is None:
                     return
-                size = min(size, len(waiting))
+                may_start = self._may_start(ahead)
+                if may_start == 0:
+                    yield from self._run_queued(is_last=True)  # what is queued is paid for
+                    may_start = self._may_start(ahead)
+                if may_start == 0:
+                    raise self._overspent()
+                size = min(size, len(waiting), may_start or len(waiting))
                 window = waiting.take(search.max_rows(waiting.first(size), size))
+                if ahead is not None:
+                    ahead.may_start = may_start
                 self._queue(program, window, ahead)
                 yield from self._run_queued()
                 if not self._queued:
                     # Nothing is ahead: a checkpoint that was due for another reason counts, too.
                     self._rows_cut = self._pacing.rows
+
+    def _may_start(self, ahead: CallsAhead | None) -> int | None:
+        """How many of the rows that wait may be called by now; None: all.
+
+        Not more than can be paid for. And not behind the checkpoint that is being filled, if its
+        size was given: they would be lost.
+        """
+        room, account = self._pacing.rows_to_checkpoint, self.usage.account
+        if account is None:
+            return room
+        started, done = (ahead.started, ahead.done) if ahead is not None else (0, 0)
+        queued = sum(len(q.window.offsets) for q in self._queued if isinstance(q, _Batch))
+        payable = account.affordable(done + self._rows_called, started - done + queued)
+        return started + payable if room is None else min(started + payable, room)
+
+    def _overspent(self) -> BatchFailed:
+        assert self.usage.account is not None
+        return _batch_failed(self.usage.account.error(), self._waiting.first(1), ())
+
+    def close(self) -> None:
+        """Give back what limits have reserved for the task."""
+        self.usage.close()
 
     @property
     def _may_run_ahead(self) -> bool:
@@ -308,11 +344,13 @@ class BatchRunner:
         program.warm(batch.inputs)
         search.starting(batch.offsets)
         started = time.perf_counter()
-        if queued.ahead is not None:
-            applied = queued.ahead.take(len(batch.offsets), self._pacing.rows_to_checkpoint)
-        else:
-            guard = BatchGuard(search, batch.offsets)
-            applied = program.run(batch.inputs, guard, queued.prepared)
+        with metered(self.usage):
+            if queued.ahead is not None:
+                applied = queued.ahead.take(len(batch.offsets))
+            else:
+                guard = BatchGuard(search, batch.offsets)
+                applied = program.run(batch.inputs, guard, queued.prepared)
+        self._rows_called += len(batch.offsets)
         program.cost = program.cost.after(len(batch.offsets), time.perf_counter() - started)
         return applied
 

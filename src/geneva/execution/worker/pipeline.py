@@ -54,8 +54,11 @@ class Pipeline:
     def run(self, parts: Iterable[PartWork], done: Iterable[PartResult] = ()) -> TaskReport:
         """Do the parts in order, up to a failure; report on them after those `done` before."""
         parts = tuple(parts)
-        if parts:
-            self._run_threads(parts)
+        try:
+            if parts:
+                self._run_threads(parts)
+        finally:
+            self._runner.close()
         outcomes, failure = self._settler.outcomes, self._settler.failure
         if failure is None and len(outcomes) != len(parts):
             raise AssertionError(f"{len(outcomes)} of {len(parts)} parts are settled")
@@ -68,6 +71,9 @@ class Pipeline:
             timings=timings[0].plus(timings[1]).plus(timings[2]),
             recorded=tuple(self._writer.recorded),
             retries=self._runner.retries,
+            tokens=self._runner.usage.tokens,
+            cost=self._runner.usage.cost,
+            limit_updates=self._runner.usage.requests,
         )
 
     def _run_threads(self, parts: tuple[PartWork, ...]) -> None:

@@ -28,6 +28,10 @@ class ColumnWork:
     flush_seconds: float | None = None
     threads: int | None = None
     """Calls at a time in a task; None: one, and 32 of an async function."""
+    shared_uri: str = ""
+    """The folder of the records that all workers of the database share; empty: there is none."""
+    max_cost: float | None = None
+    """What the calls of the whole job may cost, as the function reports it."""
     max_failed: int | None = None
     """How many rows may fail before the job is given up; None: all of them."""
 
@@ -200,6 +204,12 @@ class TaskReport:
     the first."""
     retries: int = 0
     """Calls that were made again after a failure."""
+    tokens: float = 0.0
+    """Tokens that its calls used, as the function reported them."""
+    cost: float = 0.0
+    """What its calls cost, as the function reported it."""
+    limit_updates: int = 0
+    """Changes of records that limits share: requests to the store, five or so for each."""
     seconds: float = 0.0
     """How long the task took."""
     memory_bytes: int = 0
@@ -223,6 +233,9 @@ class TaskReport:
             timings=Timings(**record["timings"]),
             recorded=tuple(map(tuple, record["recorded"])),
             retries=record["retries"],
+            tokens=record["tokens"],
+            cost=record["cost"],
+            limit_updates=record["limit_updates"],
             seconds=record["seconds"],
             memory_bytes=record["memory_bytes"],
             output=record["output"],

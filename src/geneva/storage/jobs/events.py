@@ -252,6 +252,17 @@ class JobHistory:
             if table_name in (None, record.table_name) and wanted in (None, record.status)
         ]
 
+    def last_measured(self, table_name: str, column: str, udf_version: str) -> JobRecord | None:
+        """The newest job that called this version of the column's function; None: there is none."""
+        records = [
+            record
+            for record in fold_events(self._read(None))
+            if (record.table_name, record.column_name) == (table_name, column)
+            and record.config.get("udf_version") == udf_version
+            and record.metrics.get("udf_rows")
+        ]
+        return max(records, key=lambda record: record.created_at, default=None)
+
     def get(self, job_id: str) -> JobRecord:
         """One job; JobNotFoundError when there is none of that id."""
         return self.as_of_now([self._recorded(job_id)])[0]

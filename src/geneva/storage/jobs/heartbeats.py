@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from lance.file import LanceFileSession
 
 from geneva.model.tables import Secrets
 from geneva.storage.jobs.events import JobRecord
+from geneva.storage.jobs.shared_state import delete_states
 
 _SCHEMA = pa.schema(
     [pa.field("at", pa.timestamp("us", tz="UTC")), pa.field("payload", pa.string())]
@@ -32,8 +34,12 @@ class JobSignals:
 
     def __init__(self, database_uri: str, storage_options: Secrets) -> None:
         """Point at a database; nothing is read or written yet."""
+        folder = f"{database_uri.rstrip('/')}/_geneva"
+        self.limits_uri = f"{folder}/limits"
+        """Where the records are that jobs share for limits on calls."""
+        self._storage_options = storage_options
         self._session = LanceFileSession(
-            f"{database_uri.rstrip('/')}/_geneva/signals", storage_options=storage_options.plain()
+            f"{folder}/signals", storage_options=storage_options.plain()
         )
 
     def beat(self, job_id: str, payload: dict[str, Any]) -> None:
@@ -69,6 +75,10 @@ class JobSignals:
             with suppress(OSError):
                 if self._session.contains(name):
                     self._session.delete_file(name)
+
+    def clear_limits(self, names: Iterable[str]) -> None:
+        """Delete the records of limits that a job had for itself."""
+        delete_states(self.limits_uri, names, self._storage_options)
 
     def _write(self, name: str, payload: dict[str, Any]) -> None:
         writer = self._session.open_writer(name, schema=_SCHEMA)

@@ -1,0 +1,230 @@
+"""Trying a function on a few rows, in this process: what it gives, what it takes, what fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from geneva.errors import UDFError
+from geneva.execution.apply.ahead import ASYNC_LIMIT
+from geneva.execution.apply.batch import Applied, Applier
+from geneva.execution.apply.failures import CellFailure
+from geneva.execution.apply.limits import TaskUsage
+from geneva.planning.estimates import Estimate, Measured
+from geneva.render import html
+from geneva.render.plain import plain
+from geneva.render.text import count, seconds, shorten, size
+from geneva.render.values import scalar_text
+from geneva.udf.declare import UDF, UDFArgType
+from geneva.udf.policy import ErrorPolicy, Skip
+from geneva.udf.usage import metered
+
+_MAX_CELL_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preview:
+    """What a function gave for some rows, and what that took."""
+
+    udf: str
+    table: str
+    inputs: pa.RecordBatch
+    """What the function was called with."""
+    values: pa.Array
+    """What it returned; NULL where it failed."""
+    failures: tuple[CellFailure, ...]
+    """The rows on which it failed, by their place."""
+    row_seconds: tuple[float, ...]
+    """What each row took; of a function of batches, its share."""
+    setup_seconds: float
+    memory_bytes: int
+    """What this process has grown by, models included."""
+    tokens: float
+    cost: float
+    """What the function reported by `geneva.report_usage`."""
+    estimate: Estimate | None
+    """For all rows of the table; None: no row was computed."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether no row failed."""
+        return not self.failures
+
+    @property
+    def seconds_per_row(self) -> float:
+        """What a row took, on average."""
+        return sum(self.row_seconds) / len(self.row_seconds) if self.row_seconds else 0.0
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as a table: the inputs, and `value`, `error` and `seconds`."""
+        names = [*self.inputs.schema.names, "value", "error", "seconds"]
+        errors = pa.array(self._errors(), pa.string())
+        columns = [*self.inputs.columns, self.values, errors, pa.array(self.row_seconds)]
+        return pa.Table.from_arrays(columns, names)
+
+    def _errors(self) -> list[str | None]:
+        found: list[str | None] = [None] * self.inputs.num_rows
+        for failure in self.failures:
+            if failure.row is not None:
+                found[failure.row] = f"{failure.exception_type}: {failure.message}"
+        return found
+
+    def _rows(self) -> tuple[list[str], list[list[str]]]:
+        errors = self._errors()
+        rows = [
+            [
+                *(scalar_text(column[row]) for column in self.inputs.columns),
+                scalar_text(self.values[row]) if errors[row] is None else f"failed: {errors[row]}",
+                seconds(self.row_seconds[row]),
+            ]
+            for row in range(self.inputs.num_rows)
+        ]
+        return [*self.inputs.schema.names, self.udf, "time"], rows
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = [("a row", seconds(self.seconds_per_row)), ("memory", size(self.memory_bytes))]
+        if self.setup_seconds >= 0.01:
+            facts.insert(1, ("set-up", seconds(self.setup_seconds)))
+        rows = max(1, self.inputs.num_rows)
+        for name, used in (("tokens", self.tokens), ("cost", self.cost)):
+            if used and self.estimate is not None:
+                whole = used / rows * self.estimate.rows
+                facts.append((name, f"{used / rows:,.6g} a row, {whole:,.6g} for the table"))
+        if self.failures:
+            facts.append(("failed", f"{len(self.failures)} of {count(rows, 'row')}"))
+        if self.estimate is not None:
+            facts.append(("the table", str(self.estimate)))
+        return facts
+
+    def __str__(self) -> str:
+        """Show the rows, and what they took."""
+        headers, rows = self._rows()
+        shown = [
+            [shorten(plain(cell), _MAX_CELL_CHARS) for cell in row] for row in (headers, *rows)
+        ]
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in shown
+        ]
+        facts = [f"  {name:10} {value}" for name, value in self._facts()]
+        title = f"UDF {self.udf!r} on {count(self.inputs.num_rows, 'row')} of table {self.table!r}"
+        return "\n".join([title, *(f"  {line}" for line in lines), *facts])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Show the same in a notebook."""
+        title = f"UDF {self.udf!r} on {count(self.inputs.num_rows, 'row')} of table {self.table!r}"
+        return html.section(title, html.grid(*self._rows()), html.facts(self._facts()))
+
+    def to_record(self) -> dict[str, Any]:
+        """The same as plain values, for JSON."""
+        return {
+            "udf": self.udf,
+            "table": self.table,
+            "rows": self.to_arrow().to_pylist(),
+            "seconds_per_row": self.seconds_per_row,
+            "setup_seconds": self.setup_seconds,
+            "memory_bytes": self.memory_bytes,
+            "tokens": self.tokens,
+            "cost": self.cost,
+            "estimated_seconds": self.estimate.seconds if self.estimate is not None else None,
+        }
+
+
+def _short(text: str) -> str:
+    return shorten(plain(text), _MAX_CELL_CHARS)
+
+
+def run_preview(udf: UDF, table: str, inputs: pa.RecordBatch, total: int, slots: int) -> Preview:
+    """Call a function on rows, here and now. Rows that fail are part of the result."""
+    # Each row is tried once: what a policy would make of a failure is not the question.
+    tried = dataclasses.replace(udf, on_error=ErrorPolicy((Skip(),)))
+    usage, before = TaskUsage(), _memory()
+    output = pa.field(udf.name, udf.data_type)
+    parts: list[Applied] = []
+    taken: list[float] = []
+    with metered(usage), Applier(tried, output, threads=1) as applier:
+        started = time.perf_counter()
+        failed = _set_up(applier, inputs)
+        setup_seconds = time.perf_counter() - started
+        for batch in _batches(udf, inputs) if failed is None else ():
+            started = time.perf_counter()
+            parts.append(applier.run(batch))
+            share = (time.perf_counter() - started) / batch.num_rows
+            taken += [share] * batch.num_rows
+        memory = max(0, _memory() - before)
+    at_once = ASYNC_LIMIT if udf.is_async else 1
+    if failed is not None:
+        parts, taken = [_all_failed(udf, inputs, failed)], [0.0] * inputs.num_rows
+    mean = sum(taken) / len(taken) / at_once if taken else 0.0
+    by = Measured(mean, f"a preview of {count(len(taken), 'row')}")
+    return Preview(
+        udf=udf.name,
+        table=table,
+        inputs=inputs,
+        values=pa.concat_arrays([a for part in parts for a in part.values] or [_none(udf)]),
+        failures=_failures(parts),
+        row_seconds=tuple(taken),
+        setup_seconds=setup_seconds,
+        memory_bytes=memory,
+        tokens=usage.tokens,
+        cost=usage.cost,
+        estimate=Estimate(by, total, slots) if taken and failed is None else None,
+    )
+
+
+def _set_up(applier: Applier, inputs: pa.RecordBatch) -> UDFError | None:
+    try:
+        applier.warm(inputs)
+    except UDFError as error:
+        return error
+    return None
+
+
+def _batches(udf: UDF, inputs: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """Row by row, so that each has a time of its own; all at once where the function wants that."""
+    if not inputs.num_rows:
+        return []
+    if udf.arg_type is not UDFArgType.SCALAR:
+        return [inputs]
+    return [inputs.slice(row, 1) for row in range(inputs.num_rows)]
+
+
+def _all_failed(udf: UDF, inputs: pa.RecordBatch, error: UDFError) -> Applied:
+    told: CellFailure = getattr(error, "failure", CellFailure(None, type(error).__name__, ""))
+    failures = [dataclasses.replace(told, row=row) for row in range(inputs.num_rows)]
+    return Applied((pa.nulls(inputs.num_rows, udf.data_type),), tuple(failures))
+
+
+def _failures(parts: Sequence[Applied]) -> tuple[CellFailure, ...]:
+    found, at = [], 0
+    for part in parts:
+        found += [
+            dataclasses.replace(f, row=at + f.row) for f in part.failures if f.row is not None
+        ]
+        at += len(part.values[0])
+    return tuple(found)
+
+
+def _none(udf: UDF) -> pa.Array:
+    return pa.array([], udf.data_type)
+
+
+def _memory() -> int:
+    """The memory of this process in bytes: now, or where that is not told, at most so far."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak

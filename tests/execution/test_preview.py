@@ -1,0 +1,182 @@
+"""Trying a function before it is paid for: a few rows, here, without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import geneva
+from geneva import chunker, retry_all, udf
+from geneva.errors import ColumnNotFoundError, InvalidUDFError, UserInputError
+from geneva.planning.estimates import Estimate, Measured
+from support import Calls, counted, make_table, tripled
+
+if TYPE_CHECKING:
+    from geneva import Connection
+
+
+def test_rows_values_times_and_the_estimate(local_db: Connection, calls: Calls):
+    table = make_table(local_db, [1000, 500])
+
+    def slow(id: int) -> int:
+        time.sleep(0.002)
+        return id * 3
+
+    shown = table.preview(counted(calls, slow), n=4)
+    assert calls.taken() == [0, 1, 2, 3]
+    assert shown.ok
+    assert shown.values.to_pylist() == [0, 3, 6, 9]
+    assert shown.seconds_per_row >= 0.002
+    assert shown.estimate is not None
+    assert (shown.estimate.rows, shown.estimate.slots) == (1500, 2)
+    assert shown.estimate.seconds >= 1500 * 0.002 / 2
+    assert table.preview(tripled(calls), n=2, where="id >= 40").values.to_pylist() == [120, 123]
+    assert calls.rows == [40, 41]
+    assert local_db.list_jobs() == []
+    text, page = str(shown), shown._repr_html_()
+    for part in ("slow", "id", "a row", "memory", "about", "1,500 rows on 2 slots"):
+        assert part in text
+        assert part in page
+
+
+def test_rows_that_fail_are_shown(local_db: Connection, calls: Calls):
+    table = make_table(local_db, [5])
+
+    def picky(id: int) -> int:
+        if id == 1:
+            raise ValueError("<bad>")
+        return "x" if id == 3 else id  # type: ignore[return-value]
+
+    shown = udf(picky, on_error=retry_all(backoff=60)).test(table)
+    assert [f.row for f in shown.failures] == [1, 3]
+    assert shown.values.to_pylist() == [0, None, 2, None, 4]
+    assert "failed: ValueError: <bad>" in str(shown)
+    assert "&lt;bad&gt;" in shown._repr_html_()
+    assert shown.to_arrow()["error"].to_pylist()[1] == "ValueError: <bad>"
+
+
+def test_a_set_up_that_fails_is_shown(local_db: Connection):
+    class Broken:
+        def setup(self) -> None:
+            raise OSError("no model")
+
+        def __call__(self, id: int) -> int:
+            return id
+
+    shown = udf(Broken).test(make_table(local_db, [3]), n=2)
+    assert [f.message for f in shown.failures] == ["no model", "no model"]
+    assert shown.estimate is None
+
+
+@pytest.mark.parametrize("kind", ["array", "batch", "async", "chunker", "class"])
+def test_all_kinds(local_db: Connection, kind: str):
+    def doubled(id: pa.Array) -> pa.Array:
+        return pc.multiply(id, 2)
+
+    def of_batch(batch: pa.RecordBatch) -> pa.Array:
+        return pc.multiply(batch.column("id"), 2)
+
+    async def waits(id: int) -> int:
+        await asyncio.sleep(0.001)
+        return id * 2
+
+    class Model:
+        def __call__(self, id: int) -> int:
+            return id * 2
+
+    def rows(id: int) -> Any:
+        yield {"x": id}
+
+    made: Any = {
+        "array": lambda: udf(doubled, data_type=pa.int64()),
+        "batch": lambda: udf(of_batch, data_type=pa.int64(), input_columns=["id"]),
+        "async": lambda: udf(waits),
+        "class": lambda: udf(Model, data_type=pa.int64()),
+        "chunker": lambda: chunker(rows, output_schema=pa.schema([("x", pa.int64())])),
+    }[kind]()
+    shown = make_table(local_db, [4]).preview(made, n=3)
+    expected = [[{"x": i}] for i in range(3)] if kind == "chunker" else [0, 2, 4]
+    assert shown.values.to_pylist() == expected
+
+
+def test_a_column_by_its_name_and_what_cannot_be_tried(local_db: Connection, calls: Calls):
+    table = make_table(local_db, [4])
+    table.add_columns({"c": tripled(calls)})
+    assert table.preview("c", n=2).values.to_pylist() == [0, 3]
+    assert table.preview(tripled(calls), where="id > 99").values.to_pylist() == []
+    with pytest.raises(ColumnNotFoundError):
+        table.preview("nothing")
+    with pytest.raises(UserInputError, match="n must be"):
+        table.preview("c", n=0)
+    with pytest.raises(InvalidUDFError, match="Decorate it"):
+        table.preview(len)  # type: ignore[arg-type]
+
+
+def test_usage_is_shown(local_db: Connection):
+    def paid(id: int) -> int:
+        geneva.report_usage(tokens=10, cost=0.5)
+        return id
+
+    shown = udf(paid).test(make_table(local_db, [100]), n=4)
+    assert (shown.tokens, shown.cost) == (40, 2.0)
+    assert "0.5 a row, 50 for the table" in str(shown)
+
+
+def test_plans_show_what_was_measured_by_a_preview_or_a_job(local_db: Connection, calls: Calls):
+    table = make_table(local_db, [100])
+    table.add_columns({"c": tripled(calls)})
+    assert table.plan_backfill("c").estimate is None
+    table.preview("c")
+    plan = table.plan_backfill("c")
+    assert plan.estimate is not None
+    assert plan.estimate.rows == 100
+    assert plan.estimate.measured.by == "a preview of 5 rows"
+    slower = Estimate(Measured(0.5, "a preview of 5 rows"), 100, 2)
+    assert "  time       about 25.0 s for 100 rows on 2 slots, by a preview of 5 rows\n" in str(
+        dataclasses.replace(plan, estimate=slower)
+    )
+    assert "  time" not in str(plan), "nobody waits for milliseconds"
+    result = table.backfill("c")
+    assert table.plan_backfill("c").estimate is None, "nothing to do"
+    table.add(pa.table({"id": range(100, 150)}))
+    other = geneva.connect(local_db.uri).open_table("t")
+    again = other.plan_backfill("c").estimate
+    assert again is not None
+    assert (again.measured.by, again.rows) == (f"job {result.job_id[:8]}", 50)
+    table.alter_columns({"path": "c", "udf": udf(lambda id: id, data_type=pa.int64())})
+    assert table.plan_backfill("c").estimate is None, "another function was never measured"
+
+
+def test_neither_spark_nor_java_is_started(tmp_path: Path):
+    code = f"""
+import sys, geneva, pyarrow as pa
+table = geneva.connect({str(tmp_path)!r}).create_table("t", pa.table({{"id": [1, 2]}}))
+print(geneva.udf(lambda id: id + 1, data_type=pa.int64(), name="f").test(table))
+assert "pyspark" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "UDF 'f' on 2 rows of table 't'" in done.stdout
+
+
+def test_the_command(local_db: Connection, calls: Calls, capsys: pytest.CaptureFixture[str]):
+    from geneva.cli import app
+
+    table = make_table(local_db, [4])
+    table.add_columns({"c": udf(lambda id: id * 3, name="tripled", data_type=pa.int64())})
+    app(["preview", local_db.uri, "t", "c", "-n", "2"], standalone_mode=False)
+    assert "UDF 'tripled' on 2 rows" in capsys.readouterr().out
+    app(["preview", local_db.uri, "t", "c", "--json", "--where", "id = 3"], standalone_mode=False)
+    shown = json.loads(capsys.readouterr().out)
+    assert [(row["id"], row["value"]) for row in shown["rows"]] == [(3, 9)]
