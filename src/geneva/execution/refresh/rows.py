@@ -157,6 +157,8 @@ def _each_once(ids: RowIds) -> RowIds:
 
 def _repeated(ids: RowIds) -> RowIds:
     """The ids that are there more than once."""
+    if bool((ids[1:] > ids[:-1]).all()):
+        return ids[:0]
     ordered = np.sort(ids)
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
 

@@ -23,8 +23,6 @@ from geneva.storage.lance.source_rows import SourceRows
 
 _SPARSE = 0.2
 """Below this share of wanted rows they are read by address instead of scanning past the others."""
-_FIRST_SOURCE_ROWS = 32
-"""Rows to read of another table before it is known how wide they are."""
 
 
 class InputReader:
@@ -45,7 +43,7 @@ class InputReader:
         self._skip_missing = skip_missing
         self._dataset, self._paths = dataset, computation.input_paths
         self._source = None
-        self._source_rows = _FIRST_SOURCE_ROWS
+        self._source_rows: int | None = None
         if computation.source is not None:
             self._source = SourceRows.of(computation.source, scope)
 
@@ -98,6 +96,8 @@ class InputReader:
         self, source: SourceRows, ids: npt.NDArray[Any], wanted: Offsets, window: int
     ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
         at = 0
+        if self._source_rows is None:
+            self._source_rows = source.first_rows(window)
         while at < len(wanted):
             # How wide the source's rows are is known only after reading some.
             chunk = wanted[at : at + self._source_rows]

@@ -316,6 +316,11 @@ class RowReader:
                 self._types.append(_read_type(field_at(schema, what)))
         self._dense = DenseRows(dataset, self._projection)
 
+    @property
+    def types(self) -> Sequence[pa.DataType]:
+        """The types of what is read, in order."""
+        return self._types
+
     def _column(self, path: Path, text: str) -> str:
         """Read one more column of the table, or one that is read already."""
         for name, known in self._projection.items():

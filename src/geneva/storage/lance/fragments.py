@@ -36,6 +36,14 @@ def window_rows(
     return max(1, min(MAX_WINDOW_ROWS, _WINDOW_BYTES // max(row_bytes, 1)))
 
 
+def rows_of_types(kinds: Iterable[pa.DataType], max_rows: int) -> int | None:
+    """How many rows of values of these types to read at once; None: their width varies."""
+    widths = [_fixed_width(kind) for kind in kinds]
+    if any(width is None for width in widths):
+        return None
+    return rows_for(sum(width for width in widths if width is not None), 1, max_rows)
+
+
 def rows_for(nbytes: int, rows: int, max_rows: int) -> int:
     """How many rows to read at once, after `rows` of them took `nbytes`."""
     return max(1, min(max_rows, _WINDOW_BYTES * rows // max(nbytes, 1)))

@@ -18,7 +18,7 @@ from geneva.model.rows import Mask
 from geneva.model.tables import TableRef
 from geneva.storage.lance.dataset import open_pinned
 from geneva.storage.lance.expressions import RowReader, in_column
-from geneva.storage.lance.fragments import rows_for
+from geneva.storage.lance.fragments import rows_for, rows_of_types
 from geneva.storage.lance.row_ids import read_matching_ids, sorted_ids
 
 _FIRST_ROWS, _MAX_ROWS = 32, 1_024
@@ -54,15 +54,23 @@ class SourceRows:
         found = read_matching_ids(dataset, sorted_ids([wanted]), None)
         return np.isin(wanted, found)
 
+    def first_rows(self, max_rows: int) -> int:
+        """How many rows to read at first: few, where nobody knows how wide they are."""
+        if not self.expressions:
+            return max_rows
+        return rows_of_types(self._open().types, max_rows) or min(_FIRST_ROWS, max_rows)
+
+    def _open(self) -> RowReader:
+        texts = tuple(text for _, text in self.expressions)
+        return _reader(self.ref, self.version, texts, self.scope)
+
     def take(self, ids: npt.NDArray[Any]) -> pa.RecordBatch:
         """The rows of these ids, in their order."""
         if not self.expressions:
             # Nothing to read, but as many rows: a batch without columns has none.
             return pa.record_batch([pa.nulls(len(ids))], names=["nothing"])
-        texts = tuple(text for _, text in self.expressions)
-        reader = _reader(self.ref, self.version, texts, self.scope)
         try:
-            arrays = reader.take(ids.astype(np.uint64))
+            arrays = self._open().take(ids.astype(np.uint64))
         except SQLExecutionError as error:
             column = next(name for name, text in self.expressions if text == error.sql)
             raise in_column(error, column) from None
