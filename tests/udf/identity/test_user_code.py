@@ -6,6 +6,7 @@ import importlib
 import importlib.machinery
 import pathlib
 import sys
+import types
 import zipfile
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ from geneva.udf.identity.user_code import (
     is_user_code,
     is_user_file,
     is_user_module,
+    module_facts,
     qualified_name,
     user_modules,
 )
@@ -177,3 +179,15 @@ def test_asking_is_cheap(workshop: Workshop, monkeypatch: pytest.MonkeyPatch):
     assert is_user_module("workshop_1")
     assert is_user_module("workshop_3")
     assert _files_of_distributions.cache_info().misses <= 1
+
+
+def test_what_only_says_that_it_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like cffi's `lib`, which stands in sys.modules."""
+
+    class Library:
+        __slots__ = ()
+        __class__ = types.ModuleType  # type: ignore[assignment]
+
+    monkeypatch.setitem(sys.modules, "a_library.lib", Library())  # type: ignore[arg-type]
+    assert isinstance(sys.modules["a_library.lib"], types.ModuleType)
+    assert module_facts("a_library.lib") == {}

@@ -44,8 +44,10 @@ def is_user_module(name: str | None) -> bool:
 def module_facts(name: str) -> dict[str, Any]:
     """Return the namespace of a loaded module; empty if there is none of that name."""
     module = sys.modules.get(name)
-    # Not getattr: asking a lazy module for an attribute would import it.
-    return object.__getattribute__(module, "__dict__") if isinstance(module, _MODULE) else {}
+    # Not getattr: asking a lazy module for an attribute would import it. Not isinstance: what cffi
+    # puts into sys.modules says that it is a module, and has no namespace.
+    is_module = issubclass(type(module), _MODULE)
+    return object.__getattribute__(module, "__dict__") if is_module else {}
 
 
 _MODULE = types.ModuleType
