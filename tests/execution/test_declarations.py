@@ -192,6 +192,27 @@ class TestRefusals:
         with pytest.raises(InvalidUDFError, match="'x' can't be computed from itself"):
             table.alter_columns({"path": "x", "udf": (tripled(calls), ["x"])})
 
+    def test_a_record_batch_reads_what_was_there_when_it_was_declared(
+        self, table: Table, calls: Calls
+    ) -> None:
+        def names(batch: pa.RecordBatch) -> pa.Array:
+            return pa.array([",".join(batch.schema.names)] * batch.num_rows)
+
+        whole = counted(calls, names, data_type=pa.string())
+        before = [*table.schema.names]
+        table.add_columns({"x": whole})
+        table.add_columns({"y": (udf(lambda x: x, data_type=pa.string(), name="y"), ["x"])})
+        table.add_columns({"later": "id + 1"})
+        table.backfill("y")
+        assert column(table, "x") == [",".join(before)] * 3
+        assert f"  reads      {', '.join(before)}\n" in str(
+            table.plan_backfill("x", where="id = 0")
+        )
+        table.alter_columns({"path": "x", "udf": counted(calls, names, data_type=pa.string())})
+        assert table.computed_columns()["x"].inputs == (*before, "later"), "without y, made of x"
+        table.backfill("x", where="id = 0")
+        assert column(table, "x")[0] == ",".join([*before, "later"])
+
     def test_an_input_that_went_away(self, table: Table, calls: Calls) -> None:
         table.add_columns({"x": (tripled(calls), ["id"])})
         lance.dataset(table.ref.uri).drop_columns(["id"])  # past geneva, which would refuse

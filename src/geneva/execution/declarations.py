@@ -331,12 +331,25 @@ def inputs_of(udf: UDF, own: list[str] | None, schema: pa.Schema, column: str) -
     """The columns that a UDF reads, checked against the table."""
     bound = udf.with_inputs(own) if own is not None else udf
     if bound.input_columns is None:
-        others = [field for field in visible_schema(schema) if field.name != column]
+        made_of_it = _made_from(schema, column)
+        others = [field for field in visible_schema(schema) if field.name not in made_of_it]
         schema = pa.schema([field for field in others if not holds_blob(field)])
     inputs = tuple(found.path for found in resolve_inputs(bound, schema))
     if column in inputs or any(path.split(".")[0] == column for path in inputs):
         raise InvalidUDFError(f"Column {column!r} can't be computed from itself.")
     return inputs
+
+
+def _made_from(schema: pa.Schema, column: str) -> set[str]:
+    """A column, and the computed columns that are made from it."""
+    found, definitions = {column}, read_definitions(schema)
+    while more := {
+        name
+        for name, definition in definitions.items()
+        if name not in found and any(_top_name(path) in found for path in definition.inputs)
+    }:
+        found |= more
+    return found
 
 
 def function_to_try(ref: TableRef, dataset: Dataset, source: Any) -> UDF:

@@ -118,6 +118,8 @@ class BackfillPlan:
     udf_name: str
     udf_version: str
     where: str | None
+    inputs: tuple[str, ...] = field(default=(), compare=False)
+    """The columns that the function reads, in the order of its parameters."""
     fragments: tuple[FragmentPlan, ...]
     """The fragments that need something; those that don't are only counted."""
     skipped_fragments: int

@@ -7,6 +7,7 @@ from geneva.render.plain import plain
 from geneva.render.text import count
 
 _SHOWN_FRAGMENTS = 12
+_SHOWN_INPUTS = 20
 _MIN_SHOWN_SECONDS = 1.0
 """Nobody waits for less."""
 
@@ -18,6 +19,7 @@ def explain(plan: BackfillPlan) -> str:
         *first,
         f"Backfill of column {plan.column!r} of table {plan.table!r} at version {plan.version}",
         f"  UDF        {plain(plan.udf_name)} (version {plain(plan.udf_version)})",
+        f"  reads      {plain(_listed(plan.inputs))}",
         f"  where      {'rows not yet computed' if plan.where is None else plain(plan.where)}",
     ]
     if plan.is_empty:
@@ -57,3 +59,8 @@ def explain(plan: BackfillPlan) -> str:
         lines.append(f"  checked    {count(plan.checked_rows, 'row')} by receipt")
     lines.extend(f"  note       {plain(note)}" for note in plan.notes)
     return "\n".join(lines)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _SHOWN_INPUTS} more" if len(names) > _SHOWN_INPUTS else ""
+    return ", ".join(names[:_SHOWN_INPUTS]) + more

@@ -274,6 +274,14 @@ class _Rows:
             return [[] if made is None else made.to_pylist() for made in rows]
         return self._result(self.function(*values))
 
+    async def _awaited(self, function: Any, values: tuple[Any, ...]) -> Any:
+        """The same of a function whose calls are to be awaited."""
+        if not self.by_row:
+            return self._result(await _made(function(*values)))
+        (batch,) = values
+        rows = [await _made(function(batch.slice(i, 1))) for i in range(batch.num_rows)]
+        return [[] if made is None else made.to_pylist() for made in rows]
+
     def _result(self, made: Any) -> Any:
         if self.arg_type is UDFArgType.SCALAR:
             return self._records(made)
@@ -327,7 +335,7 @@ class _AsyncRows(_Rows):
     """The same for a coroutine, or an asynchronous generator."""
 
     async def __call__(self, *values: Any) -> Any:
-        return self._result(await _made(self.function(*values)))
+        return await self._awaited(self.function, values)
 
 
 class _AsyncLiveRows(_LiveRows):
@@ -340,8 +348,7 @@ class _AsyncLiveRows(_LiveRows):
         await self.function.close_async()
 
     async def __call__(self, *values: Any) -> Any:
-        live = await self.function.live_async()
-        return self._result(await _made(live(*values)))
+        return await self._awaited(await self.function.live_async(), values)
 
 
 async def _made(call: Any) -> Any:

@@ -471,6 +471,18 @@ def test_chunkers(local_db: Connection, function: Any):
     assert sorted(view.to_arrow()["word"].to_pylist()) == ["a", "b", "c"]
 
 
+def test_a_chunker_of_batches(local_db: Connection):
+    @chunker(batch=True, output_schema=SCHEMA, input_columns=["text"])
+    async def words(batch: pa.RecordBatch) -> pa.RecordBatch:
+        await asyncio.sleep(0)
+        return pa.record_batch({"word": batch["text"][0].as_py().split()})
+
+    table = local_db.create_table("t", pa.table({"text": ["a b", "c"]}))
+    view = local_db.create_udtf_view("v", source=table, udtf=words)
+    view.refresh()
+    assert sorted(view.to_arrow()["word"].to_pylist()) == ["a", "b", "c"]
+
+
 # ----------------------------------------------------------------------------------------- jobs
 
 

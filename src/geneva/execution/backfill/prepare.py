@@ -276,6 +276,7 @@ def _plan(
         udf_name=computation.program_name,
         udf_version=computation.version,
         where=request.options.where,
+        inputs=computation.input_paths,
         fragments=in_mixed_order(needed, request.options.task_shuffle_diversity),
         skipped_fragments=len(snapshot.fragments) - len(needed),
         total_rows=sum(f.live_rows for f in snapshot.fragments),
