@@ -6,11 +6,14 @@ import importlib
 import importlib.machinery
 import pathlib
 import sys
+import types
 import zipfile
 from collections.abc import Iterator
 
 import pytest
 
+from geneva import udf
+from geneva.udf.declare import serialize_udf
 from geneva.udf.identity.user_code import (
     _files_of_distributions,
     is_user_code,
@@ -177,3 +180,19 @@ def test_asking_is_cheap(workshop: Workshop, monkeypatch: pytest.MonkeyPatch):
     assert is_user_module("workshop_1")
     assert is_user_module("workshop_3")
     assert _files_of_distributions.cache_info().misses <= 1
+
+
+def test_what_only_says_that_it_is_a_module_is_no_reason_to_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Library:  # as those that cffi puts into sys.modules, for cryptography among others
+        __slots__ = ()
+        __class__ = property(lambda self: types.ModuleType)  # type: ignore[assignment]
+
+    monkeypatch.setitem(sys.modules, "some_package.lib", Library())
+
+    @udf
+    def double(x: int) -> int:
+        return 2 * x
+
+    assert serialize_udf(double)
