@@ -6,18 +6,23 @@ import pickle
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from geneva import Connection, JobFuture, JobResult, JobStatus
+from geneva import Connection, JobFuture, JobResult, JobStatus, udf
 from geneva.errors import (
     ColumnNotFoundError,
     JobCancelledError,
     JobNotFoundError,
     JobTimeoutError,
+    StorageFullError,
     UDFExecutionError,
 )
-from support import Calls, by_id, column, counted, make_table, tripled
+from geneva.execution.runner import InProcessRunner
+from geneva.storage.jobs.events import JobHistory
+from support import Calls, by_id, column, connect, counted, make_table, publishing, tripled
 
 
 def slowly(id: int) -> int:
@@ -208,3 +213,33 @@ class TestFutures:
         own = f"geneva-job-{future.job_id[:8]}"
         wait_until(lambda: own not in [thread.name for thread in threading.enumerate()])
         assert calls.count == 3
+
+
+def test_a_full_disk_is_said_in_a_sentence_wherever_it_is_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = connect(tmp_path / "db", InProcessRunner)
+    table = db.create_table("t", pa.table({"id": [1, 2]}))
+
+    @udf
+    def double(id: int) -> int:
+        return 2 * id
+
+    table.add_columns({"c": double})
+    lances = "LanceError(IO): write failed, No space left on device (os error 28), /a/b.rs:1:2\n"
+
+    def full(*_: object, **__: object) -> Any:
+        raise OSError(lances + "x" * 1800)
+
+    with publishing(db, full), pytest.raises(StorageFullError) as caught:
+        table.backfill("c")
+    text = str(caught.value)
+    assert "column 'c' of table 't'" in text
+    assert "No space left on device" in text
+    assert len(text) < 400
+    assert caught.value.job_id is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(JobHistory, "announce", full)
+        with pytest.raises(StorageFullError, match="run again"):
+            table.backfill("c")
+    assert table.backfill("c").rows_committed == 2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from geneva.compatibility import warn_compatibility
@@ -27,6 +28,14 @@ class Settings:
     """Show progress bars: yes, no, or None: when the output is a terminal or a notebook."""
     spark_ui: bool = False
     """Serve the web pages of the embedded Spark, on this machine only (GENEVA_SPARK_UI)."""
+    trust: str = "all"
+    """Which stored functions may run (GENEVA_TRUST): "all" or "signed"."""
+    signing_key: str | None = field(default=None, repr=False)
+    """The key to sign functions with, or its file (GENEVA_SIGNING_KEY)."""
+    trusted_keys: str | None = field(default=None, repr=False)
+    """Keys whose functions may run, or their file (GENEVA_TRUSTED_KEYS)."""
+    accepted_file: Path | None = None
+    """The list of functions that were accepted on this machine (GENEVA_ACCEPTED_FUNCTIONS)."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -42,6 +51,10 @@ class Settings:
             jvm_archive=env.get("GENEVA_JVM_ARCHIVE", "1") not in ("0", "false", "no"),
             progress=_flag(env, "GENEVA_PROGRESS"),
             spark_ui=bool(_flag(env, "GENEVA_SPARK_UI")),
+            trust=env.get("GENEVA_TRUST", "").strip().lower() or "all",
+            signing_key=env.get("GENEVA_SIGNING_KEY") or None,
+            trusted_keys=env.get("GENEVA_TRUSTED_KEYS") or None,
+            accepted_file=_accepted_file(env),
         )
 
 
@@ -53,6 +66,13 @@ def override_config_kv(values: Mapping[str, Any]) -> None:
             "settings are environment variables, or Settings(...) for connect; checkpoints are "
             "inside each table",
         )
+
+
+def _accepted_file(env: Mapping[str, str]) -> Path | None:
+    if named := env.get("GENEVA_ACCEPTED_FUNCTIONS"):
+        return Path(named)
+    home = env.get("XDG_CONFIG_HOME") or (f"{env['HOME']}/.config" if env.get("HOME") else "")
+    return Path(home) / "geneva" / "accepted-functions.jsonl" if home else None
 
 
 def _integer(env: Mapping[str, str], name: str, default: int | None, *, minimum: int) -> int | None:

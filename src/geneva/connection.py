@@ -65,12 +65,14 @@ from geneva.storage.lance.database import (
     new_table_options,
     open_database,
     open_lancedb_table,
+    opening,
 )
 from geneva.storage.lance.dataset import has_versions, open_dataset
 from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.lancedb_methods import ConnectionMethods
 from geneva.storage.views.definition import ViewKind, ViewName, is_view, view_kind
 from geneva.table import Table
+from geneva.trust.policy import Policy, Trust
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import serialize_udf, udf_digest
 from geneva.view import MaterializedView
@@ -101,6 +103,9 @@ def connect(
     settings: Settings | None = None,
     runner: Callable[[], Runner] | None = None,
     env: Mapping[str, str] | None = None,
+    trust: Policy | None = None,
+    signing_key: str | None = None,
+    trusted_keys: str | None = None,
     **lancedb_options: Any,
 ) -> Connection:
     """Connect to a database of Lance tables.
@@ -124,6 +129,12 @@ def connect(
         env: Environment variables for the functions of all jobs, such as keys of services. They go
             to the workers, and nowhere else. On this machine, workers have what this process has
             in its environment when a job starts; on a cluster they have only these.
+        trust: Which stored functions may run: "all"; "signed": those that a trusted key has signed,
+            that were accepted on this machine, or that this process declared; or a function that is
+            given a `geneva.trust.policy.StoredFunction` and returns True. By default what the
+            settings say ("all", unless GENEVA_TRUST is set). See docs/security.md.
+        signing_key: The key to sign functions with that are declared: its line, or its file.
+        trusted_keys: More keys whose functions may run: their lines, or a file of them.
         lancedb_options: Passed on to `lancedb.connect`.
     """
     for word, value in (("checkpoint", checkpoint), ("system_namespace", system_namespace)):
@@ -133,15 +144,24 @@ def connect(
     path = resolve(_place(uri, namespace_client_impl, namespace_client_properties))
     if namespace_client_properties is not None and namespace_client_impl is None:
         lancedb_options["namespace_client_properties"] = dict(namespace_client_properties)
-    connection = Connection(
-        partial(open_database, path, secrets, lancedb_options),
-        path,
-        secrets,
-        spark,
-        settings or Settings.from_environment(),
-        runner,
-        Secrets(checked_variables(env)),
+    known = settings or Settings.from_environment()
+    trusting = Trust.read(
+        known.trust if trust is None else trust,
+        signing_key or known.signing_key,
+        trusted_keys or known.trusted_keys,
+        known.accepted_file,
     )
+    with opening(path, secrets):
+        connection = Connection(
+            partial(open_database, path, secrets, lancedb_options),
+            path,
+            secrets,
+            spark,
+            known,
+            runner,
+            Secrets(checked_variables(env)),
+            replace(trusting, database=path),
+        )
     if lancedb_options or not Path(path).is_dir():
         # What is wrong with a place is said here. A folder that is there can be opened later.
         _ = connection._database
@@ -196,9 +216,10 @@ class Connection(ConnectionMethods):
         settings: Settings,
         runner: Callable[[], Runner] | None,
         env: Secrets,
+        trust: Trust,
     ) -> None:
         """Use `connect`."""
-        self._env = env
+        self._env, self._trust = env, trust
         self._open_database, self._uri, self._storage_options = open_database, uri, storage_options
         self._spark, self._settings, self._runner = spark, settings, runner
         self._make_committer: MakeCommitter = TableCommitter
@@ -502,6 +523,7 @@ class Connection(ConnectionMethods):
             ),
             query.view_schema(digests),
             udfs,
+            self._trust.declare,
         )
         warn_of_narrow_dictionaries(ref, udfs)
         view = self.open_table(name)
@@ -773,6 +795,7 @@ class Connection(ConnectionMethods):
             make_runner=self._make_runner,
             make_committer=self._make_committer,
             context=self._contexts[-1].facts if self._contexts else {},
+            permit=self._trust.permit,
         )
         return Job(work, services, on_commit, job_id)
 

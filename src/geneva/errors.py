@@ -32,6 +32,7 @@
     │   └── StorageFullError             no space is left to save results
     ├── StorageUnavailableError          the store can't be reached; look at it, then run again
     ├── UDFIntegrityError                the stored function is not what was written: don't run it
+    ├── UntrustedFunctionError           a stored function that nobody here trusts: look at it first
     └── MissingDependencyError           this machine or cluster lacks something
         ├── JavaNotFoundError
         └── SparkUnavailableError
@@ -41,7 +42,10 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+
 from geneva.render.plain import plain
+from geneva.render.tracebacks import own_lines
 
 
 class GenevaError(Exception):
@@ -53,6 +57,10 @@ class GenevaError(Exception):
     def __str__(self) -> str:
         """Return the message, safe to show: it may quote names and values that others wrote."""
         return plain(super().__str__(), lines=True)
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the user's own lines. `traceback.print_exception` has all."""
+        return own_lines(self)
 
 
 class UserInputError(GenevaError, ValueError):
@@ -93,6 +101,9 @@ class TableNotFoundError(UserInputError):
 
 class UDFError(GenevaError):
     """The user's function failed. Work that finished before is kept."""
+
+    internals: TracebackType | None = None
+    """Where in Geneva it was raised, which is of no help against it: not in its traceback."""
 
 
 class UDFExecutionError(UDFError):
@@ -188,6 +199,10 @@ class StorageUnavailableError(GenevaError, ConnectionError):
 
 class UDFIntegrityError(GenevaError):
     """A stored UDF's bytes don't match the digest recorded for them: it is not run."""
+
+
+class UntrustedFunctionError(GenevaError):
+    """A stored function is not one that this connection lets run: nothing of it was loaded."""
 
 
 class MissingDependencyError(GenevaError):

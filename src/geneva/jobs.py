@@ -16,7 +16,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from geneva.config import Settings
-from geneva.errors import JobCancelledError, JobError, JobNotFoundError, JobTimeoutError
+from geneva.errors import (
+    GenevaError,
+    JobCancelledError,
+    JobError,
+    JobNotFoundError,
+    JobTimeoutError,
+    StorageFullError,
+    UDFError,
+)
 from geneva.execution.apply.limits import budget_name, rate_name
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.driver import JobControl
@@ -40,6 +48,7 @@ from geneva.execution.jobs.progress import (
 )
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner, engine_facts, job_group
+from geneva.model.computation import MakePermit, permit_any
 from geneva.model.jobs import JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
 from geneva.render import html
@@ -51,6 +60,7 @@ from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, SameWork
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 from geneva.storage.jobs.output import JobOutput, OutputStore, TaskOutput
+from geneva.storage.lance.damage import damage_reason, is_storage_full
 
 _LOG = logging.getLogger("geneva")
 
@@ -179,6 +189,8 @@ class JobServices:
     """The cluster and the manifest that the job runs with, for its record."""
     hidden: tuple[Secrets, ...] = ()
     """What must not be in anything that is kept or shown."""
+    permit: MakePermit = permit_any
+    """Lets a stored function run, or refuses it."""
 
 
 class Job:
@@ -192,6 +204,9 @@ class Job:
         job_id: str | None = None,
     ) -> None:
         """Take a plan; nothing is written or run yet. `on_commit` is called after every commit."""
+        for backfill in work.backfills:
+            # Here, where no job is on record yet; and in each of its rounds.
+            services.permit(backfill.ref, backfill.computation)
         self.job_id = job_id or str(uuid.uuid4())
         self.status = JobStatus.PENDING
         self.progress = _progress_before(work)
@@ -226,7 +241,21 @@ class Job:
         except BaseException as error:
             with suppress(AttributeError, TypeError):
                 error.job_id = self.job_id  # type: ignore[attr-defined]
+            if isinstance(error, UDFError):
+                error.internals = error.__traceback__
+                raise error.with_traceback(None) from error.__cause__
+            if not isinstance(error, GenevaError) and is_storage_full(error):
+                raise self._storage_full(error) from error
             raise
+
+    def _storage_full(self, error: BaseException) -> StorageFullError:
+        full = StorageFullError(
+            f"No space is left to go on with the {self._work.job_type.lower()} of column "
+            f"{self._work.column!r} of table {self._work.table!r}: {damage_reason(error)}. Make "
+            "room and run again: what was saved before is kept."
+        )
+        full.job_id = self.job_id
+        return full
 
     def _run(self) -> JobResult:
         for note in self._work.notes:
@@ -298,6 +327,7 @@ class Job:
                 is_running=self._is_running,
                 record_errors=self._record_errors,
                 record_output=output.record,
+                permit=self._services.permit,
             )
             stack.callback(self._clear_limits)
             self._follow(self._work.run(control))

@@ -46,11 +46,12 @@ from geneva.storage.columns.definitions import (
     read_definitions,
 )
 from geneva.storage.jobs.failures import ErrorRecord
-from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.dataset import open_dataset, read_snapshot
 from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.lancedb_methods import TableMethods
-from geneva.storage.views.definition import read_view, visible_schema
+from geneva.storage.views.definition import read_view, reads_source, visible_schema
 from geneva.storage.views.explode import drop_hidden_branches
+from geneva.trust.policy import StoredFunction
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
 
@@ -421,7 +422,7 @@ class Table(TableMethods):
                 "call of their own. Nothing was added."
             )
         if udfs:
-            declarations.add_udf_columns(self.ref, udfs)
+            declarations.add_udf_columns(self.ref, udfs, self._connection._trust.declare)
             self._table.checkout_latest()
         if not udfs or others is not None or computed is not None:
             return self._table.add_columns(others, computed=computed)
@@ -439,7 +440,7 @@ class Table(TableMethods):
         declarations.refuse_altering_hidden(self.ref, alterations)
         declarations.check_alterable(self.ref, others)
         if udfs:
-            declarations.alter_udf_columns(self.ref, udfs)
+            declarations.alter_udf_columns(self.ref, udfs, self._connection._trust.declare)
             self._table.checkout_latest()
         if others:
             self._table.alter_columns(*others)
@@ -496,7 +497,7 @@ class Table(TableMethods):
         check_count("n", n)
         ref = self.ref
         dataset = open_dataset(ref, self._version_read())
-        function = declarations.function_to_try(ref, dataset, udf)
+        function = declarations.function_to_try(ref, dataset, udf, self._connection._trust.permit)
         query = self.query() if where is None else self.query().where(where)
         inputs = {f"c{i}": path for i, path in enumerate(function.input_columns or ())}
         rows = query.limit(n).select(inputs).to_arrow().combine_chunks()
@@ -563,7 +564,8 @@ class Table(TableMethods):
         if sample is not None and not 0 < sample <= MAX_COUNT:
             raise UserInputError(f"sample must be a number of rows or a share, not {sample!r}.")
         subject, version = self._subject(col_name), self._version_read()
-        return verify(subject, version, sample=sample, run=run, seed=seed)
+        permit = self._connection._trust.permit
+        return verify(subject, version, sample=sample, run=run, seed=seed, permit=permit)
 
     def _version_read(self) -> int | None:
         """The version that was checked out; None: the latest, whatever this handle has seen."""
@@ -573,6 +575,40 @@ class Table(TableMethods):
         dataset = open_dataset(self.ref, self._version_read())
         definition = declarations.definition_for(self.ref, dataset, column, None, store=False)
         return ColumnSubject(self.ref, definition)
+
+    def stored_functions(self) -> list[StoredFunction]:
+        """The functions that compute columns, as far as is known without loading any of them."""
+        found = []
+        for subject in self._subjects():
+            dataset = open_dataset(subject.ref, None)
+            computation = subject.bind(dataset, read_snapshot(dataset, subject.ref))
+            found.append(self._connection._trust.look(subject.ref, computation))
+        return found
+
+    def _subjects(self) -> list[Subject]:
+        """What a backfill or refresh computes with a function."""
+        dataset = open_dataset(self.ref)
+        return [
+            ColumnSubject(self.ref, definition)
+            for definition in read_definitions(dataset.schema).values()
+            if not reads_source(definition.arrow_field)
+        ]
+
+    def sign_functions(self, columns: Sequence[str] | None = None) -> list[str]:
+        """Sign the functions of columns, as they are, with this connection's key; return which.
+
+        For those that were declared without one, and after a column that they read was renamed.
+        """
+        self._refuse_checked_out("sign_functions")
+        return [
+            name
+            for ref in self._refs()
+            for name in declarations.declare_again(ref, columns, self._connection._trust.resign)
+        ]
+
+    def _refs(self) -> list[TableRef]:
+        """The tables that hold its functions."""
+        return [self.ref]
 
     def get_errors(
         self,
@@ -620,6 +656,7 @@ class Table(TableMethods):
             udf,
             store=not planning_only,
             retry_failed=options.retry_failed,
+            declare=self._connection._trust.declare,
         )
         if udf is not None and options.read_version is None and not planning_only:
             dataset = open_dataset(ref)  # the function may have been declared just now

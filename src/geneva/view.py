@@ -19,6 +19,7 @@ from geneva.execution.refresh.explode import prepare_chunk_refresh
 from geneva.execution.refresh.groups import (
     GroupSubject,
     RefreshTarget,
+    UdfColumn,
     refreshed_columns,
     view_groups,
 )
@@ -201,11 +202,12 @@ class MaterializedView(Table):
 
     def _alter_own(self, name: str, change: declarations.NewFunction) -> None:
         source, chunker = open_dataset(self._source()), self.definition.chunker
+        declare = self._connection._trust.declare
         if chunker is None or name != chunker.name:
-            declarations.alter_view_column(self.ref, source, name, change)
+            declarations.alter_view_column(self.ref, source, name, change, declare)
         if chunker is not None:
             inner = CHUNKS if name == chunker.name else name
-            declarations.alter_view_column(inner_ref(self.ref), source, inner, change)
+            declarations.alter_view_column(inner_ref(self.ref), source, inner, change, declare)
 
     def get_errors(
         self,
@@ -248,17 +250,16 @@ class MaterializedView(Table):
 
         What a refresh that was cut off has computed stays, for the next one to take over.
         """
-        refs = [self.ref] if self.definition.chunker is None else [self.ref, inner_ref(self.ref)]
         removed = sum(
             (
                 declarations.cleanup(
                     ref, self._connection._history.close_lost, older_than, refreshed_columns(ref)
                 )
-                for ref in refs
+                for ref in self._refs()
             ),
             CleanupReport(0, 0, 0),
         )
-        return removed + self._connection._remove_dead(self.ref.name, refs)
+        return removed + self._connection._remove_dead(self.ref.name, self._refs())
 
     def add(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a view's rows come from its source."""
@@ -330,6 +331,22 @@ class MaterializedView(Table):
         address = info.query.source_address
         target = RefreshTarget(self.ref, self._source(), info.base_version, {}, address)
         return GroupSubject(target, group)
+
+    def _subjects(self) -> list[Subject]:
+        subjects = super()._subjects()
+        for ref in self._refs():
+            view = open_dataset(ref)
+            info = read_view(view.schema)
+            if info is None or info.query.chunker is not None:
+                continue
+            address = info.query.source_address
+            target = RefreshTarget(ref, self._source(), info.base_version, {}, address)
+            groups = (g for g in view_groups(view, info) if isinstance(g, UdfColumn))
+            subjects.extend(GroupSubject(target, group) for group in groups)
+        return subjects
+
+    def _refs(self) -> list[TableRef]:
+        return [self.ref] if self.definition.chunker is None else [self.ref, inner_ref(self.ref)]
 
     def _prepare_refresh(
         self, src_version: int | None, max_rows: int | None, options: JobOptions

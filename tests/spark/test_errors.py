@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from geneva.errors import JobCancelledError, JobError, SparkUnavailableError, WorkerLostError
-from geneva.spark.errors import explained
+import pytest
+
+from geneva.errors import (
+    JobCancelledError,
+    JobError,
+    SparkUnavailableError,
+    StorageFullError,
+    WorkerLostError,
+)
+from geneva.spark.errors import explained, explaining
 
 
 def test_lost_executor() -> None:
@@ -64,3 +72,20 @@ def test_failed_task_on_connect() -> None:
         "    read()",
         "OSError: the disk is on fire",
     ]
+
+
+def test_no_space_is_said_as_such() -> None:
+    text = "Job aborted due to stage failure\njava.io.IOException: No space left on device\n\tat x"
+    found = explained(RuntimeError(text))
+    assert isinstance(found, StorageFullError)
+    assert "spark.local.dir" in str(found)
+    assert len(str(found)) < 400
+
+
+def test_a_call_that_gets_no_answer_means_that_spark_is_gone() -> None:
+    found = explained(RuntimeError("An error occurred while calling o40.sc"))
+    assert "Spark went away" in str(found)
+    with pytest.raises(SparkUnavailableError, match="went away"), explaining():
+        raise ConnectionRefusedError(111, "Connection refused")
+    with pytest.raises(JobError, match="mine"), explaining():
+        raise JobError("mine")

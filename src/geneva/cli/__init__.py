@@ -21,6 +21,7 @@ from geneva.cli import (
     failures,
     jobs,
     tables,
+    trust,
     version,
     views,
 )
@@ -166,6 +167,7 @@ _command(
 )
 app.add_typer(views.app, name="view", rich_help_panel=COMPUTE)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=RUNS)
+app.add_typer(trust.app, name="trust", rich_help_panel=LOOK)
 _command("errors", failures.errors, RUNS, "geneva errors my-database articles --column words")
 _command(
     "cleanup",

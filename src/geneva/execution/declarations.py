@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -19,9 +19,11 @@ from geneva.errors import (
     UserInputError,
 )
 from geneva.execution.backfill.prepare import useful_prefixes
-from geneva.model.computation import RECEIPT_PREFIX, receipt_name
+from geneva.execution.backfill.subjects import ColumnSubject
+from geneva.model.computation import RECEIPT_PREFIX, MakePermit, receipt_name
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.uris import TableName
+from geneva.model.view_query import CHUNKS
 from geneva.planning.graph import find_cycle
 from geneva.render.text import did_you_mean
 from geneva.storage.checkpoints.cleanup import (
@@ -136,7 +138,20 @@ def _new_function(alteration: Mapping[str, Any]) -> NewFunction:
     return NewFunction(udf, columns, keep == KEEP_COMPUTED)
 
 
-def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | None]]) -> None:
+Declare: TypeAlias = Callable[[ColumnDefinition], ColumnDefinition]
+"""Adds to a definition who declares it, signed where the connection has a key."""
+
+
+def as_it_is(definition: ColumnDefinition) -> ColumnDefinition:
+    """Add nothing to a definition."""
+    return definition
+
+
+def add_udf_columns(
+    ref: TableRef,
+    columns: Mapping[str, tuple[UDF, list[str] | None]],
+    declare: Declare = as_it_is,
+) -> None:
     """Add computed columns in one commit, NULL everywhere."""
     dataset = open_dataset(ref)
     schema = dataset.schema
@@ -159,7 +174,7 @@ def add_udf_columns(ref: TableRef, columns: Mapping[str, tuple[UDF, list[str] | 
     commit_new_columns(
         dataset,
         [
-            define_column(fields, name, udf, inputs, stage_udf(ref, udf))
+            declare(define_column(fields, name, udf, inputs, stage_udf(ref, udf)))
             for name, (udf, inputs) in resolved.items()
         ],
     )
@@ -202,7 +217,9 @@ def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, udf: UDF) -> 
         )
 
 
-def alter_udf_columns(ref: TableRef, columns: Mapping[str, NewFunction]) -> None:
+def alter_udf_columns(
+    ref: TableRef, columns: Mapping[str, NewFunction], declare: Declare = as_it_is
+) -> None:
     """Give columns other UDFs, in one commit. Their values stay until the next backfill."""
     dataset = open_dataset(ref)
     schema = dataset.schema
@@ -216,12 +233,28 @@ def alter_udf_columns(ref: TableRef, columns: Mapping[str, NewFunction]) -> None
         if current is not None and new.keep:
             _check_same_inputs(ref, with_present_inputs(current, fields), fed[name])
         digest = stage_udf(ref, new.udf)
-        changes.append(
+        changed = (
             define_column(fields, name, new.udf, fed[name], digest)
             if current is None
             else redefine_column(fields, current, new.udf, fed[name], digest, keep=new.keep)
         )
+        changes.append(declare(changed))
     commit_redefinitions(dataset, changes)
+
+
+def declare_again(ref: TableRef, columns: Collection[str] | None, declare: Declare) -> list[str]:
+    """Write down anew who declares functions, which stay as they are; return their columns."""
+    dataset = open_dataset(ref)
+    fields = FieldsNow.of(dataset)
+    found = [
+        d
+        for d in read_definitions(dataset.schema).values()
+        if columns is None or d.name in columns or d.udf_name in columns
+    ]
+    present = [d if reads_source(d.arrow_field) else with_present_inputs(d, fields) for d in found]
+    if present:
+        commit_redefinitions(dataset, [declare(definition) for definition in present])
+    return [d.udf_name if d.name == CHUNKS else d.name for d in present]
 
 
 def refuse_hidden(ref: TableRef, schema: pa.Schema, paths: Iterable[str]) -> None:
@@ -352,11 +385,13 @@ def _made_from(schema: pa.Schema, column: str) -> set[str]:
     return found
 
 
-def function_to_try(ref: TableRef, dataset: Dataset, source: Any) -> UDF:
+def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePermit) -> UDF:
     """The UDF that was given, or that of a computed column, with the columns that it reads."""
     if isinstance(source, str):
         definition = definition_for(ref, dataset, source, None, store=False)
-        return load_udf(ref, definition.udf_digest).with_inputs(definition.inputs)
+        computation = ColumnSubject(ref, definition).bind(dataset, read_snapshot(dataset, ref))
+        permitted = permit(ref, computation)
+        return load_udf(ref, definition.udf_digest, permitted).with_inputs(definition.inputs)
     if isinstance(source, Chunker):
         source.check_bound()
         source = source.udf
@@ -423,6 +458,7 @@ def definition_for(
     *,
     store: bool,
     retry_failed: bool = False,
+    declare: Declare = as_it_is,
 ) -> ColumnDefinition:
     """The definition that a backfill goes by: the column's own, or one made of the given UDF.
 
@@ -448,7 +484,7 @@ def definition_for(
     _refuse_cycles(ref, dataset, {column: inputs})
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     if current is not None:
-        override = redefine_column(fields, current, function, inputs, digest)
+        override = declare(redefine_column(fields, current, function, inputs, digest))
         if retry_failed:
             present = with_present_inputs(current, fields)
             _check_same_inputs(ref, present, inputs)
@@ -456,7 +492,7 @@ def definition_for(
             if store:
                 _keep_values_of(ref, column, override)
         return replace(override, overrides=True)
-    definition = define_column(fields, column, function, inputs, digest)
+    definition = declare(define_column(fields, column, function, inputs, digest))
     if store:
         commit_redefinitions(dataset, [definition])
     return definition
@@ -546,7 +582,9 @@ def cleanup(
     )
 
 
-def alter_view_column(ref: TableRef, source: Dataset, name: str, new: NewFunction) -> None:
+def alter_view_column(
+    ref: TableRef, source: Dataset, name: str, new: NewFunction, declare: Declare = as_it_is
+) -> None:
     """Give a view's UDF column another UDF over the source's columns."""
     view = open_dataset(ref)
     current = _existing(view.schema, ref, name, new.udf)
@@ -556,7 +594,6 @@ def alter_view_column(ref: TableRef, source: Dataset, name: str, new: NewFunctio
     if new.keep:
         _check_same_inputs(ref, current, inputs)
     digest = stage_udf(ref, new.udf)
-    commit_redefinitions(
-        view,
-        [redefine_column(FieldsNow.of(source), current, new.udf, inputs, digest, keep=new.keep)],
-    )
+    now = FieldsNow.of(source)
+    changed = redefine_column(now, current, new.udf, inputs, digest, keep=new.keep)
+    commit_redefinitions(view, [declare(changed)])

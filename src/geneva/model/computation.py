@@ -7,7 +7,7 @@ worker and commit need to know nothing else about what they work on.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -91,6 +91,15 @@ class Udf:
     """The policy for rows that fail, as JSON; empty: fail fast."""
     memoize: bool = False
     """Whether rows with equal inputs share one call."""
+    declaration: str = ""
+    """What was claimed when it was declared, and who signed that (`geneva.trust.claims`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """The driver's word that a function may run. A worker loads none without it."""
+
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +205,13 @@ class Computation:
     def receipt_seed(self, version: str | None = None) -> int:
         """What a receipt begins with: the column and the version of its function."""
         return seed_of(f"{self.id}\n{self.version if version is None else version}")
+
+
+MakePermit: TypeAlias = Callable[[TableRef, Computation], Permit | None]
+"""Lets the function of a computation run, or raises UntrustedFunctionError."""
+
+
+def permit_any(ref: TableRef, computation: Computation) -> Permit | None:
+    """Let any function run."""
+    program = computation.program
+    return Permit(program.digest) if isinstance(program, Udf) else None

@@ -98,6 +98,8 @@ class ColumnDefinition:
     """Asked for by the user, for services that compute by themselves."""
     manifest: str | None = None
     """What the function needs, as of when it was declared: a `GenevaManifest` as JSON."""
+    declaration: str = ""
+    """What was claimed when it was declared, and who signed that (`geneva.trust.claims`)."""
 
 
 class Reason(StrEnum):

@@ -20,6 +20,11 @@ IS_SET = "__is_set"
 SYSTEM_COLUMNS = (SOURCE_ROW_ID, IS_SET)
 """Of every view: which source row a row is made of, and whether it was computed (NULL: no)."""
 
+CHUNKS = "__chunks"
+"""The column of lists in the hidden view of a chunked one."""
+HIDDEN_SUFFIX = " (chunks)"
+"""What the hidden view is called, behind the name of the other."""
+
 _FORMAT = 1
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from geneva.errors import (
     GenevaError,
     JobCancelledError,
     JobError,
     SparkUnavailableError,
+    StorageFullError,
     WorkerLostError,
 )
 from geneva.render.plain import plain
@@ -28,7 +31,9 @@ _LOST = re.compile(
 _GONE = re.compile(
     r"SparkContext (was|has been) shut ?down|stopped SparkContext|StatusCode\.UNAVAILABLE"
     r"|Connection refused|Answer from Java side is empty|Error while (receiving|sending)"
+    r"|An error occurred while calling \S+\Z"  # with nothing of Java's behind it
 )
+_FULL = re.compile(r".*(No space left on device|Disk quota exceeded).*", re.IGNORECASE)
 _MAX_TRACE_LINES = 30
 """Lines of a worker's traceback that are worth showing: the last ones."""
 
@@ -37,6 +42,12 @@ def explained(error: Exception) -> GenevaError:
     """Return a Spark failure as an error that says what happened and what to do about it."""
     text = spark_text(error)
     _log.debug("Spark failed: %s", plain(text, lines=True))
+    if full := _FULL.search(text):
+        return StorageFullError(
+            "No space is left where the tables are, or where Spark keeps its own files "
+            "(spark.local.dir, or TMPDIR on every machine). Make room and run again: what was "
+            f"saved before is kept.\n{full.group().strip()[:600]}"
+        )
     # First, because a user's traceback may hold any of the words that are looked for below.
     if trace := _traceback(text):
         if trace.rpartition("\n")[2].startswith(("ModuleNotFoundError", "ImportError")):
@@ -60,6 +71,18 @@ def explained(error: Exception) -> GenevaError:
             f"is kept.\n{reason(text)}"
         )
     return SparkUnavailableError(f"Spark could not run the job.\n{reason(text)}")
+
+
+@contextmanager
+def explaining() -> Iterator[None]:
+    """Say what happened where a call to Spark fails: its JVM may be gone at any moment."""
+    try:
+        yield
+    except GenevaError:
+        raise
+    except Exception as error:  # noqa: BLE001  py4j has no one error for "the other side is gone"
+        # Not chained: py4j would print pages of JVM, asking a JVM that may be gone by then.
+        raise explained(error) from None
 
 
 def spark_text(error: Exception) -> str:

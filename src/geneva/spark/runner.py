@@ -29,7 +29,7 @@ from geneva.execution.runner import ANY, REPORT_DDL, task_body
 from geneva.execution.worker.surroundings import Surroundings
 from geneva.model.computation import Resources
 from geneva.model.tables import Secrets
-from geneva.spark.errors import explained
+from geneva.spark.errors import explained, explaining
 from geneva.spark.local_slots import LocalSlots, shared_slots, visible_gpus
 from geneva.spark.modules import module_archive
 
@@ -76,7 +76,8 @@ class SparkRunner:
         self._tag = f"geneva-{uuid.uuid4().hex}"
         self._profiles: dict[Resources, ResourceProfile | None] = {}
         remote = type(session).__module__.startswith("pyspark.sql.connect")
-        self._kind: _SessionKind = _Connect(session) if remote else _Classic(session)
+        with explaining():
+            self._kind: _SessionKind = _Connect(session) if remote else _Classic(session)
         self._threads = ThreadPoolExecutor(MAX_JOBS_IN_FLIGHT, thread_name_prefix="geneva-job")
         self._cancelled = threading.Event()
         self._idle = threading.Condition()
@@ -97,7 +98,8 @@ class SparkRunner:
     @property
     def slots(self) -> int:
         """How many tasks can run at once: the cores that Spark has at this moment."""
-        return self._slots or self._kind.cores()
+        with explaining():
+            return self._slots or self._kind.cores()
 
     def slots_for(self, resources: Resources) -> int:
         """How many tasks with these needs can run at once.

@@ -40,7 +40,7 @@ from geneva.spark.embedded.settings import (
     tail,
     unchanged_interrupt_handler,
 )
-from geneva.spark.errors import reason, spark_text
+from geneva.spark.errors import explaining, reason, spark_text
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -58,7 +58,7 @@ def embedded_session(options: LocalOptions | None = None) -> SparkSession:
     Ours is started at first need and used from then on. A session that was stopped, or whose
     JVM died, is replaced by a new one.
     """
-    with _starting:
+    with _starting, explaining():
         return active_session() or _start(options or LocalOptions())
 
 
@@ -154,9 +154,22 @@ def _start(options: LocalOptions) -> SparkSession:
     if reused:  # the JVM's shell looks after the folder that the JVM was started with
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
     (directory / STARTED_MARKER).touch()
+    _keep_quiet(context)
     if options.ui:
         _LOG.warning("Spark's web pages are at %s", context.uiWebUrl)
     return session
+
+
+def _keep_quiet(context: SparkContext) -> None:
+    """Print no traceback when the JVM dies: what that means for a job, its own error says."""
+    logging.getLogger().addFilter(_not_of_py4j)
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda request, address: None
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
 def _launch(directory: Path, settings: dict[str, str], options: LocalOptions) -> JavaGateway:
@@ -206,13 +219,24 @@ def _forget_dead_jvm() -> None:
     from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
 
     process = getattr(SparkContext._gateway, "proc", None)
+    context = SparkContext._active_spark_context
+    if context is not None and not _stops(context) and process is not None:
+        process.kill()  # its JVM died a moment ago, or will
+        process.wait()
     if process is not None and process.poll() is not None:
         if process.stdin is not None:
             process.stdin.close()
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = SparkSession._activeSession = None
-    elif SparkContext._active_spark_context is not None:
-        SparkContext._active_spark_context.stop()
+
+
+def _stops(context: SparkContext) -> bool:
+    """Stop a context; False where its JVM is not there to hear of it."""
+    try:
+        context.stop()
+    except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
+        return False
+    return True
 
 
 def _end_jvm() -> None:

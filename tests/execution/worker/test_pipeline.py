@@ -20,7 +20,7 @@ from geneva.execution.worker.task import (
     Timings,
     UnreadablePart,
 )
-from geneva.model.computation import Udf
+from geneva.model.computation import Udf, permit_any
 from geneva.model.rows import RowRange
 from geneva.storage.checkpoints.reuse import BatchCheckpoint, Reuse
 from geneva.storage.columns.functions import stage_udf
@@ -48,9 +48,9 @@ def fragile(x: int) -> int:
 def task(tmp_path: Path) -> OpenTask:
     opened = open_task(tmp_path, range(10), batch_size=2)
     program = Udf("fragile", stage_udf(opened.work.ref, fragile))
-    return replace(
-        opened, work=replace(opened.work, computation=replace(COMPUTATION, program=program))
-    )
+    computation = replace(COMPUTATION, program=program)
+    permit = permit_any(opened.work.ref, computation)
+    return replace(opened, work=replace(opened.work, computation=computation, permit=permit))
 
 
 def test_parts_are_done_in_order(task: OpenTask) -> None:

@@ -28,6 +28,7 @@ from geneva.execution.backfill.tasks import TaskQueue
 from geneva.execution.jobs.progress import JobProgress, ProgressListener
 from geneva.execution.runner import Runner
 from geneva.execution.worker.task import PartResult, RowFailure, TaskReport
+from geneva.model.computation import MakePermit, permit_any
 from geneva.model.rows import RowRange
 from geneva.model.tables import Reason
 from geneva.planning.backfill import Action, FragmentPlan
@@ -66,6 +67,8 @@ class JobControl:
     """Keeps what is known of rows that failed."""
     record_output: Callable[[str, str], None] = lambda task, text: None
     """Keeps what a task printed: which one, and the text."""
+    permit: MakePermit = permit_any
+    """Lets a function run, or refuses it. Asked in every round: a column may have changed."""
 
 
 def run_backfill(
@@ -198,7 +201,8 @@ class Round:
         self._prepared, self._control, self._state = prepared, control, state
         self._ledger, self._committer = state.ledger, state.committer
         self._plans = {plan.fragment_id: plan for plan in prepared.plan.fragments}
-        self._work = prepared.column_work(control.job_id, control.shared_uri)
+        permit = control.permit(prepared.ref, prepared.computation)
+        self._work = prepared.column_work(control.job_id, permit, control.shared_uri)
         self._tasks = TaskQueue(prepared, self._work, one_by_one=in_haste)
         self._dispatcher = Dispatcher(prepared, self._tasks, state.ledger, state.job_runner)
         self._polled, self._poll_cost = time.monotonic(), 0.0

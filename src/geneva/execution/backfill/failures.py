@@ -17,6 +17,7 @@ from geneva.errors import (
     UDFOutputError,
     UDFTimeoutError,
     UnreadableFragmentsError,
+    UntrustedFunctionError,
     WorkerDied,
     WorkerLostError,
 )
@@ -32,6 +33,7 @@ _ERRORS: dict[str, type[GenevaError]] = {
     UDFOutputError.__name__: UDFOutputError,
     SQLExecutionError.__name__: SQLExecutionError,
     UDFIntegrityError.__name__: UDFIntegrityError,
+    UntrustedFunctionError.__name__: UntrustedFunctionError,
     InvalidUDFError.__name__: InvalidUDFError,
     StorageFullError.__name__: StorageFullError,
     UDFTimeoutError.__name__: UDFTimeoutError,

@@ -16,7 +16,7 @@ from geneva.execution.backfill.survey import ChangedInputs, Survey, take_survey
 from geneva.execution.backfill.unpublished import Unpublished, find_unpublished, written_fields
 from geneva.execution.runner import Runner
 from geneva.execution.worker.task import ColumnWork, FileWork, PartWork
-from geneva.model.computation import Computation
+from geneva.model.computation import Computation, Permit
 from geneva.model.rows import RowRange
 from geneva.model.tables import ColumnDefinition, Sizes, TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
@@ -94,7 +94,7 @@ class PreparedBackfill:
             make_runner=self.make_runner,
         )
 
-    def column_work(self, job_id: str, shared_uri: str = "") -> ColumnWork:
+    def column_work(self, job_id: str, permit: Permit | None, shared_uri: str = "") -> ColumnWork:
         """What every task of the job shares."""
         computation, request = self.computation, self.request
         limits = Limits.from_json(computation.error_policy)
@@ -109,6 +109,7 @@ class PreparedBackfill:
             shared_uri=shared_uri,
             max_cost=request.options.max_cost,
             max_failed=limits.max_failed(self.plan.rows_to_compute),
+            permit=permit,
         )
 
     def without(self, fragment_ids: Collection[int]) -> PreparedBackfill:

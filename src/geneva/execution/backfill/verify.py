@@ -17,7 +17,7 @@ from geneva.execution.backfill.subjects import Subject
 from geneva.execution.worker.program import live_program
 from geneva.execution.worker.task import ColumnWork
 from geneva.model.addresses import row_addresses
-from geneva.model.computation import Computation
+from geneva.model.computation import MakePermit, permit_any
 from geneva.model.digests import digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet
 from geneva.render import html
@@ -124,6 +124,7 @@ def verify(
     sample: int | float | None = None,
     run: bool = False,
     seed: int = 0,
+    permit: MakePermit = permit_any,
 ) -> VerifyReport:
     """Look at all rows of a column, or at a sample: a number of rows, or a share below 1.
 
@@ -138,6 +139,14 @@ def verify(
     check_source = subject.source_check(dataset, computation)
     found: dict[RowState, list[int]] = {}
     rows = 0
+    work = ColumnWork(
+        job_id="verify",
+        ref=subject.ref,
+        version=int(dataset.version),
+        computation=computation,
+        sizes=computation.sizes,
+        permit=permit(subject.ref, computation) if run else None,
+    )
     for fragment, chosen in _sampled(snapshot.fragments, live, sample, seed):
         rows += chosen.count
         claimed = reader.by_files(fragment)
@@ -147,7 +156,7 @@ def verify(
         states = _states(claimed, seen, chosen, has_receipts=computation.receipt is not None)
         if run:
             right = states.pop(RowState.RIGHT)
-            differing = _differing(dataset, subject, computation, fragment, right)
+            differing = _differing(dataset, work, fragment, right)
             states[RowState.DIFFERS] = differing
             states[RowState.RIGHT] = right.minus(differing)
         for state, members in states.items():
@@ -221,20 +230,12 @@ def _states(
 
 def _differing(
     dataset: Dataset,
-    subject: Subject,
-    computation: Computation,
+    work: ColumnWork,
     fragment: FragmentFacts,
     rows: RowSet,
 ) -> RowSet:
     """Rows for which the function gives another value than the one that is stored."""
-    work = ColumnWork(
-        job_id="verify",
-        ref=subject.ref,
-        version=int(dataset.version),
-        computation=computation,
-        sizes=computation.sizes,
-    )
-    program = live_program(work)
+    program, computation = live_program(work), work.computation
     inputs = InputReader(dataset, computation)
     stored = RowTaker(dataset, fragment.id, [output.name for output in computation.written])
     outputs = len(computation.outputs)

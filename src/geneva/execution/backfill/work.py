@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from geneva.execution.backfill.chain import PreparedChain, prepare_chain, run_chain
 from geneva.execution.backfill.driver import JobControl
+from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.execution.jobs.progress import JobProgress
 from geneva.model.tables import TableRef
@@ -46,6 +47,10 @@ class Work(Protocol):
     @property
     def plans(self) -> Sequence[BackfillPlan]:
         """The plan of every column that it fills."""
+
+    @property
+    def backfills(self) -> Sequence[PreparedBackfill]:
+        """Those of its backfills that have something to do."""
 
     @property
     def is_empty(self) -> bool:
@@ -124,6 +129,11 @@ class BackfillWork:
     def plans(self) -> Sequence[BackfillPlan]:
         """The plans of the inputs, and of the column itself."""
         return [step.plan for step in self.chain.steps]
+
+    @property
+    def backfills(self) -> Sequence[PreparedBackfill]:
+        """Those of the inputs and of the column itself that have something to do."""
+        return [step for step in self.chain.steps if not step.plan.is_empty]
 
     @property
     def is_empty(self) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 import pyarrow as pa
 
-from geneva.model.tables import TableRef
+from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.view_query import ColumnKind, ViewColumn, ViewQuery
 from geneva.planning.membership import choose_rows
+from geneva.storage.columns.definitions import declared_fields
 from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.row_ids import read_row_ids
@@ -23,14 +25,22 @@ from geneva.storage.views.definition import (
 from geneva.storage.views.explode import CHUNKS, inner_ref
 from geneva.udf.declare import UDF
 
+Declare: TypeAlias = Callable[[ColumnDefinition], ColumnDefinition]
+
 
 def create_view(
-    ref: TableRef, source: Dataset, query: ViewQuery, schema: pa.Schema, udfs: Mapping[str, UDF]
+    ref: TableRef,
+    source: Dataset,
+    query: ViewQuery,
+    schema: pa.Schema,
+    udfs: Mapping[str, UDF],
+    declare: Declare,
 ) -> None:
     """Make the table of a view, with a placeholder for every row that its query selects."""
     if query.chunker is not None:
-        _create_chunked(ref, source, query, schema, udfs)
+        _create_chunked(ref, source, query, schema, udfs, declare)
         return
+    schema = declared_fields(schema, declare)
     # First of all: a filter that can't be computed for a row leaves nothing behind.
     rows = choose_rows(
         read_row_ids(source, query.where),
@@ -46,7 +56,12 @@ def create_view(
 
 
 def _create_chunked(
-    ref: TableRef, source: Dataset, query: ViewQuery, schema: pa.Schema, udfs: Mapping[str, UDF]
+    ref: TableRef,
+    source: Dataset,
+    query: ViewQuery,
+    schema: pa.Schema,
+    udfs: Mapping[str, UDF],
+    declare: Declare,
 ) -> None:
     """A chunked view is empty at first: how many rows it has is known after its first refresh."""
     chunker = query.chunker
@@ -73,6 +88,7 @@ def _create_chunked(
         replace(query, columns=(*carried, lists)),
         pa.schema([*fields, lists_field]),
         {CHUNKS: udf, **{name: udfs[name] for name in udfs if name in names}},
+        declare,
     )
     # Last, so that a view that is there has its hidden one.
     version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES

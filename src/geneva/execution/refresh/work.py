@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geneva.execution.backfill.driver import JobControl
+from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.explode import PreparedChunkRefresh, run_chunk_refresh
 from geneva.execution.refresh.prepare import PreparedRefresh
@@ -59,6 +60,11 @@ class RefreshWork:
     def plans(self) -> Sequence[BackfillPlan]:
         """The plan of each group of columns."""
         return [column.plan for column in self.plan.columns]
+
+    @property
+    def backfills(self) -> Sequence[PreparedBackfill]:
+        """Those of its groups that have something to do."""
+        return [backfill for backfill in self._filled.backfills if not backfill.plan.is_empty]
 
     @property
     def is_empty(self) -> bool:

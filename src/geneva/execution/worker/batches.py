@@ -19,6 +19,7 @@ from geneva.errors import (
     TooManyFailedRowsError,
     UDFError,
     UDFIntegrityError,
+    UntrustedFunctionError,
 )
 from geneva.execution.apply.ahead import CallsAhead
 from geneva.execution.apply.batch import Applied
@@ -53,7 +54,7 @@ _Values = TypeVar("_Values", Computed, Result)
 _MAX_QUEUED_BYTES = 256 * 1024 * 1024
 """Inputs of batches that are being prepared."""
 
-_ENDS_THE_JOB = (UDFError, UDFIntegrityError, InvalidUDFError)
+_ENDS_THE_JOB = (UDFError, UDFIntegrityError, UntrustedFunctionError, InvalidUDFError)
 """Failures of the user's function. Anything else is a failed task, which Spark runs again."""
 
 

@@ -135,7 +135,7 @@ def live_program(work: ColumnWork) -> Program:
         work.threads,
     )
     if isinstance(computation.program, Udf):
-        enter_function(load_udf(work.ref, computation.program.digest))
+        enter_function(load_udf(work.ref, computation.program.digest, work.permit))
     with _LOCK:
         program = _LIVE.get(key)
         if program is None:
@@ -153,7 +153,7 @@ def _make(work: ColumnWork) -> Program:
             return Carrier([pa.field(output.name, output.type) for output in computation.outputs])
         case Udf(digest=digest, nullable=nullable):
             (output,) = computation.outputs
-            udf = load_udf(work.ref, digest).with_inputs(list(computation.input_paths))
+            udf = load_udf(work.ref, digest, work.permit).with_inputs(list(computation.input_paths))
             # A worker process runs functions of one job at a time; what was set stays set.
             os.environ.update(getattr(udf.manifest, "env_vars", {}))
             arrow_field = pa.field(output.name, output.type, nullable=nullable)

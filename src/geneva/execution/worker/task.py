@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from geneva.model.computation import Computation
+from geneva.model.computation import Computation, Permit
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Sizes, TableRef
 from geneva.storage.checkpoints.reuse import Reuse
@@ -34,6 +34,8 @@ class ColumnWork:
     """What the calls of the whole job may cost, as the function reports it."""
     max_failed: int | None = None
     """How many rows may fail before the job is given up; None: all of them."""
+    permit: Permit | None = None
+    """The driver's word that the function may run; None: there is none to run."""
 
     @property
     def bounds_lost_rows(self) -> bool:

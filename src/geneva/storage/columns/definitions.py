@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -162,6 +162,7 @@ def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Com
             nullable=definition.nullable,
             on_error=definition.on_error,
             memoize=bool(definition.memoize),
+            declaration=definition.declaration,
         ),
         inputs=tuple(Input(path, snapshot.field_ids[path]) for path in definition.inputs),
         receipt=bound_output(snapshot, name) if name in snapshot.field_ids else None,
@@ -185,6 +186,7 @@ def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
         "udf_version": udf.version,
         "udf_digest": digest,
         "nullable": udf.nullable,
+        "declaration": "",  # that of another function says nothing of this one
         "sizes": Sizes(
             batch_size=udf.batch_size,
             checkpoint_size=udf.checkpoint_size,
@@ -228,7 +230,29 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.field": json.dumps(definition.own_field),
         f"{_PREFIX}.receipts": json.dumps(definition.has_receipts),
         f"{_PREFIX}.udf_options": json.dumps({**sizes, **options}, sort_keys=True),
+        f"{_PREFIX}.udf_declaration": definition.declaration,
     }
+
+
+def declared_fields(
+    schema: pa.Schema, declare: Callable[[ColumnDefinition], ColumnDefinition]
+) -> pa.Schema:
+    """A schema whose computed columns say who declares them."""
+    definitions = read_definitions(schema)
+    return pa.schema(
+        [
+            field
+            if field.name not in definitions
+            else field.with_metadata(
+                {
+                    **(field.metadata or {}),
+                    f"{_PREFIX}.udf_declaration": declare(definitions[field.name]).declaration,
+                }
+            )
+            for field in schema
+        ],
+        metadata=schema.metadata,
+    )
 
 
 def defined_field(definition: ColumnDefinition) -> pa.Field:
@@ -263,6 +287,7 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         has_receipts=json.loads(metadata.get(f"{_PREFIX}.receipts", "false")),
         sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),
         on_error=json.dumps(options["on_error"]) if "on_error" in options else "",
+        declaration=metadata.get(f"{_PREFIX}.udf_declaration", ""),
         **_chosen(options),
     )
 

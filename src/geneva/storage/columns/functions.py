@@ -2,7 +2,7 @@
 
 A branch or a clone has those that were declared on it; the others are where it comes from.
 
-Only `load_udf` turns stored bytes into code, and only workers call it.
+Only `load_udf` turns stored bytes into code: on workers, and here to verify or preview.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from functools import lru_cache
 import pyarrow as pa
 from lance.file import LanceFileSession
 
-from geneva.errors import UDFIntegrityError
+from geneva.errors import UDFIntegrityError, UntrustedFunctionError
+from geneva.model.computation import Permit
 from geneva.model.tables import TableRef
 from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.dataset import base_refs
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
+from geneva.udf.reading import source_text
+
+_SCHEMA = pa.schema([("pickled_udf", pa.large_binary()), ("source", pa.large_string())])
+"""Only the first is covered by the digest. The source is what its author left for readers."""
 
 
 def _udf_session(ref: TableRef) -> LanceFileSession:
@@ -27,39 +32,67 @@ def stage_udf(ref: TableRef, udf: UDF) -> str:
     """Store a function under the digest of its bytes; nothing refers to it yet."""
     data = serialize_udf(udf)
     digest = udf_digest(data)
-    _stage(ref, digest, data)
+    _stage(ref, digest, data, source_text(udf))
     return digest
 
 
 def copy_udf(source: TableRef, target: TableRef, digest: str) -> None:
     """Store a table's function beside another table, as it is: no code is made of it."""
-    _stage(target, digest, _read(source, digest))
+    _stage(target, digest, read_function(source, digest), read_source(source, digest))
 
 
-def _stage(ref: TableRef, digest: str, data: bytes) -> None:
+def _stage(ref: TableRef, digest: str, data: bytes, text: str) -> None:
     session = _udf_session(ref)
     name = f"{digest}.lance"
     if not session.contains(name):
-        schema = pa.schema([pa.field("pickled_udf", pa.large_binary())])
-        writer = session.open_writer(name, schema=schema)
-        writer.write_batch(pa.record_batch([pa.array([data], pa.large_binary())], schema=schema))
+        writer = session.open_writer(name, schema=_SCHEMA)
+        row = {"pickled_udf": [data], "source": [text]}
+        writer.write_batch(pa.record_batch(row, schema=_SCHEMA))
         writer.close()
 
 
+def load_udf(ref: TableRef, digest: str, permit: Permit | None) -> UDF:
+    """Read a function and make it code again: the only way from a table to code.
+
+    Not without the driver's permit for these very bytes, and not unless they are what was stored.
+    """
+    check_permit(ref, digest, permit)
+    return _load(ref, digest)
+
+
+def check_permit(ref: TableRef, digest: str, permit: Permit | None) -> None:
+    """Refuse a function that the driver has not let run."""
+    if permit is None or permit.digest != digest:
+        raise UntrustedFunctionError(
+            f"The function of table {ref.name!r} stored as _udfs/{digest} came to a worker without "
+            "its driver's permit. It was not loaded."
+        )
+
+
 @lru_cache(maxsize=32)
-def load_udf(ref: TableRef, digest: str) -> UDF:
-    """Read a function and make it code again, after checking that it is what was stored."""
-    return deserialize_udf(_read(ref, digest), digest)
+def _load(ref: TableRef, digest: str) -> UDF:
+    return deserialize_udf(read_function(ref, digest), digest)
 
 
-def _read(ref: TableRef, digest: str) -> bytes:
+def read_function(ref: TableRef, digest: str) -> bytes:
+    """The bytes of a stored function, which are not checked and not loaded."""
+    return bytes(_read(ref, digest).column(0)[0].as_py())
+
+
+def read_source(ref: TableRef, digest: str) -> str:
+    """The source text that was stored beside a function. Nothing proves that it is the same."""
+    stored = _read(ref, digest)
+    return str(stored.column("source")[0].as_py() or "") if "source" in stored.column_names else ""
+
+
+def _read(ref: TableRef, digest: str) -> pa.Table:
     try:
         name = f"{digest}.lance"
         session = _udf_session(ref)
         if not session.contains(name):
             others = (_udf_session(base) for base in base_refs(ref))
             session = next((other for other in others if other.contains(name)), session)
-        return bytes(session.open_reader(name).read_all().to_table().column(0)[0].as_py())
+        return session.open_reader(name).read_all().to_table()
     except BaseException as error:
         if not is_damage(error):
             raise

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from geneva.errors import StorageUnavailableError, UserInputError
+from geneva.errors import GenevaError, StorageUnavailableError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import TableName, without_credentials
 from geneva.render.text import one_line, shorten
@@ -48,20 +48,32 @@ def _errors() -> tuple[type[Exception], ...]:
 
 def open_database(uri: str, storage_options: Secrets, options: Mapping[str, Any]) -> Any:
     """Open a LanceDB database."""
-    what = f"Database {without_credentials(uri)!r}"
-    try:
-        with _reaching(what, storage_options):
-            return _in_time(
-                lambda: lancedb().connect(uri, storage_options=storage_options.plain(), **options)
-            )
-    except (ValueError, FileExistsError, NotADirectoryError) as error:
-        reason = storage_options.redact(damage_reason(error)).removeprefix("Invalid input, ")
-        raise UserInputError(f"{what} can't be opened: {reason.rstrip('.')}.") from error
+    with opening(uri, storage_options):
+        return _in_time(
+            lambda: lancedb().connect(uri, storage_options=storage_options.plain(), **options)
+        )
 
 
 async def open_database_async(uri: str, storage_options: Secrets) -> Any:
     """Open a LanceDB database for an event loop."""
-    return await lancedb().connect_async(uri, storage_options=storage_options.plain())
+    with opening(uri, storage_options):
+        return await lancedb().connect_async(uri, storage_options=storage_options.plain())
+
+
+@contextmanager
+def opening(uri: str, storage_options: Secrets) -> Iterator[None]:
+    """Say in a sentence why a database can't be opened: by how it was named, or by its store."""
+    what = f"Database {without_credentials(uri)!r}"
+    try:
+        with _reaching(what, storage_options):
+            yield
+    except GenevaError:
+        raise
+    except (ValueError, FileExistsError, NotADirectoryError) as error:
+        reason = storage_options.redact(damage_reason(error))
+        for prefix in ("Invalid input, ", "Invalid user input: "):
+            reason = reason.removeprefix(prefix)
+        raise UserInputError(f"{what} can't be opened: {reason.rstrip('.')}.") from error
 
 
 def _in_time(connect: Callable[[], Any], seconds: float = CONNECT_SECONDS) -> Any:

@@ -20,7 +20,8 @@ from geneva.model.addresses import Addresses, split_by_fragment
 from geneva.model.rows import Offsets, RowIds
 from geneva.model.tables import TableRef
 from geneva.model.uris import branch_uri
-from geneva.model.view_query import IS_SET, SOURCE_ROW_ID
+from geneva.model.view_query import CHUNKS as CHUNKS
+from geneva.model.view_query import HIDDEN_SUFFIX, IS_SET, SOURCE_ROW_ID
 from geneva.storage.columns.row_files import fragments_of, stage_rows
 from geneva.storage.columns.staged_files import data_file, storable, written_schema
 from geneva.storage.lance.dataset import Dataset, field_ids_of, nodes_of, open_dataset
@@ -28,8 +29,6 @@ from geneva.storage.lance.transactions import JOB_PROPERTY
 from geneva.storage.views.definition import DEFAULT_FRAGMENT_ROWS
 from geneva.storage.views.state import read_view_state
 
-CHUNKS = "__chunks"
-"""The hidden view's column of lists."""
 _NO_SOURCE = -1
 """As a source row: that of rows that somebody wrote by hand, which stand for none."""
 _TOMBSTONE = -2
@@ -38,7 +37,9 @@ _TOMBSTONE = -2
 
 def inner_ref(outer: TableRef) -> TableRef:
     """The hidden view of a chunked one. It is inside the other's folder, and goes with it."""
-    hidden = TableRef(f"{outer.name} (chunks)", f"{outer.root}/_chunks", outer.storage_options)
+    hidden = TableRef(
+        f"{outer.name}{HIDDEN_SUFFIX}", f"{outer.root}/_chunks", outer.storage_options
+    )
     if outer.branch is None:
         return hidden
     branch = _hidden_branch(outer, hidden)

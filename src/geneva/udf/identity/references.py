@@ -79,7 +79,7 @@ def _module_accesses(function: types.FunctionType) -> Iterator[tuple[str, str | 
 
 
 def _is_user_module_object(value: Any) -> bool:
-    return isinstance(value, types.ModuleType) and is_user_module(value.__name__)
+    return is_module(value) and is_user_module(value.__name__)
 
 
 def _leads_to_user_code(value: Any) -> bool:

@@ -44,13 +44,8 @@ def is_user_module(name: str | None) -> bool:
 def module_facts(name: str) -> dict[str, Any]:
     """Return the namespace of a loaded module; empty if there is none of that name."""
     module = sys.modules.get(name)
-    # Not getattr: asking a lazy module for an attribute would import it. Not isinstance: what cffi
-    # puts into sys.modules says that it is a module, and has no namespace.
-    is_module = issubclass(type(module), _MODULE)
-    return object.__getattribute__(module, "__dict__") if is_module else {}
-
-
-_MODULE = types.ModuleType
+    # Not getattr: asking a lazy module for an attribute would import it.
+    return object.__getattribute__(module, "__dict__") if is_module(module) else {}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -216,7 +211,7 @@ def user_modules() -> list[types.ModuleType]:
     return [
         module
         for name, module in loaded
-        if isinstance(module, types.ModuleType)
+        if is_module(module)
         and name != "__main__"
         and module.__name__ == name
         and is_user_module(name)
@@ -224,5 +219,5 @@ def user_modules() -> list[types.ModuleType]:
 
 
 def is_module(value: Any) -> bool:
-    """Say whether a value is a module."""
-    return isinstance(value, types.ModuleType)
+    """Say whether a value is a module, and does not only say so, as what cffi makes does."""
+    return issubclass(type(value), types.ModuleType)
