@@ -48,6 +48,7 @@ from geneva.execution.jobs.progress import (
 )
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner, engine_facts, job_group
+from geneva.execution.worker.output import lost_output
 from geneva.model.computation import MakePermit, permit_any
 from geneva.model.jobs import JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
@@ -529,6 +530,7 @@ def remove_dead(
     reports = [remove_dead_files(ref, of_dead) for ref in refs]
     if None not in reports:
         for job_id in dead:
+            lost_output(job_id)  # it may hold keys that are known only to the job itself
             signals.clear(job_id)
     return sum((report for report in reports if report is not None), nothing)
 

@@ -110,6 +110,56 @@ def test_executor_killed_and_gpus_asked_for(
     assert [job.status for job in db.list_jobs()] == [JobStatus.DONE] * 2
 
 
+MODULES_SCRIPT = """
+    import json, os, sys
+    from pathlib import Path
+    sys.path.insert(0, {tests!r})
+    from cluster import Cluster
+    import geneva
+    cluster = Cluster({url!r}, Path({directory!r}), workers=2, cores=1, gpus=1)
+    folder = Path({modules!r})
+    folder.mkdir()
+    helpers = "def g(x):\\n    print('g of', x)\\n    return x + 1\\n"
+    (folder / "cluster_helpers.py").write_text(helpers)
+    sys.path.insert(0, str(folder))
+
+    def f(id: int) -> str:
+        import os
+        import cluster_helpers
+        return f"{{cluster_helpers.g(id)}} {{os.environ.get('KEY')}} {{os.environ.get('LATER')}}"
+
+    with cluster.session() as spark:
+        os.environ["LATER"] = "of this machine"
+        db = geneva.connect({uri!r}, spark=spark, env={{"KEY": "key"}})
+        table = db.open_table("t")
+        table.add_columns({{"y": geneva.udf(f)}})
+        (folder / "cluster_helpers.py").unlink()
+        job = table.backfill("y")
+        print(json.dumps(str(db.get_job(job).logs())))
+    """
+
+
+def test_modules_variables_and_output(cluster: Cluster, db: Connection, tmp_path: Path) -> None:
+    """Workers of a cluster have nothing but what was sent to them."""
+    table = make_table(db, [3, 3])
+    folder = tmp_path / "driver"
+    script = MODULES_SCRIPT.format(
+        tests=str(Path(__file__).parents[1]),
+        url=cluster.url,
+        directory=str(cluster.directory),
+        modules=str(tmp_path / "modules"),
+        uri=db.uri,
+    )
+    process = start_script(folder, script)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert column(table, "y") == [f"{i + 1} key None" for i in range(6)]
+    told = json.loads(output.splitlines()[-1])
+    assert sorted(line for line in told.splitlines() if line.startswith("g of")) == [
+        f"g of {i}" for i in range(6)
+    ]
+
+
 CONNECT_SCRIPT = """
     import json, time
     from pathlib import Path

@@ -20,7 +20,7 @@ MAX_OUTPUT_BYTES = 65_536
 """How much is kept of what a task prints: the end of it."""
 _MAX_FILE_BYTES = 16 * MAX_OUTPUT_BYTES
 """Size at which the file is cut; what is in it before its end is lost."""
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.05
 _FORGOTTEN_SECONDS = 86_400.0
 
 
