@@ -86,6 +86,14 @@ def test_output_that_is_no_text(own_folder: Path):
     assert text == "\x00\\xff\x1b[31m\u00e9\n"
 
 
+def test_somebody_tidies_up_meanwhile(own_folder: Path):
+    with captured("job", "0-0") as output:
+        os.write(1, b"said\n")
+        for path in left_in(own_folder):
+            path.unlink()
+        assert output() == ""
+
+
 def killed_worker(folder: Path, job: str, task: str) -> None:
     script = f"""
         import os, signal, tempfile

@@ -116,7 +116,8 @@ class _Tail:
     def text(self) -> str:
         """The last of what is there, from the beginning of a line, as text."""
         _flush()
-        self._take()
+        with contextlib.suppress(OSError):  # somebody tidied the folder up: no reason to fail
+            self._take()
         content, left_out = self._kept, self._left_out
         if left_out:
             line = content.find(b"\n") + 1
@@ -132,8 +133,9 @@ class _Tail:
 
         def watch() -> None:
             while not ended.wait(_LOOK_SECONDS):
-                if self._path.stat().st_size > _MAX_FILE_BYTES:
-                    self._take()
+                with contextlib.suppress(OSError):
+                    if self._path.stat().st_size > _MAX_FILE_BYTES:
+                        self._take()
 
         thread = threading.Thread(target=watch, name="geneva-output", daemon=True)
         thread.start()
