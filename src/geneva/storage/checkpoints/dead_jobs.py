@@ -94,7 +94,9 @@ def _open_files(paths: Iterable[Path]) -> frozenset[Path]:
     if not processes:
         return _UNKNOWN
     for process in processes:
-        with suppress(OSError):  # it has ended, or is somebody else's
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            if not os.access(process / "fd", os.R_OK | os.X_OK):
+                return _UNKNOWN  # it is somebody else's
             for handle in (process / "fd").iterdir():
                 with suppress(OSError):
                     target = str(handle.readlink())
