@@ -43,6 +43,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Any
 
 from geneva.render.plain import plain
 from geneva.render.tracebacks import own_lines
@@ -104,6 +105,11 @@ class UDFError(GenevaError):
 
     internals: TracebackType | None = None
     """Where in Geneva it was raised, which is of no help against it: not in its traceback."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without `internals`: frames stay in their process."""
+        state = {name: value for name, value in vars(self).items() if name != "internals"}
+        return (type(self), self.args, state)
 
 
 class UDFExecutionError(UDFError):

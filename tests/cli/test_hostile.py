@@ -159,3 +159,15 @@ def test_bars_logs_and_reprs(
             assert not re.search(r"^error: fake", text, re.MULTILINE)
         if hasattr(thing, "_repr_html_"):
             assert not ACTING.search(thing._repr_html_())
+
+
+def test_a_shell_completes_no_name_that_acts(db: str) -> None:
+    from types import SimpleNamespace
+    from typing import Any
+
+    from geneva.cli.arguments import complete_column
+
+    context: Any = SimpleNamespace(params={"db": db, "table": "t"})
+    assert complete_column(context, "") == []
+    geneva.connect(db).open_table("t").add_columns({"fine": (fails, [EVIL])})
+    assert complete_column(context, "") == ["fine"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import traceback
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def test_a_script_shows_few_of_our_lines_and_all_are_kept(tmp_path: Path) -> Non
     error = failed(tmp_path, divided)
     ours = [f for f in traceback.extract_tb(error.__traceback__) if "src/geneva" in f.filename]
     assert len(ours) <= 2
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.job_id, again.internals) == (str(error), error.job_id, None)
     kept = traceback.extract_tb(error.internals)
     assert any("driver.py" in frame.filename for frame in kept)
 

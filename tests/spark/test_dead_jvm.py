@@ -44,7 +44,8 @@ for delay in map(float, sys.argv[2:]):
     try:
         table.backfill("c", where="1=1")
     except GenevaError as error:
-        print(type(error).__name__, "Spark went away" in str(error))
+        known = ("Spark went away", "Spark could not be started", "session was stopped, or died")
+        print(type(error).__name__, any(words in str(error) for words in known))
     killer.join()
     print(table.backfill("c", where="x < 5").rows_computed)
 """

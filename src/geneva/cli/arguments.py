@@ -13,6 +13,7 @@ from geneva.cli.database import connect
 from geneva.cli.terminal import EXIT_CODES
 from geneva.errors import UserInputError
 from geneva.options import OptionInfo, option_infos
+from geneva.render.plain import plain
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -53,7 +54,9 @@ def _complete(
 ) -> list[str]:
     try:
         db = connect(str(ctx.params["db"]), ctx.params.get("storage_option"))
-        return [name for name in names(db) if name.startswith(incomplete)]
+        found = (name for name in names(db) if name.startswith(incomplete))
+        # A shell would print what acts on its terminal.
+        return [name for name in found if plain(name) == name]
     except Exception:  # noqa: BLE001  a prompt is no place for an error
         return []
 
