@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,6 +117,18 @@ def test_many_small_fragments_share_a_task() -> None:
     queue = WorkQueue(plans, None)
     first = queue.take(queue.share(2, None))
     assert 100 <= len(first) <= MAX_FRAGMENTS_PER_TASK
+
+
+@pytest.mark.parametrize("speed", [None, 10.0, 12_345.6])
+def test_shares_are_full_batches(speed: float | None) -> None:
+    queue = WorkQueue([new_fragment(0, RowSet.full(100_000))], None, batch_size=64)
+    cuts = []
+    while queue:
+        (part,) = queue.take(queue.share(3, speed))
+        cuts.append(part.rows.end)
+    assert len(cuts) > 3
+    assert all(end % 64 == 0 for end in cuts[:-1])
+    assert cuts[-1] == 100_000
 
 
 # ------------------------------------------------------------------------------------- batches

@@ -53,8 +53,13 @@ class WorkQueue:
         plans: Iterable[FragmentPlan],
         task_size: int | None,
         max_fragments: int = MAX_FRAGMENTS_PER_TASK,
+        batch_size: int = 1,
     ) -> None:
-        """Queue the plans in their order. A task gets at most `max_fragments` of them."""
+        """Queue the plans in their order. A task gets at most `max_fragments` of them.
+
+        A fragment is cut at multiples of `batch_size`, so that batches stay full.
+        """
+        self._batch_size = batch_size
         ours = (Action.COMPUTE, Action.ADOPT)
         self._waiting = deque(plan for plan in plans if plan.action in ours)
         self._task_size, self._max_fragments = task_size, max_fragments
@@ -76,7 +81,7 @@ class WorkQueue:
         if rows_per_second is not None:
             share = min(share, rows_per_second * _MAX_TASK_SECONDS)
             share = max(share, rows_per_second * _MIN_TASK_SECONDS)
-        return max(1, math.ceil(share))
+        return max(1, math.ceil(share / self._batch_size)) * self._batch_size
 
     def take(self, rows: int) -> tuple[Part, ...]:
         """Cut the next task, of about `rows` rows to run."""

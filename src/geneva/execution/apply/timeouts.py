@@ -125,6 +125,8 @@ class _Watched:
     current_row: Callable[[], int | None]
     thread: int
     deadline: float = math.inf
+    seen_late: float = math.inf
+    """When it was first seen to take too long."""
     interrupted: bool = False
     is_blocking: Callable[[], bool] = lambda: True
     """Whether the thread is in this very call: an event loop has many at the same time."""
@@ -188,16 +190,26 @@ class _Watch:
         self._armed = True
 
     def _check(self, call: _Watched) -> None:
-        late = time.monotonic() - call.deadline
-        if late > grace(call.seconds):
+        now = time.monotonic()
+        if now <= call.deadline:
+            return
+        call.seen_late = min(call.seen_late, now)
+        # Counted from when it was noticed: on a busy machine nobody had a chance to end before.
+        if now - call.seen_late > grace(call.seconds):
             with contextlib.suppress(Exception):  # whatever it is, the process has to end
                 call.guard.hung(call.current_row())
             os._exit(_EXIT_CODE)
-        elif late > 0 and not call.interrupted:
-            with self._lock:
-                if call in self._calls and call.is_blocking():
-                    call.interrupted = True
-                    _raise_in(call.thread)
+        with self._lock:
+            if call in self._calls and call.is_blocking():
+                self._interrupt(call)
+
+    def _interrupt(self, call: _Watched) -> None:
+        if call.thread == threading.main_thread().ident:
+            # Its alarm may have reached another thread, and then this one sleeps on.
+            signal.pthread_kill(call.thread, signal.SIGALRM)
+        elif not call.interrupted:
+            call.interrupted = True
+            _raise_in(call.thread)
 
 
 _WATCH = _Watch()

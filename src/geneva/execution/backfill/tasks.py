@@ -35,6 +35,7 @@ class TaskQueue:
             prepared.plan.fragments,
             work.sizes.task_size,
             max_fragments=1 if one_by_one else MAX_FRAGMENTS_PER_TASK,
+            batch_size=work.sizes.batch_size or 1,
         )
         self._splits: dict[int, _Split] = {}
         self._assemblies: deque[PartWork] = deque()
