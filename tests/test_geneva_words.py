@@ -168,6 +168,8 @@ class TestChunkers:
     def test_messages_name_the_chunker(self) -> None:
         with pytest.raises(TypeError, match=r"chunker\(\) got an unexpected .*'wrong'"):
             chunker(letters.func, wrong=1)
+        with pytest.raises(InvalidUDFError, match=r"^Chunker 'letters'.* num_cpus=-1"):
+            chunker(letters.func, num_cpus=-1)
         with pytest.warns(CompatibilityWarning, match="geneva view refresh"):
             chunker(letters.func, auto_refresh=True, manifest=None)
 
@@ -226,6 +228,8 @@ class TestJobs:
             assert (job.cluster_name, job.manifest_id, job.object_ref) == (None, None, None)
             assert (job.status.value, job.output_columns) == ("DONE", ["x"])
             by_name = {m["name"]: (m["count"], m["total"]) for m in job.metrics}
+            assert len(by_name) == len(list(job.metrics)), "each name once"
+            assert by_name["fragments"] == (1, 1)
             assert by_name["rows_committed"] == (3, 3)
             committed = next(m for m in job.metrics if m.name == "rows_committed")
             assert (committed.n, committed.total, committed.done) == (3, 3, True)

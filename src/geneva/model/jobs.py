@@ -98,8 +98,10 @@ class JobMetrics(dict[str, Any]):
 
     def __iter__(self) -> Iterator[JobMetric]:
         """The numbers, under Geneva's names first, then under these."""
-        yield from self._others()
-        yield from (JobMetric(name, metric(self, name)) for name in self.keys())
+        others = list(self._others())
+        yield from others
+        own = (name for name in self.keys() if name not in others)
+        yield from (JobMetric(name, metric(self, name)) for name in own)
 
     def __missing__(self, name: str) -> Any:
         """A number under Geneva's name for it."""

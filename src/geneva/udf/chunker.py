@@ -177,7 +177,14 @@ def chunker(
         )
         return Chunker(made, bool(inherit_input_columns), bool(batch))
 
-    return declare if function is None else declare(function)
+    def declared(target: Callable[..., Any]) -> Chunker:
+        try:
+            return declare(target)
+        except InvalidUDFError as error:  # what is said of the UDF that it is made of
+            text = str(error).replace("UDF '", "Chunker '").replace("@udf(", "@chunker(")
+            raise InvalidUDFError(text) from None
+
+    return declared if function is None else declared(function)
 
 
 def _called_part(target: Callable[..., Any]) -> Any:
