@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import api_calls, cases, receipts, report, views
 from benchmarks.cases import Bench
 
-WARM = (*cases.WARM, *views.WARM, *receipts.WARM, *api_calls.WARM)
+WARM = (*cases.WARM, *views.WARM, *receipts.WARM, *frames.WARM, *api_calls.WARM)
 EVERY = (*WARM, *cases.SEPARATE, *views.SEPARATE)
 
 
