@@ -40,7 +40,10 @@ def print_and_exit(wanted: bool) -> None:  # noqa: FBT001  typer calls it with t
 
 
 def _installed(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    """The version of a distribution, or of the one with the client of Spark Connect alone."""
+    for name in (distribution, f"{distribution}-client"):
+        try:
+            return metadata.version(name) + name.removeprefix(distribution).replace("-", " ")
+        except metadata.PackageNotFoundError:
+            continue
+    return "not installed"

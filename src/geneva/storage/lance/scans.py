@@ -15,7 +15,7 @@ import pyarrow as pa
 from geneva.model.rows import RowRange
 from geneva.storage.lance.damage import reading
 from geneva.storage.lance.dataset import FragmentFacts, fragment_facts, nodes_of, quote_path
-from geneva.storage.lance.expressions import Expression, read_condition
+from geneva.storage.lance.expressions import Expression, read_condition, single
 from geneva.storage.lance.fragments import (
     MAX_WINDOW_ROWS,
     field_at,
@@ -205,43 +205,47 @@ def _taken(
     window = _batch_rows(dataset, scan, part)
     for start in range(0, len(ids), window):
         some = slice(start, start + window)
-        table = _take(dataset, scan, part, ids[some])
-        if table.num_rows != len(ids[some]):
+        batch = _take(dataset, scan, part, ids[some])
+        if batch.num_rows != len(ids[some]):
             raise OSError(
-                f"{dataset.uri} at version {dataset.version} gave {table.num_rows} of "
+                f"{dataset.uri} at version {dataset.version} gave {batch.num_rows} of "
                 f"{len(ids[some])} rows asked for by id"
             )
-        for batch in table.combine_chunks().to_batches():
-            yield _with_meta(batch, scan, ids[some], addresses[some])
+        if scan.row_id:
+            batch = batch.append_column(ROW_ID, pa.array(ids[some]))
+        if scan.row_address:
+            batch = batch.append_column(ROW_ADDRESS, pa.array(addresses[some]))
+        yield batch.select([*(column.name for column in scan.columns), *_meta(scan)])
+
+
+def _meta(scan: Scan) -> list[str]:
+    """What a scan gives beside columns."""
+    asked = {ROW_ID: scan.row_id, ROW_ADDRESS: scan.row_address}
+    return [name for name, wanted in asked.items() if wanted]
 
 
 def _take(
     dataset: lance.LanceDataset, scan: Scan, part: ScanPart, ids: npt.NDArray[np.uint64]
-) -> pa.Table:
-    columns = _how(scan, dataset.schema)["columns"]
-    if not _reads_blobs(dataset.schema, scan):
-        return dataset._take_rows(ids.tolist(), columns)
-    # Taking rows knows no blob handling: it would give descriptors instead of bytes.
-    return dataset.scanner(
-        columns=columns,
-        filter=f"_rowid IN ({', '.join(map(str, ids.tolist()))})",
-        fragments=[dataset.get_fragment(i) for i in part.fragment_ids],
-        blob_handling="all_binary",
-        scan_in_order=True,
-    ).to_table()
-
-
-def _with_meta(
-    batch: pa.RecordBatch,
-    scan: Scan,
-    ids: npt.NDArray[np.uint64],
-    addresses: npt.NDArray[np.uint64],
 ) -> pa.RecordBatch:
-    if scan.row_id:
-        batch = batch.append_column(ROW_ID, pa.array(ids))
-    if scan.row_address:
-        batch = batch.append_column(ROW_ADDRESS, pa.array(addresses))
-    return batch
+    # With one of our own: Lance takes no rows of no columns.
+    columns = {**_how(scan, dataset.schema)["columns"], _PLACE: "_rowaddr"}
+    if not _reads_blobs(dataset.schema, scan):
+        table = dataset._take_rows(ids.tolist(), columns)
+    else:
+        # Taking rows knows no blob handling: it would give descriptors instead of bytes.
+        table = dataset.scanner(
+            columns=columns,
+            filter=f"_rowid IN ({', '.join(map(str, ids.tolist()))})",
+            fragments=[dataset.get_fragment(i) for i in part.fragment_ids],
+            blob_handling="all_binary",
+            scan_in_order=True,
+        ).to_table()
+    return pa.RecordBatch.from_arrays(
+        [single(column) for column in table.columns], names=table.column_names
+    )
+
+
+_PLACE = "__place"
 
 
 def columns_of(schema: pa.Schema, names: Sequence[str]) -> tuple[ScanColumn, ...]:
