@@ -504,10 +504,17 @@ class Table(TableMethods):
         names = list(function.input_columns or ())
         columns = [_whole(column) for column in rows.columns]
         batch = pa.RecordBatch.from_arrays(columns, names)
-        slots = self._connection._slots()
-        shown = run_preview(function, ref.name, batch, len(self), slots)
+        connection = self._connection
+        shown = run_preview(
+            function,
+            ref.name,
+            batch,
+            total=len(self),
+            slots=connection._slots(),
+            env=connection._env,
+        )
         if shown.estimate is not None:
-            self._connection._measured[ref.name, function.version] = shown.estimate.measured
+            connection._measured[ref.name, function.version] = shown.estimate.measured
         return shown
 
     @with_options(BackfillArguments)

@@ -122,6 +122,18 @@ def test_a_column_by_its_name_and_what_cannot_be_tried(local_db: Connection, cal
         table.preview(len)  # type: ignore[arg-type]
 
 
+def test_variables_are_there_while_it_is_tried(tmp_path: Path):
+    import os
+
+    def seen(id: int) -> str:
+        return f"{os.environ['PREVIEW_A']}{os.environ['PREVIEW_B']}"
+
+    db = geneva.connect(tmp_path, env={"PREVIEW_A": "1"})
+    table = db.create_table("t", pa.table({"id": [7]}))
+    assert table.preview(udf(seen, env={"PREVIEW_B": "2"})).values.to_pylist() == ["12"]
+    assert "PREVIEW_A" not in os.environ
+
+
 def test_usage_is_shown(local_db: Connection):
     def paid(id: int) -> int:
         geneva.report_usage(tokens=10, cost=0.5)

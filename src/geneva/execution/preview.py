@@ -6,7 +6,7 @@ import dataclasses
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from geneva.execution.apply.ahead import ASYNC_LIMIT
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.apply.limits import TaskUsage
+from geneva.execution.worker.surroundings import trying_function
 from geneva.planning.estimates import Estimate, Measured
 from geneva.render import html
 from geneva.render.plain import plain
@@ -145,8 +146,24 @@ def _short(text: str) -> str:
     return shorten(plain(text), _MAX_CELL_CHARS)
 
 
-def run_preview(udf: UDF, table: str, inputs: pa.RecordBatch, total: int, slots: int) -> Preview:
-    """Call a function on rows, here and now. Rows that fail are part of the result."""
+def run_preview(
+    udf: UDF,
+    table: str,
+    inputs: pa.RecordBatch,
+    *,
+    total: int,
+    slots: int,
+    env: Mapping[str, str],
+) -> Preview:
+    """Call a function on rows, here and now. Rows that fail are part of the result.
+
+    `total` is how many rows the table has, `slots` how many tasks a job would run at once.
+    """
+    with trying_function(udf, env):
+        return _tried(udf, table, inputs, total, slots)
+
+
+def _tried(udf: UDF, table: str, inputs: pa.RecordBatch, total: int, slots: int) -> Preview:
     # Each row is tried once: what a policy would make of a failure is not the question.
     tried = dataclasses.replace(udf, on_error=ErrorPolicy((Skip(),)))
     usage, before = TaskUsage(), _memory()

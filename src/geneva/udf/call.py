@@ -14,7 +14,13 @@ from typing import Any
 import pyarrow as pa
 
 from geneva.errors import InvalidUDFError
-from geneva.udf.types import UnclearTypeError, annotations_of, arrow_type_of, without_optional
+from geneva.udf.types import (
+    UnclearTypeError,
+    annotations_of,
+    arrow_type_of,
+    is_blob_file,
+    without_optional,
+)
 
 
 class UDFArgType(enum.Enum):
@@ -232,6 +238,17 @@ def check_prepare(name: str, target: Any) -> None:
             f"UDF '{name}': cpu_workers is for classes with a method prepare(...), which takes the "
             f"inputs of a batch; __call__ takes what it returned."
         )
+
+
+def file_parameters(target: Any, count: int) -> tuple[bool, ...]:
+    """Which of the first parameters are annotated `lance.blob.BlobFile`: they get files."""
+    signature = signature_of(target)
+    if signature is None:
+        return (False,) * count
+    annotations = annotations_of_call(target)
+    names = [*signature.parameters][:count]
+    found = [is_blob_file(without_optional(annotations.get(name))) for name in names]
+    return (*found, *[False] * (count - len(found)))
 
 
 def call_shape(

@@ -25,6 +25,7 @@ from geneva.udf.call import (
     callable_part,
     check_prepare,
     checked_names,
+    file_parameters,
     inferred_type,
     is_async,
     name_of,
@@ -96,6 +97,8 @@ class UDF:
     manifest: Any = None
     auto_backfill: bool = False
     rate_limit: RateLimit | None = None
+    file_inputs: tuple[bool, ...] = ()
+    """Which inputs are annotated `lance.blob.BlobFile`, and so are files over their bytes."""
 
     def __post_init__(self) -> None:
         """Check the numbers, and look like the function that was decorated."""
@@ -398,6 +401,7 @@ def udf(
             arg_type=arg_type,
             input_columns=None if inputs is None else list(inputs),
             nullable=declared.nullable,
+            file_inputs=file_parameters(target, len(inputs or ())),
             field_metadata=metadata | dict(field_metadata or {}),
             **options,
         )

@@ -219,6 +219,13 @@ def _shown(annotation: Any) -> str:
 # ------------------------------------------------------------------- column -> parameter
 
 
+def is_blob_file(annotation: Any) -> bool:
+    """Whether an annotation is Lance's class of files over blobs. Its module is not imported."""
+    if not isinstance(annotation, type) or annotation.__name__ != "BlobFile":
+        return False
+    return annotation.__module__.partition(".")[0] in ("lance", "lancedb")
+
+
 def accepts(annotation: Any, column: pa.DataType) -> bool:
     """Say whether a parameter so annotated can take this column; True where nothing is said."""
     annotation = _expanded(annotation)
@@ -229,6 +236,8 @@ def accepts(annotation: Any, column: pa.DataType) -> bool:
         return any(accepts(member, column) for member in members)
     if isinstance(column, pa.BaseExtensionType) or pt.is_null(column):
         return True
+    if is_blob_file(annotation):
+        return bool(pt.is_binary(column) or pt.is_large_binary(column))
     if isinstance(annotation, type) and issubclass(annotation, pa.Array):
         return bool(issubclass(type(pa.nulls(0, column)), annotation))
     if pt.is_dictionary(column):

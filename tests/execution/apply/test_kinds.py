@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from lance.blob import BlobFile
 
+import geneva
 from geneva import Connection, Table, udf
-from support import Calls, column, counted, make_table
+from geneva.errors import TypeMismatchError
+from geneva.model.rows import RowRange
+from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.fragments import fitting_window
+from support import Calls, column, connect, counted, make_table
 
 FACTOR = 3
 
@@ -232,3 +239,91 @@ class TestBlobs:
         wanted = (3, 30) if sparse else range(40)
         assert column(table, "x") == [i + 1 if i in wanted else None for i in range(40)]
         assert calls.count == len(list(wanted))
+
+    @pytest.mark.parametrize("version", ["2.0", "2.2"])
+    @pytest.mark.parametrize("kind", ["plain", "async", "class"])
+    def test_a_parameter_can_be_a_file(self, local_db: Connection, version: str, kind: str) -> None:
+        table = make_table(local_db, [_blobs([b"0123456789", None, b""])], storage_version=version)
+
+        def looked(image: BlobFile | None) -> str | None:
+            if image is None:
+                return None
+            assert isinstance(image, BlobFile)
+            assert image.seekable()
+            with image:
+                if image.size() == 0:
+                    return repr(image.read())
+                image.seek(-4, 2)
+                found = [image.read(2), image.tell(), image.read_range(1, 3), image.read()]
+                image.seek(0)
+                target = bytearray(4)
+                return repr([*found, image.readinto(target), bytes(target), image.readall()])
+
+        async def looked_async(image: BlobFile | None) -> str | None:
+            return looked(image)
+
+        class Looked:
+            def __call__(self, image: BlobFile | None) -> str | None:
+                return looked(image)
+
+        made = {"plain": looked, "async": looked_async, "class": Looked}[kind]
+        table.add_columns({"x": udf(made, data_type=pa.string())})
+        table.backfill("x")
+        seen = repr([b"67", 8, b"123", b"89", 4, b"0123", b"456789"])
+        assert column(table, "x") == [seen, None, "b''"]
+
+    @pytest.mark.spark
+    @pytest.mark.slow
+    def test_a_large_file_on_spark(self, tmp_path: Path) -> None:
+        table = make_table(connect(tmp_path / "db", None), [_blobs([b"x" * 200_000_000, b"y"])])
+
+        def last(image: BlobFile) -> str:
+            image.seek(-1, 2)
+            return f"{image.size()} {image.read()!r}"
+
+        table.add_columns({"x": udf(last)})
+        table.backfill("x", concurrency=1)
+        assert column(table, "x") == ["200000000 b'x'", "1 b'y'"]
+
+    def test_a_chunker_and_a_preview_get_files_too(self, local_db: Connection) -> None:
+        table = make_table(local_db, [_blobs([b"abcd", b"ef"])], stable_row_ids=True)
+
+        def pieces(image: BlobFile) -> Iterator[dict[str, bytes]]:
+            while piece := image.read(2):
+                yield {"piece": piece}
+
+        made = geneva.chunker(pieces, output_schema=pa.schema([("piece", pa.binary())]))
+        assert table.preview(made).values.to_pylist()[0] == [{"piece": b"ab"}, {"piece": b"cd"}]
+        view = local_db.create_udtf_view("v", source=table.query().select(["id"]), udtf=made)
+        view.refresh()
+        assert sorted(view.to_arrow()["piece"].to_pylist()) == [b"ab", b"cd", b"ef"]
+
+    def test_a_file_is_of_bytes(self, local_db: Connection) -> None:
+        def looked(id: BlobFile) -> int:
+            return 1
+
+        with pytest.raises(TypeMismatchError, match="'id' as BlobFile"):
+            make_table(local_db, [3]).add_columns({"x": udf(looked)})
+
+    @pytest.mark.parametrize("version", ["2.0", "2.2"])
+    def test_large_blobs_are_read_one_by_one(self, local_db: Connection, version: str) -> None:
+        sizes = [9_000_000, 10, 30_000_000, None]
+        data = [None if size is None else b"x" * size for size in sizes]
+        table = make_table(local_db, [_blobs(data)], storage_version=version)
+        dataset, rows = open_dataset(table.ref), RowRange(0, 4)
+        assert fitting_window(dataset, 0, ["id"], rows, 64) == 64
+        assert fitting_window(dataset, 0, ["id", "image"], rows, 64) == 1
+
+        def length(image: BlobFile | None) -> int:
+            return -1 if image is None else image.size()
+
+        table.add_columns({"x": udf(length)})
+        table.backfill("x")
+        assert column(table, "x") == [-1 if size is None else size for size in sizes]
+
+
+def _blobs(values: list[bytes | None]) -> pa.Table:
+    blob = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    schema = pa.schema([pa.field("id", pa.int64()), blob])
+    ids = pa.array(range(len(values)), pa.int64())
+    return pa.table([ids, pa.array(values, pa.large_binary())], schema=schema)

@@ -23,7 +23,7 @@ from geneva.execution.apply.by_row import fitting, row_steps
 from geneva.execution.apply.call import Applied, BatchCall
 from geneva.execution.apply.event_loop import EventLoop, cancelled
 from geneva.execution.apply.failures import CellFailure
-from geneva.execution.apply.row_values import python_values
+from geneva.execution.apply.row_values import input_values
 from geneva.execution.apply.steps import Steps, drive_async
 from geneva.planning.batching import CallCost
 
@@ -75,7 +75,7 @@ class RowUnits:
         """Call with the row's values."""
         if start >= self._first + len(self._converted):
             part = self._call.batch.slice(start, _CONVERTED_ROWS)
-            columns = [python_values(column) for column in part.columns]
+            columns = input_values(part, self._call.udf.file_inputs)
             self._first, self._converted = start, list(zip(*columns, strict=True))
         return row_steps(self._call, start, self._converted[start - self._first])
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from geneva.errors import UDFError
 from geneva.execution.apply.call import BatchCall
 from geneva.execution.apply.output import values_to_array
-from geneva.execution.apply.row_values import python_values
+from geneva.execution.apply.row_values import input_values
 from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, Wait, drive
 from geneva.udf.policy import Action
 
@@ -34,7 +34,7 @@ class RowByRow:
 
     def values_of(self, function: Callable[..., Any]) -> pa.Array:
         """Return the values, or raise."""
-        columns = [python_values(column) for column in self.call.batch.columns]
+        columns = input_values(self.call.batch, self.call.udf.file_inputs)
         if self.call.pool is not None:
             values = self._call_threaded(self.call.pool, function, columns)
         else:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
+
+from geneva.storage.lance.blob_files import blob_values
+
+
+def input_values(batch: pa.RecordBatch, are_files: Sequence[bool]) -> list[list[Any]]:
+    """Return the columns of a batch as a SCALAR UDF sees them; some as files over their bytes."""
+    return [
+        blob_values(column) if is_file else python_values(column)
+        for column, is_file in itertools.zip_longest(batch.columns, are_files, fillvalue=False)
+    ]
 
 
 def python_values(array: pa.Array) -> list[Any]:

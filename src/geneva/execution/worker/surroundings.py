@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from geneva.model.tables import Secrets
@@ -79,3 +80,14 @@ def enter_function(udf: UDF) -> None:
     """
     activate(udf.modules)
     _environment.set({**udf.env, **_environment.of_job})
+
+
+@contextmanager
+def trying_function(udf: UDF, env: Mapping[str, str]) -> Iterator[None]:
+    """Give the user's own process what a function comes with, for as long as it is tried there."""
+    activate(udf.modules)
+    _environment.set({**udf.env, **env})
+    try:
+        yield
+    finally:
+        _environment.set(_environment.of_job)

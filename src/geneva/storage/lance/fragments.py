@@ -8,6 +8,7 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from geneva.model.addresses import offsets_of, row_addresses
 from geneva.model.rows import Offsets, RowRange
@@ -61,6 +62,10 @@ def fitting_window(
     Files are compressed, so that their size says little about the width of strings and lists.
     """
     schema = dataset.schema
+    blobs = [path for path in paths if is_blob(field_at(schema, path))]
+    if blobs:
+        largest = _largest_blobs(dataset, fragment_id, blobs)
+        return max(1, min(window, _WINDOW_BYTES // max(largest, 1)))
     varies = any(_fixed_width(field_at(schema, path).type) is None for path in paths)
     if not varies or rows.end < _MIN_PROBED_ROWS:
         return window
@@ -74,6 +79,17 @@ def fitting_window(
     ).to_table()
     row_bytes = probe.nbytes // max(probe.num_rows, 1)
     return max(1, min(window, _WINDOW_BYTES // max(row_bytes, 1)))
+
+
+def _largest_blobs(dataset: lance.LanceDataset, fragment_id: int, paths: Sequence[str]) -> int:
+    """The most bytes that blobs of one row of a fragment have, by their descriptors."""
+    described = dataset.scanner(
+        columns=_projection(dataset.schema, paths),
+        fragments=[dataset.get_fragment(fragment_id)],
+        blob_handling="blobs_descriptions",
+    ).to_table()
+    sizes = [pc.max(pc.struct_field(column, "size")).as_py() or 0 for column in described.columns]
+    return sum(sizes)
 
 
 def field_at(schema: pa.Schema, path: str) -> pa.Field:
