@@ -129,6 +129,7 @@ def _start(options: LocalOptions) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
 
+    logging.getLogger().addFilter(_not_of_py4j)
     _forget_dead_jvm()
     reused = SparkContext._gateway is not None
     directory = private_directory()
@@ -162,13 +163,13 @@ def _start(options: LocalOptions) -> SparkSession:
 
 def _keep_quiet(context: SparkContext) -> None:
     """Print no traceback when the JVM dies: what that means for a job, its own error says."""
-    logging.getLogger().addFilter(_not_of_py4j)
     server = getattr(context, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda request, address: None
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """Whether py4j did not log this: it puts tracebacks into the root's log when the JVM dies."""
     return f"{os.sep}py4j{os.sep}" not in record.pathname
 
 
