@@ -62,6 +62,7 @@ _ENDS_THE_JOB = (UDFError, UDFIntegrityError, UntrustedFunctionError, InvalidUDF
 class _Batch:
     """Rows that are computed together, which may be on their way already."""
 
+    program: Program
     window: Window
     search: PoisonSearch
     prepared: Future[Any] | None = None
@@ -225,7 +226,7 @@ class BatchRunner:
             prepared = program.prepare(window.inputs, BatchGuard(search, window.offsets))
         known = len(window.known.offsets) if window.known is not None else 0
         self._rows_cut += len(window.offsets) + known
-        self._queued.append(_Batch(window, search, prepared, ahead))
+        self._queued.append(_Batch(program, window, search, prepared, ahead))
         self._queued_batches += 1
         self._queued_bytes += window.inputs.nbytes
         self._max_queued = program.prepares if prepared is not None else 0
@@ -242,7 +243,7 @@ class BatchRunner:
             if isinstance(queued, _Batch):
                 self._queued_batches -= 1
                 self._queued_bytes -= queued.window.inputs.nbytes
-                computed = self._run_batch(self._load(self._work), queued)
+                computed = self._run_batch(queued)
                 suspect = queued.search.is_suspect(queued.window.offsets)
                 yield self._paced(computed, suspect=suspect)
             elif isinstance(queued, Result) and queued.durable is not Durable.ALREADY:
@@ -276,12 +277,12 @@ class BatchRunner:
         is_awaited = suspect or self._work.bounds_lost_rows
         return replace(result, durable=Durable.NOW if is_awaited else Durable.SOON)
 
-    def _run_batch(self, program: Program, queued: _Batch) -> Computed:
+    def _run_batch(self, queued: _Batch) -> Computed:
         """Compute a batch; of rows with equal inputs only one, where the function allows it."""
         memo, batch = self._memo, queued.window
         digests = batch.digests
         if memo is None or digests is None:
-            return self._compute(program, queued)
+            return self._compute(queued)
         to_compute, places, known = memo.split(digests)
         if not len(to_compute):
             assert known is not None
@@ -291,7 +292,7 @@ class BatchRunner:
         part = replace(
             batch, offsets=batch.offsets[to_compute], inputs=rows, digests=digests[to_compute]
         )
-        computed = self._compute(program, replace(queued, window=part))
+        computed = self._compute(replace(queued, window=part))
         values = pa.RecordBatch.from_arrays(
             list(computed.outputs), names=[f"o{i}" for i in range(len(computed.outputs))]
         )
@@ -309,13 +310,13 @@ class BatchRunner:
             rows_run=computed.rows_run,
         )
 
-    def _compute(self, program: Program, queued: _Batch) -> Computed:
+    def _compute(self, queued: _Batch) -> Computed:
         batch = queued.window
         failures: tuple[RowFailure, ...] = ()
         started = time.perf_counter()
         try:
             try:
-                applied = self._call(program, queued)
+                applied = self._call(queued)
             finally:
                 seconds = time.perf_counter() - started
                 self.clock.udf += seconds
@@ -336,8 +337,8 @@ class BatchRunner:
         self._pacing.ran(len(batch.offsets), computed.nbytes)
         return computed
 
-    def _call(self, program: Program, queued: _Batch) -> Applied:
-        batch, search = queued.window, queued.search
+    def _call(self, queued: _Batch) -> Applied:
+        program, batch, search = queued.program, queued.window, queued.search
         condemned = search.condemned(batch.offsets)
         if condemned is not None:
             return program.settle(condemned.error, batch.inputs, condemned.tries)
