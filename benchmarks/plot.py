@@ -29,6 +29,8 @@ def draw(results: Path, image: Path) -> None:
         axis.set_title(f"{outcome['name'].removeprefix('growth_')}: {outcome['seconds']:.2f}")
         axis.set_xlabel(outcome["name"].removeprefix("growth_"))
         axis.set_ylabel("seconds")
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axis.minorticks_off()
         axis.legend()
     figure.tight_layout()
     figure.savefig(image, dpi=110)
