@@ -27,7 +27,7 @@ def found(kind: str) -> list:
 WARM = found("WARM")
 """Cases that run on this process's own warm session."""
 EVERY = [*WARM, *found("SEPARATE")]
-GROUPS = {"gpu": found("GPU")}
+GROUPS = {"gpu": found("GPU"), "growth": found("GROWTH")}
 """Cases that are run only where they are asked for."""
 
 

@@ -21,6 +21,7 @@ from geneva.planning.sizing import (
     CommitRule,
     Part,
     WorkQueue,
+    max_in_flight,
     rows_to_run,
 )
 
@@ -129,6 +130,18 @@ def test_shares_are_full_batches(speed: float | None) -> None:
     assert len(cuts) > 3
     assert all(end % 64 == 0 for end in cuts[:-1])
     assert cuts[-1] == 100_000
+
+
+def test_first_tasks_are_small_while_nobody_knows_how_long_rows_take() -> None:
+    plans = [new_fragment(i, RowSet.full(100_000)) for i in range(100)]
+    queue = WorkQueue(plans, None)
+    assert len(queue.take(queue.share(8, None))) == 1
+    assert len(queue.take(queue.share(8, 1_000_000.0))) > 1
+
+
+def test_tasks_are_at_hand_while_one_waits_for_others_of_its_batch() -> None:
+    assert max_in_flight(2, 1) == 3
+    assert max_in_flight(1_000, 62) == 2_000
 
 
 # ------------------------------------------------------------------------------------- batches

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.simulate import Costs, Job, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ("arrow_1m", "slow_2000", "small", "nothing")
@@ -45,3 +47,13 @@ def test_an_unknown_case_is_refused() -> None:
     run = benchmarks("--only", "nonsense")
     assert run.returncode == 2
     assert "arrow_10m" in run.stderr
+
+
+def test_a_job_that_is_played_through_comes_out_the_same() -> None:
+    job = Job(rows=10_000_000, fragments=1_000, slots=200)
+    result = simulate(job, Costs())
+    assert result == simulate(job, Costs())
+    assert result.seconds >= result.ideal_seconds
+    assert result.commit_seconds <= 0.1 * result.seconds
+    waiting = simulate(replace(job, waits_for_batches=True), Costs())
+    assert waiting.seconds > 1.2 * result.seconds, "slots stand idle until their batch is done"

@@ -15,12 +15,13 @@ from geneva.execution.worker.poison_rows import Suspect, read_suspects
 from geneva.execution.worker.run import run_task
 from geneva.execution.worker.task import Task, TaskReport
 from geneva.planning.backfill import BackfillPlan
+from geneva.planning.sizing import max_in_flight
 from geneva.storage.checkpoints.cleanup import delete_keys
 from geneva.storage.checkpoints.staging import open_checkpoints
 
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 30.0
-_MAX_JOBS_IN_FLIGHT = 16
+MAX_JOBS_IN_FLIGHT = 16
 """Spark jobs at once; on a large cluster each of them carries several tasks."""
 _MAX_LOST = 50
 """Submissions whose workers died, each of them four times, before a job is given up."""
@@ -74,8 +75,8 @@ class Dispatcher:
         slots = slots_for(runner, self._prepared.computation.resources)
         slots = max(1, min(asked, slots) if asked else slots)
         self._ledger.slots(slots)
-        per_job = max(1, slots // _MAX_JOBS_IN_FLIGHT)
-        limit = slots if asked else slots + 1
+        per_job = max(1, slots // MAX_JOBS_IN_FLIGHT)
+        limit = slots if asked else max_in_flight(slots, per_job)
         while self._tasks and sum(map(len, self._in_flight.values())) < limit:
             batch: list[Task] = []
             while len(batch) < per_job and (task := self._next(slots)) is not None:

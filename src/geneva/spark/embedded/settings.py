@@ -14,6 +14,7 @@ import signal
 import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -74,6 +75,8 @@ def _container_cores(cgroup: Path, otherwise: int) -> int:
         return otherwise
 
 
+WORKER_DAEMON = "geneva.spark.worker_daemon"
+"""The module that Python workers are forked from: it has imported what they need."""
 TASK_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -110,8 +113,17 @@ def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
         "spark.python.task.killTimeout": "500ms",
         # A segfault then says in which line of Python it happened.
         "spark.python.worker.faulthandler.enabled": "true",
+        **({"spark.python.daemon.module": WORKER_DAEMON} if _is_found_by_others() else {}),
         **TASK_SETTINGS,
     }
+
+
+def _is_found_by_others() -> bool:
+    """Whether a new Python process would import this package, and not only this one."""
+    here = Path(__file__).resolve().parents[3]
+    places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    places += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return any(place and Path(place).resolve() == here for place in places)
 
 
 def jvm_options(directory: Path, options: LocalOptions) -> list[str]:

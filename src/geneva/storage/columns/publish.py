@@ -26,6 +26,7 @@ from geneva.storage.lance.dataset import (
     FragmentFacts,
     TableSnapshot,
     check_not_dropped,
+    has_column,
     is_missing,
     open_dataset,
     read_live_rows,
@@ -272,13 +273,13 @@ def verify_column(schema: pa.Schema, ref: TableRef, planned: Computation) -> Non
     """Make sure that the table still has what was planned; ColumnChangedError otherwise."""
     name = planned.name
     if isinstance(planned.program, Carry):
-        missing = [output.name for output in planned.outputs if output.name not in schema.names]
+        missing = [o.name for o in planned.outputs if not has_column(schema, o.name)]
         if missing:
             raise ColumnChangedError(
                 f"Column {missing[0]!r} of view {ref.name!r} is gone. Create the view anew."
             )
         return
-    found = read_definition(schema, name) if name in schema.names else None
+    found = read_definition(schema, name) if has_column(schema, name) else None
     if found is None or found.uuid != planned.id:
         raise ColumnChangedError(
             f"Column {name!r} of table {ref.name!r} was dropped or replaced while it was being "

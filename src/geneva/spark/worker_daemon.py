@@ -1,0 +1,29 @@
+"""The process that Spark forks its Python workers from, on this machine.
+
+Each worker needs Lance, pyarrow and this package: most of a second of imports, and 140 MB. Here
+they are imported once, before the first fork, and all workers share them. Nothing is called: Lance
+starts its threads with its first call, and threads don't survive a fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+
+
+def main() -> None:
+    """Import what every task needs, then do what pyspark's own daemon does."""
+    from pyspark.daemon import manager
+
+    import geneva.execution.worker.run  # noqa: F401
+
+    # Said at every fork: it is meant for processes that have used Lance.
+    warnings.filterwarnings("ignore", message=".*(fork-safe|fork)")
+    # Workers share these pages as long as nobody writes to them, and a collector does.
+    gc.collect()
+    gc.freeze()
+    manager()
+
+
+if __name__ == "__main__":
+    main()
