@@ -508,6 +508,17 @@ class TestConnecting:
         assert (db.is_remote(), db.system_namespace) == (False, ["_geneva"])
         db.close()
 
+    def test_other_words_for_the_same(self, local_db: Connection, table: Table) -> None:
+        assert local_db.get_table("t").count_rows() == 3
+        assert [f.count_rows() for f in table.get_fragments()] == [3]
+        local_db.create_materialized_view("v", table)
+        assert local_db.refresh("v").rows_committed == 3
+        with pytest.raises(UserInputError, match="no view"):
+            local_db.refresh("t")
+        captured = local_db.capture_local_environment()
+        assert any(p.startswith("pyarrow==") for p in captured.pip)
+        assert local_db.capture_local_environment(skip_site_packages=True).pip == []
+
     def test_a_primary_key(self, local_db: Connection) -> None:
         with pytest.warns(CompatibilityWarning, match=r"may be NULL \(\['id'\]\)"):
             local_db.create_table("a", rows(1), primary_key="id")

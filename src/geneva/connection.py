@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from geneva.execution.declarations import warn_of_narrow_dictionaries
 from geneva.execution.jobs.heartbeat import Liveness
 from geneva.execution.refresh.create import create_view
 from geneva.execution.runner import Runner
-from geneva.jobs import Job, JobFuture, JobHandle, JobServices, remove_dead
+from geneva.jobs import Job, JobFuture, JobHandle, JobResult, JobServices, remove_dead
 from geneva.manifest import GenevaManifest
 from geneva.model.jobs import JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
@@ -425,6 +426,10 @@ class Connection(ConnectionMethods):
             opened.checkout(version)
         return opened
 
+    def get_table(self, name: str, **options: Any) -> Table:
+        """Open a table; another word for `open_table`."""
+        return self.open_table(name, **options)
+
     def _opened(self, lancedb_table: Any) -> Table:
         kind = MaterializedView if is_view(lancedb_table.schema) else Table
         return kind(self, lancedb_table)
@@ -551,6 +556,13 @@ class Connection(ConnectionMethods):
         """The names of the views, sorted: Geneva's and LanceDB's own. Each has its `kind`."""
         kinds = ((name, self._view_kind(name)) for name in self.table_names())
         return [ViewName(name, kind) for name, kind in kinds if kind is not None]
+
+    def refresh(self, name: str, **options: Any) -> JobResult:
+        """Bring a view up to date: `db.open_table(name).refresh(...)`."""
+        view = self.open_table(name)
+        if not isinstance(view, MaterializedView):
+            raise UserInputError(f"{name!r} is no view of Geneva's: only those are refreshed here.")
+        return view.refresh(**options)
 
     def open_materialized_view(self, name: str) -> Any:
         """Open a view: Geneva's is a `MaterializedView`, LanceDB's is LanceDB's own object."""
@@ -709,6 +721,15 @@ class Connection(ConnectionMethods):
                 f"{known}."
             )
         return found[name]
+
+    def capture_local_environment(self, *, skip_site_packages: bool = False) -> GenevaManifest:
+        """A manifest of what is installed in this Python; nothing is uploaded."""
+        installed = sorted({f"{d.name}=={d.version}" for d in distributions()})
+        return GenevaManifest(
+            name="local",
+            pip=[] if skip_site_packages else installed,
+            skip_site_packages=skip_site_packages,
+        )
 
     def context(
         self,

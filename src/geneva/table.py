@@ -201,6 +201,10 @@ class Table(TableMethods):
         """Where the table is, or the branch that this handle is of."""
         return self._connection._table_ref(self._table)
 
+    def get_fragments(self) -> list[Any]:
+        """The fragments of the version that this handle reads, as Lance has them."""
+        return list(open_dataset(self.ref, self.version).get_fragments())
+
     @property
     def branches(self) -> Branches:
         """The table's branches: to make one, open one, list and delete them."""

@@ -98,6 +98,7 @@ def accept(
     column: ColumnName,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.", metavar="")] = False,
+    as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Let a function run on this machine, in this column, from these inputs.
@@ -110,19 +111,28 @@ def accept(
         question = f"Let {found.name!r} ({found.digest[:12]}) run on this machine?"
         typer.confirm(question, abort=True, err=True)
     connection._trust.accept(found)
-    say(f"Function {found.name!r} of column {found.column!r} is accepted on this machine.")
+    if as_json:
+        return emit({"accepted": found.digest})
+    return say(f"Function {found.name!r} of column {found.column!r} is accepted on this machine.")
 
 
 @app.command(epilog=epilog("geneva trust forget my-database articles words"))
 def forget(
-    db: Database, table: TableName, column: ColumnName, *, storage_option: StorageOption = None
+    db: Database,
+    table: TableName,
+    column: ColumnName,
+    *,
+    as_json: AsJson = False,
+    storage_option: StorageOption = None,
 ) -> None:
     """Take back what was accepted."""
     connection = connect(db, storage_option)
     found = _find(connection, table, column)
     if not connection._trust.forget(found):
         raise UserInputError(f"Function {found.name!r} of column {column!r} was not accepted here.")
-    say(f"Function {found.name!r} of column {column!r} is accepted here no longer.")
+    if as_json:
+        return emit({"forgotten": found.digest})
+    return say(f"Function {found.name!r} of column {column!r} is accepted here no longer.")
 
 
 @app.command(epilog=epilog("GENEVA_SIGNING_KEY=~/my.key geneva trust sign my-database articles"))
@@ -133,6 +143,7 @@ def sign(
         str | None, typer.Argument(metavar="[COLUMN]", help="By default all.", show_default=False)
     ] = None,
     *,
+    as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Sign the functions of a table as they are, with the key of GENEVA_SIGNING_KEY.
@@ -143,7 +154,7 @@ def sign(
     names = opened.sign_functions(None if column is None else [column])
     if not names:
         raise UserInputError(f"Table {table!r} has no function of that name to sign.")
-    say(f"Signed: {', '.join(names)}.")
+    return emit({"signed": list(names)}) if as_json else say(f"Signed: {', '.join(names)}.")
 
 
 @app.command(epilog=epilog("geneva trust keygen alice --file alice.key"))
@@ -161,6 +172,7 @@ def keygen(
             metavar="",
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a key to sign functions with, in a file that only you can read."""
     from geneva.trust.keys import new_key
@@ -175,10 +187,13 @@ def keygen(
         ) from None
     with os.fdopen(handle, "w") as out:
         out.write(own + "\n")
+    if as_json:
+        return emit({"file": str(path), "public": None if shared else public})
     say(f"The key is in {path}: GENEVA_SIGNING_KEY={path} signs with it.")
     if not shared:
         say("For those who are to trust it, in the file of their GENEVA_TRUSTED_KEYS:")
         say(public)
+    return None
 
 
 def state(function: StoredFunction) -> str:
