@@ -61,6 +61,25 @@ class Cluster:
         os.kill(victim, sig)
         return victim
 
+    def add_worker(self, number: int) -> None:
+        """Let another node join, and wait until the master knows it."""
+        _start_worker(self, number)
+        self.wait_for_workers(number + 1)
+
+    def lose_worker(self, number: int) -> None:
+        """Kill a node with all that runs on it: the worker, its executors, their Python."""
+        folder = str(self.directory / f"worker-{number}").encode()
+        for pid in self._processes():
+            with contextlib.suppress(OSError):
+                place = os.fsencode(Path(f"/proc/{pid}/cwd").resolve())
+                if folder in _command(pid) or place.startswith(folder):
+                    os.kill(pid, signal.SIGKILL)
+
+    def wait_for_workers(self, count: int) -> None:
+        """Wait until so many have come, whatever has become of them."""
+        log = self.directory / "master.log"
+        wait_for(lambda: log.read_text().count("Registering worker") >= count, "workers", 120)
+
     @contextlib.contextmanager
     def session(self, **settings: str) -> Iterator[SparkSession]:
         """Start a session on this cluster. It takes the place of any other in this process."""
@@ -127,17 +146,11 @@ def running_cluster(workers: int = 2, cores: int = 1, gpus: int = 0) -> Iterator
     )
     try:
         port = cluster.url.rpartition(":")[2]
-        address = ["--host", "127.0.0.1", "--webui-port", "0"]
-        _spark_class(cluster, "master", MASTER, [*address, "--port", port])
+        _spark_class(cluster, "master", MASTER, [*_ADDRESS, "--port", port])
         _wait_for_port(int(port))
         for number in range(workers):
-            name = f"worker-{number}"
-            size = ["--cores", str(cores), "--memory", "1g", "--work-dir", str(directory / name)]
-            _spark_class(cluster, name, WORKER, [*address, *size, cluster.url])
-        registered = directory / "master.log"
-        wait_for(
-            lambda: registered.read_text().count("Registering worker") >= workers, "the workers"
-        )
+            _start_worker(cluster, number)
+        cluster.wait_for_workers(workers)
         yield cluster
     finally:
         _kill(cluster)
@@ -193,6 +206,16 @@ def wait_for(condition, what: str, seconds: float = 30.0):  # type: ignore[no-un
             pytest.fail(f"waited {seconds:.0f} s for {what}")
         time.sleep(0.05)
     return value
+
+
+_ADDRESS = ("--host", "127.0.0.1", "--webui-port", "0")
+
+
+def _start_worker(cluster: Cluster, number: int) -> None:
+    name = f"worker-{number}"
+    folder = str(cluster.directory / name)
+    size = ["--cores", str(cluster.cores), "--memory", "1g", "--work-dir", folder]
+    _spark_class(cluster, name, WORKER, [*_ADDRESS, *size, cluster.url])
 
 
 def _spark_class(cluster: Cluster, name: str, main: str, arguments: list[str]) -> None:

@@ -344,7 +344,7 @@ class _Classic:
         self._context.addPyFile(archive)
 
     def profile(self, resources: Resources) -> ResourceProfile | None:
-        return None if self.is_local else _profile(resources)
+        return None if self.is_local else _profile(resources, self._context.getConf().get)
 
 
 class _Connect:
@@ -401,25 +401,39 @@ class _Connect:
         self._session.addArtifacts(archive, pyfile=True)
 
     def profile(self, resources: Resources) -> ResourceProfile | None:
-        return None if self.is_local else _profile(resources)
+        return None if self.is_local else _profile(resources, self._session.conf.get)
 
 
-def _profile(resources: Resources) -> ResourceProfile | None:
+def _profile(
+    resources: Resources, setting: Callable[[str, str], str | None]
+) -> ResourceProfile | None:
     """Return what a task asks the cluster for, or None where one core is all it needs.
 
-    Memory is left out: Spark gives memory to executors, when they start, not to tasks.
+    Memory is left out: Spark gives memory to executors, when they start, not to tasks. Where Spark
+    starts executors for a profile, it has to be told what these have, too.
     """
     cores = resources.num_cpus or 1
     gpus = resources.num_gpus or 0
     if cores == 1 and not gpus:
         return None
-    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+    from pyspark.resource import (
+        ExecutorResourceRequests,
+        ResourceProfileBuilder,
+        TaskResourceRequests,
+    )
 
     requests = TaskResourceRequests().cpus(cores)
     if gpus:
         # Spark shares one GPU among tasks, but gives out several only whole.
         requests = requests.resource("gpu", gpus if gpus <= 1 else math.ceil(gpus))
-    return ResourceProfileBuilder().require(requests).build
+    builder = ResourceProfileBuilder().require(requests)
+    if gpus and setting("spark.dynamicAllocation.enabled", "false") == "true":
+        amount = float(setting("spark.executor.resource.gpu.amount", "") or math.ceil(gpus))
+        script = setting("spark.executor.resource.gpu.discoveryScript", "") or ""
+        executors = ExecutorResourceRequests().resource("gpu", int(amount), script)
+        executors.cores(int(setting("spark.executor.cores", "") or math.ceil(cores)))
+        builder = builder.require(executors)
+    return builder.build
 
 
 _filters = threading.Lock()

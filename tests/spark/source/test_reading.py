@@ -67,6 +67,7 @@ def test_every_type_that_lance_stores_is_read_exactly(db: Connection, tmp_path: 
         assert arrow_types.plain(read[name]) == arrow_types.plain(values), name
 
 
+@pytest.mark.slow
 def test_digits_that_spark_lacks_are_refused_and_can_be_had_as_numbers(
     db: Connection, spark: SparkSession
 ) -> None:
@@ -97,6 +98,7 @@ def test_columns_and_where_are_applied_while_reading(db: Connection, spark: Spar
         table.to_spark(columns="id")
 
 
+@pytest.mark.slow
 def test_awkward_names_and_paths_into_structs(db: Connection, spark: SparkSession) -> None:
     data = pa.table({"a,b": [1], 'q"x': [2], "st": [{"in": {"n": 3}, "m": 4}]})
     table = make_table(db, [data])
@@ -108,6 +110,7 @@ def test_awkward_names_and_paths_into_structs(db: Connection, spark: SparkSessio
     assert plain.load(table.ref.uri).collect()[0] == (4, 3)
 
 
+@pytest.mark.slow
 def test_a_schema_of_ones_own_chooses_columns_and_types(
     db: Connection, spark: SparkSession
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_schema_of_ones_own_chooses_columns_and_types(
         reader.schema("x INT").load(table.ref.uri).collect()
 
 
+@pytest.mark.slow
 def test_ids_and_addresses_on_request(db: Connection) -> None:
     table = make_table(db, [5, 5], stable_row_ids=True)
     table.delete("id = 2")
@@ -136,6 +140,7 @@ def test_ids_and_addresses_on_request(db: Connection) -> None:
         assert found == (wanted if where != "id = 7" else {7: wanted[7]})
 
 
+@pytest.mark.slow
 def test_blobs_are_descriptors_or_bytes(db: Connection) -> None:
     blob = pa.field("b", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
     schema = pa.schema([pa.field("id", pa.int64()), blob])
@@ -151,6 +156,7 @@ def test_blobs_are_descriptors_or_bytes(db: Connection) -> None:
         table.to_spark(blobs="files")
 
 
+@pytest.mark.slow
 def test_columns_of_genevas_own_are_hidden(db: Connection) -> None:
     @udf(data_type=pa.int64())
     def double(id: int) -> int:
@@ -166,6 +172,7 @@ def test_columns_of_genevas_own_are_hidden(db: Connection) -> None:
     assert sorted_rows(view.to_spark().toArrow()) == [{"id": 2, "d": 4}, {"id": 3, "d": 6}]
 
 
+@pytest.mark.slow
 def test_an_empty_table(db: Connection) -> None:
     table = make_table(db, [3])
     table.delete("true")
@@ -192,6 +199,7 @@ def test_a_frame_stays_at_its_version(db: Connection, spark: SparkSession) -> No
     assert table.to_spark().count() == 3
 
 
+@pytest.mark.slow
 def test_a_version_that_was_cleaned_up_is_a_clear_error(db: Connection) -> None:
     table = make_table(db, [3])
     frame = table.to_spark()
@@ -205,6 +213,7 @@ def test_a_version_that_was_cleaned_up_is_a_clear_error(db: Connection) -> None:
         frame.collect()
 
 
+@pytest.mark.slow
 def test_branches(db: Connection, spark: SparkSession) -> None:
     table = make_table(db, [3])
     branch = table.branches.create("exp")
@@ -217,6 +226,7 @@ def test_branches(db: Connection, spark: SparkSession) -> None:
     assert table.to_spark().count() == 3
 
 
+@pytest.mark.slow
 def test_relative_paths_begin_where_the_source_was_registered(
     db: Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +236,7 @@ def test_relative_paths_begin_where_the_source_was_registered(
     assert spark.read.format("geneva").load("db/t.lance").count() == 3
 
 
+@pytest.mark.slow
 def test_options_that_are_none_are_refused(db: Connection, spark: SparkSession) -> None:
     table = make_table(db, [3])
     geneva.register(spark)
@@ -245,6 +256,7 @@ def test_options_that_are_none_are_refused(db: Connection, spark: SparkSession) 
         geneva.register(spark, name="a b")
 
 
+@pytest.mark.slow
 def test_tables_and_views_by_name_in_sql(db: Connection, spark: SparkSession) -> None:
     make_table(db, [5], "texts")
     make_table(db, [pa.table({"id": [1, 9], "w": [0.5, 0.25]})], "weights-2")
@@ -302,6 +314,7 @@ class RememberingSource(DataSource):
         return Remembering()
 
 
+@pytest.mark.slow
 def test_why_filters_are_not_pushed_down(spark: SparkSession) -> None:
     """Spark 4.3 keeps the filters of a frame's first use for its second. If this fails, it learnt
     not to: look at `TableReader` again, and at docs/spark.md."""
@@ -325,6 +338,7 @@ def test_why_filters_are_not_pushed_down(spark: SparkSession) -> None:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
+@pytest.mark.slow
 def test_spark_prunes_no_columns(db: Connection) -> None:
     """If this fails, it learnt to: docs/spark.md can say so."""
     table = make_table(db, [pa.table({"id": [1], "x": [2]})])
@@ -384,6 +398,7 @@ def test_keys_are_in_no_plan_page_or_log(tmp_path: Path) -> None:
     assert not any(secret in text for text in texts)
 
 
+@pytest.mark.slow
 def test_many_rows_are_read_by_several_tasks(db: Connection) -> None:
     table = make_table(db, [pa.table({"id": np.arange(1_200_000)})])
     frame = table.to_spark()

@@ -87,6 +87,7 @@ def test_rows_are_computed_after_they_were_written(db: Connection, spark: SparkS
     assert by_id(table, "d") == {7: 14}
 
 
+@pytest.mark.slow
 def test_values_go_into_the_tables_own_types(db: Connection, spark: SparkSession) -> None:
     data = pa.table(
         {
@@ -116,6 +117,7 @@ def test_values_go_into_the_tables_own_types(db: Connection, spark: SparkSession
     }
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_and_nothing_is_written(
     db: Connection, spark: SparkSession
 ) -> None:
@@ -144,6 +146,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
     assert len(list(Path(uri, "data").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_views_are_refused(db: Connection, spark: SparkSession) -> None:
     table = make_table(db, [3], stable_row_ids=True)
     view = db.create_materialized_view("v", table.query())
@@ -152,6 +155,7 @@ def test_views_are_refused(db: Connection, spark: SparkSession) -> None:
             save(spark.range(1), view.ref.uri, mode)
 
 
+@pytest.mark.slow
 def test_blobs_are_written_as_bytes(db: Connection, spark: SparkSession) -> None:
     schema = pa.schema([pa.field("id", pa.int64()), lance.blob_field("b")])
     data = pa.table([pa.array([1]), lance.blob_array([b"x"])], schema=schema)
@@ -162,6 +166,7 @@ def test_blobs_are_written_as_bytes(db: Connection, spark: SparkSession) -> None
     assert [(row.id, bytes(row.b)) for row in rows] == [(1, b"x"), (2, b"\xca\xfe")]
 
 
+@pytest.mark.slow
 def test_a_failed_write_leaves_nothing_behind(db: Connection, spark: SparkSession) -> None:
     table = make_table(db, [3])
     frame = spark.range(0, 40, 1, 4).withColumn(
@@ -173,6 +178,7 @@ def test_a_failed_write_leaves_nothing_behind(db: Connection, spark: SparkSessio
     assert lance.dataset(table.ref.uri).version == 1
 
 
+@pytest.mark.slow
 def test_tasks_that_die_and_are_tried_again_write_their_rows_once(
     db: Connection, spark: SparkSession, tmp_path: Path
 ) -> None:
