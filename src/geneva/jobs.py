@@ -361,8 +361,8 @@ class Job:
     def _clear_limits(self) -> None:
         """Delete the records that workers of this job shared."""
         if self.progress.limit_updates:
-            functions = {plan.udf_name for plan in self._work.plans}
-            names = [budget_name(self.job_id), *(rate_name(self.job_id, f) for f in functions)]
+            columns = {plan.column for plan in self._work.plans}
+            names = [budget_name(self.job_id), *(rate_name(self.job_id, c) for c in columns)]
             with _logged("tidy up the limits of", self.job_id):
                 self._services.signals.clear_limits(names)
 

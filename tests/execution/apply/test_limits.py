@@ -29,6 +29,7 @@ from geneva.model.tables import Secrets
 from geneva.storage.jobs.shared_state import SharedState
 from geneva.udf.declare import UDF
 from geneva.udf.usage import Meter, metered
+from s3_server import Bucket, bucket, s3_endpoint  # noqa: F401  fixtures
 from support import Calls, by_id, connect, make_table
 
 if TYPE_CHECKING:
@@ -200,6 +201,23 @@ def test_changes_of_many_threads_are_all_kept(tmp_path: Path):
     for thread in threads:
         thread.join()
     assert SharedState(uri, Secrets()).update(lambda record: record["n"]) == 40
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_changes_on_an_object_store_are_all_kept(bucket: Bucket):  # noqa: F811
+    def work() -> None:
+        state = SharedState(f"{bucket.uri}/_geneva/limits/x.lance", Secrets(bucket.storage_options))
+        for _ in range(5):
+            state.update(lambda record: record.update(n=record.get("n", 0) + 1))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    state = SharedState(f"{bucket.uri}/_geneva/limits/x.lance", Secrets(bucket.storage_options))
+    assert state.update(lambda record: record["n"]) == 20
 
 
 # --------------------------------------------------------------------------------- 429, for real

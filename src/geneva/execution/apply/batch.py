@@ -142,7 +142,7 @@ class Applier:
         usage = current_meter()
         if not isinstance(usage, TaskUsage):
             usage = self._own_usage
-        return usage.limiter(self.udf.rate_limit, self.udf.name)
+        return usage.limiter(self.udf.rate_limit, self.output.name)
 
     def _slices(self, call: BatchCall) -> SliceUnits:
         def learn(cost: CallCost) -> None:

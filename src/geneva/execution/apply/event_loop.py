@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from geneva.execution.apply.timeouts import Expired
@@ -61,7 +62,8 @@ class EventLoop:
         left = [task for task in asyncio.all_tasks() if task is not here]
         await cancelled(left)
         await self.loop.shutdown_asyncgens()
-        await self.loop.shutdown_default_executor()
+        with suppress(RuntimeError):  # at the end of a process no thread can be started any more
+            await self.loop.shutdown_default_executor()
         self.loop.stop()
 
 

@@ -297,7 +297,7 @@ class TaskUsage(Meter):
             self.account = Account(max_cost, open_state(budget_name(job_id)), self)
 
     def limiter(self, limit: RateLimit, name: str) -> Limiter:
-        """The limiter of a function, known by `name` where it has no key."""
+        """The limiter of a function, known by its column's `name` where it has no key."""
         if limit not in self._limiters:
             place = f"key-{limit.key}" if limit.key is not None else rate_name(self._job_id, name)
             state = self._open_state(place)
@@ -322,6 +322,6 @@ def budget_name(job_id: str) -> str:
     return f"job-{job_id}-budget"
 
 
-def rate_name(job_id: str, name: str) -> str:
+def rate_name(job_id: str, column: str) -> str:
     """What the record of a function's limit in one job is called."""
-    return f"job-{job_id}-rate-{name}"
+    return f"job-{job_id}-rate-{column}"
