@@ -104,7 +104,8 @@ def test_batches_are_prepared_at_the_same_time(tmp_path: Path, notes: Notes) -> 
         def prepare(self, id: pa.Array) -> Any:
             prepared = super().prepare(id)
             deadline = time.monotonic() + 20
-            while Path(self.log).read_text().count("prepare") < 3 and time.monotonic() < deadline:
+            while Path(self.log).read_text().count('["prepare"') < 3:
+                assert time.monotonic() < deadline
                 time.sleep(0.01)
             return prepared
 
