@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ import geneva
 from geneva.cli.arguments import AsJson, StorageOption
 from geneva.cli.database import connect, read_storage_options
 from geneva.cli.terminal import FAILED, MISSING_DEPENDENCY, emit, out, readable
-from geneva.cli.version import PACKAGES
+from geneva.cli.version import PACKAGES, installed
 from geneva.errors import GenevaError, MissingDependencyError
 from geneva.render.plain import plain
 from geneva.render.text import count
@@ -108,10 +107,10 @@ def _python() -> str:
 
 
 def _package(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError as error:
-        raise MissingDependencyError(f"{name} is not installed: pip install {name}") from error
+    found = installed(name)
+    if found is None:
+        raise MissingDependencyError(f"{name} is not installed: pip install {name}")
+    return found
 
 
 def _java() -> str:

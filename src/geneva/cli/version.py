@@ -39,11 +39,15 @@ def print_and_exit(wanted: bool) -> None:  # noqa: FBT001  typer calls it with t
         raise typer.Exit
 
 
-def _installed(distribution: str) -> str:
-    """The version of a distribution, or of the one with the client of Spark Connect alone."""
+def installed(distribution: str) -> str | None:
+    """The version of a distribution, or of its client: that of Spark Connect alone."""
     for name in (distribution, f"{distribution}-client"):
         try:
             return metadata.version(name) + name.removeprefix(distribution).replace("-", " ")
         except metadata.PackageNotFoundError:
             continue
-    return "not installed"
+    return None
+
+
+def _installed(distribution: str) -> str:
+    return installed(distribution) or "not installed"
