@@ -506,6 +506,58 @@ def test_a_backfill_calls_once_per_row(local_db: Connection, calls: Calls):
     assert calls.taken() == [1000]
 
 
+def in_the_loop() -> int:
+    async def left() -> int:
+        return len(asyncio.all_tasks())
+
+    return event_loop().run(left()) - 1
+
+
+def test_small_fragments_share_the_calls_at_once(local_db: Connection, calls: Calls):
+    """A task of many fragments has as many calls under way as it may, also over their borders."""
+
+    async def waits(id: int) -> int:
+        started = time.monotonic()
+        await asyncio.sleep(0.05)
+        calls.note([id], started)
+        return id * 3
+
+    table = make_table(local_db, [4] * 40)
+    table.add_columns({"c": udf(waits)})
+    table.backfill("c", concurrency=1, task_size=1000)
+    assert by_id(table, "c") == {i: i * 3 for i in range(160)}
+    assert calls.rows == [*range(160)]
+    assert 4 < calls.most_at_once <= 32
+    assert in_the_loop() == 0
+
+
+def test_a_failure_cancels_what_runs_for_the_next_fragments(
+    local_db: Connection, calls: Calls, tmp_path: Path
+):
+    cancelled = Calls(str(tmp_path / "cancelled"))
+
+    async def fails(id: int) -> int:
+        try:
+            await asyncio.sleep(30 if id > 9 else 0.2)
+        except asyncio.CancelledError:
+            cancelled.note([id])
+            raise
+        calls.note([id])
+        if id == 9:
+            raise ValueError("no")
+        return id
+
+    table = make_table(local_db, [4] * 10)
+    table.add_columns({"c": udf(fails)})
+    with pytest.raises(UDFExecutionError, match="fragment 2, row 1"):
+        table.backfill("c", concurrency=1, task_size=1000)
+    assert calls.rows == [*range(10)]
+    assert {10, 11, 12} <= set(cancelled.rows), "of the next fragments, too"
+    assert in_the_loop() == 0
+    filled = {i: v for i, v in by_id(table, "c").items() if v is not None}
+    assert filled == {i: i for i in range(8)}, "the fragments before it are committed"
+
+
 def test_a_failed_job_keeps_what_is_done(local_db: Connection, calls: Calls, tmp_path: Path):
     broken = tmp_path / "broken"
     broken.touch()

@@ -135,6 +135,21 @@ class _Unit:
     task: asyncio.Task[Any]
 
 
+class Flight:
+    """The calls under way of one task: `limit` at a time, over all rows that it has been given."""
+
+    def __init__(self, limit: int = 1) -> None:
+        """Nothing is under way."""
+        self.limit = limit
+        self.calls = 0
+        self.open: list[CallsAhead] = []
+
+    def fill(self) -> None:
+        """Start calls where there is room for them, for the earliest rows first."""
+        for calls in [*self.open]:
+            calls.fill()
+
+
 class CallsAhead:
     """The calls for the rows of a batch. Take their values in order; close it, or use `with`."""
 
@@ -144,16 +159,16 @@ class CallsAhead:
         units: Units,
         prepare: Callable[[], ForRow],
         loop: EventLoop,
-        limit: int,
+        flight: Flight,
     ) -> None:
         """Start nothing yet. `prepare` is called before the first call, in the thread that asks."""
         self._call, self._units_of, self._prepare = call, units, prepare
-        self._loop, self._limit = loop, limit
+        self._loop, self._flight = loop, flight
         self._function: ForRow | None = None
         self.may_start: int | None = None
         """Of the rows that are not taken yet at most so many are started; None: any number."""
         self._started = self._done = self._taken = self._end = 0
-        self._in_flight = self._rows_in_flight = 0
+        self._rows_in_flight = 0
         self._units: deque[_Unit] = deque()
         self._results: deque[Any] = deque()
         self._is_over = False
@@ -168,13 +183,29 @@ class CallsAhead:
         """Rows that were computed and not taken yet."""
         return self.started - self._rows_in_flight
 
-    def take(self, rows: int) -> Applied:
-        """Return the values of the next rows, or raise what the policy makes of a failure."""
-        start, self._taken = self._taken, self._taken + rows
+    @property
+    def is_taken(self) -> bool:
+        """Whether the values of all rows were taken."""
+        return self._taken == self._call.batch.num_rows
+
+    def start(self) -> None:
+        """Let calls begin, as far as there is room for them."""
+        if self._function is None:
+            self._function = self._prepare()
+            self._allow(0)
+            self._loop.run(self._join())
+
+    def _allow(self, rows: int) -> None:
+        """Let the next `rows` be started, and those behind them as far as they may."""
         self._end = self._call.batch.num_rows
         if self.may_start is not None:
-            self._end = min(self._end, start + max(rows, self.may_start))
-        self._function = self._function or self._prepare()
+            self._end = min(self._end, self._taken + max(rows, self.may_start))
+
+    def take(self, rows: int) -> Applied:
+        """Return the values of the next rows, or raise what the policy makes of a failure."""
+        self.start()
+        self._allow(rows)
+        start, self._taken = self._taken, self._taken + rows
         try:
             failures, retries = self._loop.run(self._reach(self._taken))
         except UDFError as error:
@@ -191,7 +222,7 @@ class CallsAhead:
     def close(self) -> None:
         """Cancel the calls that still run, and wait until they have ended."""
         self._is_over = True
-        if self._units:
+        if self._function is not None:
             self._loop.run(self._cancel())
 
     def __enter__(self) -> CallsAhead:
@@ -209,9 +240,13 @@ class CallsAhead:
 
     # ------------------------------------------------------------------------- inside the loop
 
+    async def _join(self) -> None:
+        self._flight.open.append(self)
+        self.fill()
+
     async def _reach(self, end: int) -> tuple[dict[int, CellFailure], int]:
         """Wait for the results of all rows before `end`, in order; say what went wrong so far."""
-        self._fill()
+        self.fill()
         while self._done < end:
             unit = self._units[0]
             if not unit.task.done():
@@ -219,24 +254,24 @@ class CallsAhead:
             self._results.append(unit.task.result())
             self._units.popleft()
             self._done += unit.size
-            self._fill()
+            self.fill()
         call = self._call
         failures = {row: call.failures.pop(row) for row in [*call.failures] if row < end}
         retries, call.retries = call.retries, 0
         return failures, retries
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
         """Start calls, as far as they may be ahead."""
-        units = self._units_of
+        units, flight = self._units_of, self._flight
         while (
             not self._is_over
             and self._started < self._end
-            and self._in_flight < self._limit
-            and len(self._units) < units.max_ahead * self._limit
+            and flight.calls < flight.limit
+            and len(self._units) < units.max_ahead * flight.limit
         ):
             start, size = self._started, min(units.rows(), self._end - self._started)
             self._started += size
-            self._in_flight += 1
+            flight.calls += 1
             self._rows_in_flight += size
             task = asyncio.create_task(self._run(start, size))
             unit = _Unit(start, size, task)
@@ -252,7 +287,7 @@ class CallsAhead:
         return result
 
     def _ended(self, unit: _Unit) -> None:
-        self._in_flight -= 1
+        self._flight.calls -= 1
         self._rows_in_flight -= unit.size
         if unit.task.cancelled() or unit.task.exception() is not None:
             # No row behind it matters any more. Those before it have all been started.
@@ -260,9 +295,11 @@ class CallsAhead:
             for later in self._units:
                 if later.start > unit.start:
                     later.task.cancel()
-        self._fill()
+        self._flight.fill()
 
     async def _cancel(self) -> None:
+        if self in self._flight.open:
+            self._flight.open.remove(self)
         units, self._units = [*self._units], deque()
         await cancelled([unit.task for unit in units])
 

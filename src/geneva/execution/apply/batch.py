@@ -18,6 +18,7 @@ from geneva.errors import UDFError
 from geneva.execution.apply.ahead import (
     ASYNC_LIMIT,
     CallsAhead,
+    Flight,
     ForRow,
     RowUnits,
     SliceUnits,
@@ -93,7 +94,7 @@ class Applier:
         if batch.num_rows == 0:
             return Applied((pa.array([], self.output.type),))
         if self.is_async:
-            with self._calls(batch, guard) as calls:
+            with self._calls(batch, guard, Flight(self.threads)) as calls:
                 return calls.take(batch.num_rows)
         call = BatchCall(self.udf, self.output, batch, self._pool, self.threads)
         is_scalar = self.udf.arg_type is UDFArgType.SCALAR
@@ -111,14 +112,21 @@ class Applier:
         failures = tuple(call.failures[row] for row in sorted(call.failures))
         return Applied((values,), failures, call.retries)
 
-    def ahead(self, batch: pa.RecordBatch, guard: Guard | None = None) -> CallsAhead | None:
+    def ahead(
+        self, batch: pa.RecordBatch, guard: Guard | None = None, flight: Flight | None = None
+    ) -> CallsAhead | None:
         """Return the calls of an async function for rows that are wanted one after the other.
 
-        None is started yet. Plain functions are called by `run`.
+        None is started yet. They share the limit of a `flight`. Plain functions are called by
+        `run`.
         """
-        return self._calls(batch, guard) if self.is_async else None
+        if not self.is_async:
+            return None
+        flight = flight or Flight()
+        flight.limit = self.threads
+        return self._calls(batch, guard, flight)
 
-    def _calls(self, batch: pa.RecordBatch, guard: Guard | None) -> CallsAhead:
+    def _calls(self, batch: pa.RecordBatch, guard: Guard | None, flight: Flight) -> CallsAhead:
         udf, call = self.udf, BatchCall(self.udf, self.output, batch)
 
         def prepare() -> ForRow:
@@ -133,7 +141,7 @@ class Applier:
             return for_row
 
         units = RowUnits(call) if udf.arg_type is UDFArgType.SCALAR else self._slices(call)
-        return CallsAhead(call, units, prepare, event_loop(), self.threads)
+        return CallsAhead(call, units, prepare, event_loop(), flight)
 
     def _limiter(self) -> Limiter | None:
         """What the function's calls have to wait for: that of the task, or one of its own."""

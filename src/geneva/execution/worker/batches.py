@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ from geneva.errors import (
     UDFIntegrityError,
     UntrustedFunctionError,
 )
-from geneva.execution.apply.ahead import CallsAhead
+from geneva.execution.apply.ahead import CallsAhead, Flight
 from geneva.execution.apply.batch import Applied
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.apply.limits import TaskUsage, shared_states
@@ -105,6 +104,7 @@ class BatchRunner:
         states = shared_states(work.shared_uri, work.ref.storage_options)
         self.usage = TaskUsage(states, work.job_id, work.max_cost)
         self._rows_called = 0
+        self._flight = Flight()
 
     def begin(self, part: PartWork, search: PoisonSearch) -> Iterator[Event]:
         """Go on with another part."""
@@ -148,6 +148,8 @@ class BatchRunner:
             if isinstance(queued, _Batch) and queued.prepared is not None:
                 queued.prepared.cancel()
         self._queued.clear()
+        for calls in [*self._flight.open]:
+            calls.close()
 
     def saved(self, saved: Saved) -> None:
         """Take the writer's acknowledgement."""
@@ -159,26 +161,26 @@ class BatchRunner:
         if not waiting:
             return
         program = self._loaded()
-        with self._calls_ahead(program) as ahead:
-            while waiting:
-                size = self._pacing.batch_rows(self._cut_rule, program.cost, self._rows_cut)
-                if size > len(waiting) and not is_last and ahead is None:
-                    return
+        ahead = self._calls_ahead(program)
+        while waiting:
+            size = self._pacing.batch_rows(self._cut_rule, program.cost, self._rows_cut)
+            if size > len(waiting) and not is_last and ahead is None:
+                return
+            may_start = self._may_start(ahead)
+            if may_start == 0:
+                yield from self._run_queued(is_last=True)  # what is queued is paid for
                 may_start = self._may_start(ahead)
-                if may_start == 0:
-                    yield from self._run_queued(is_last=True)  # what is queued is paid for
-                    may_start = self._may_start(ahead)
-                if may_start == 0:
-                    raise self._overspent()
-                size = min(size, len(waiting), may_start or len(waiting))
-                window = waiting.take(search.max_rows(waiting.first(size), size))
-                if ahead is not None:
-                    ahead.may_start = may_start
-                self._queue(program, window, ahead)
-                yield from self._run_queued()
-                if not self._queued:
-                    # Nothing is ahead: a checkpoint that was due for another reason counts, too.
-                    self._rows_cut = self._pacing.rows
+            if may_start == 0:
+                raise self._overspent()
+            size = min(size, len(waiting), may_start or len(waiting))
+            window = waiting.take(search.max_rows(waiting.first(size), size))
+            if ahead is not None:
+                ahead.may_start = may_start
+            self._queue(program, window, ahead)
+            yield from self._run_queued()
+            if not self._queued:
+                # Nothing is ahead: a checkpoint that was due for another reason counts, too.
+                self._rows_cut = self._pacing.rows
 
     def _may_start(self, ahead: CallsAhead | None) -> int | None:
         """How many of the rows that wait may be called by now; None: all.
@@ -199,7 +201,9 @@ class BatchRunner:
         return _batch_failed(self.usage.account.error(), self._waiting.first(1), ())
 
     def close(self) -> None:
-        """Give back what limits have reserved for the task."""
+        """Cancel calls that nobody waits for, and give back what limits have reserved."""
+        for calls in [*self._flight.open]:
+            calls.close()
         self.usage.close()
 
     @property
@@ -210,13 +214,23 @@ class BatchRunner:
         """
         return not self._cut_search.is_retry and self._memo is None
 
-    def _calls_ahead(self, program: Program) -> AbstractContextManager[CallsAhead | None]:
+    def _calls_ahead(self, program: Program) -> CallsAhead | None:
         """The calls for all rows that wait, if the program makes them before their batch's turn."""
         if not program.is_async or not self._may_run_ahead:
-            return nullcontext()
+            return None
         rows = self._waiting.all()
         guard = BatchGuard(self._cut_search, rows.offsets)
-        return program.ahead(rows.inputs, guard) or nullcontext()
+        ahead = program.ahead(rows.inputs, guard, self._flight)
+        if ahead is not None and self._may_overtake:
+            self._warm(program, rows)
+            with metered(self.usage):
+                ahead.start()
+        return ahead
+
+    @property
+    def _may_overtake(self) -> bool:
+        """Whether calls may be made for rows of the next window, or of the next part."""
+        return self.usage.account is None and not self._work.bounds_lost_rows
 
     def _queue(self, program: Program, window: Window, ahead: CallsAhead | None) -> None:
         """Queue a batch; let the program prepare it."""
@@ -235,15 +249,15 @@ class BatchRunner:
         """Run what is queued, but for the batches that are being prepared; if it is all, all."""
         while self._queued:
             queued = self._queued[0]
-            if isinstance(queued, _Batch):
-                fits = self._queued_bytes <= _MAX_QUEUED_BYTES
-                if not is_last and fits and self._queued_batches <= self._max_queued:
-                    return
+            if isinstance(queued, _Batch) and not is_last and self._may_wait(queued):
+                return
             self._queued.popleft()
             if isinstance(queued, _Batch):
                 self._queued_batches -= 1
                 self._queued_bytes -= queued.window.inputs.nbytes
                 computed = self._run_batch(queued)
+                if queued.ahead is not None and queued.ahead.is_taken:
+                    queued.ahead.close()
                 suspect = queued.search.is_suspect(queued.window.offsets)
                 yield self._paced(computed, suspect=suspect)
             elif isinstance(queued, Result) and queued.durable is not Durable.ALREADY:
@@ -255,6 +269,15 @@ class BatchRunner:
                 elif isinstance(queued, PartBegins):
                     self._pacing.begin(queued.part.window)
                 yield queued
+
+    def _may_wait(self, first: _Batch) -> bool:
+        """Whether the first batch of the queue is left there, and the next ones are read."""
+        if self._queued_bytes > _MAX_QUEUED_BYTES:
+            return False
+        if first.ahead is None or not self._may_overtake:
+            return self._queued_batches <= self._max_queued
+        queued = sum(len(q.window.offsets) for q in self._queued if isinstance(q, _Batch))
+        return queued < 2 * self._flight.limit and first.ahead.done < len(first.window.offsets)
 
     def _loaded(self) -> Program:
         """The program; a function that can't be loaded fails on the first row."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from geneva.errors import SQLExecutionError, UDFError
-from geneva.execution.apply.ahead import CallsAhead
+from geneva.execution.apply.ahead import CallsAhead, Flight
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.timeouts import Guard
 from geneva.execution.worker.surroundings import enter_function
@@ -48,7 +48,9 @@ class Program(Protocol):
     ) -> Applied:
         """Compute the values of one batch; say which rows failed."""
 
-    def ahead(self, batch: pa.RecordBatch, guard: Guard | None = None) -> CallsAhead | None:
+    def ahead(
+        self, batch: pa.RecordBatch, guard: Guard | None = None, flight: Flight | None = None
+    ) -> CallsAhead | None:
         """The calls for rows that are wanted one after the other; None: they are made by `run`."""
 
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
@@ -87,7 +89,9 @@ class Carrier:
         ]
         return Applied(tuple(arrays))
 
-    def ahead(self, batch: pa.RecordBatch, guard: Guard | None = None) -> None:
+    def ahead(
+        self, batch: pa.RecordBatch, guard: Guard | None = None, flight: Flight | None = None
+    ) -> None:
         """There is nothing to wait for."""
 
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
