@@ -66,11 +66,22 @@ class StatefulCallable:
         """Return the working object: constructed and set up the first time, then the same one."""
         with self._lock:
             if self._instance is None:
-                instance = self._made()
+                instance = self.made_to_prepare()
                 getattr(instance, "setup", _nothing)()
                 self._instance = instance
             live: Callable[..., Any] = self._instance
             return live
+
+    @property
+    def prepares_apart(self) -> bool:
+        """Whether `prepare` needs nothing of `setup`, and so can run in processes of its own."""
+        return hasattr(self.target, SETUP_PREPARE)
+
+    def made_to_prepare(self) -> Any:
+        """Return a new object whose `prepare` can be called."""
+        instance = self._made()
+        getattr(instance, SETUP_PREPARE, _nothing)()
+        return instance
 
     def _made(self) -> Any:
         if inspect.isclass(self.target):
@@ -201,6 +212,8 @@ def name_of(target: Any) -> str:
 
 PREPARE = "prepare"
 """The method that takes the inputs, where a function has two steps; __call__ takes its result."""
+SETUP_PREPARE = "setup_prepare"
+"""The method that sets up what `prepare` needs, wherever that runs."""
 
 
 def signature_of(target: Any, method: str = "__call__") -> inspect.Signature | None:

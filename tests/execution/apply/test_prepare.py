@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,8 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import geneva
 from conftest import connect
 from geneva import UDF, skip_on_error, udf
+from geneva.config import Settings
 from geneva.errors import InvalidUDFError, UDFExecutionError, UDFTimeoutError
 from geneva.execution.apply.batch import Applier
 from geneva.execution.runner import InProcessRunner
@@ -217,3 +221,91 @@ class TestDeclaring:
     def test_numbers_that_can_not_be_meant(self, number: Any) -> None:
         with pytest.raises(InvalidUDFError, match="cpu_workers"):
             declared(cpu_workers=number)
+
+
+# --------------------------------------------------------------------- in processes of their own
+
+
+class Apart:
+    """Says by `setup_prepare` that its `prepare` needs nothing of `setup`. Notes who does what."""
+
+    def __init__(self, log: str, bad: int = -1, deadly: int = -1) -> None:
+        self.log, self.bad, self.deadly = log, bad, deadly
+
+    def note(self, step: str, ids: list[int]) -> None:
+        with open(self.log, "a") as file:  # noqa: PTH123  one write, whoever writes at once
+            file.write(json.dumps([step, ids, str(os.getpid())]) + "\n")
+
+    def setup_prepare(self) -> None:
+        self.note("setup_prepare", [])
+        self.factor = 2
+
+    def setup(self) -> None:
+        self.note("setup", [])
+        self.model = threading.Lock()  # can't be pickled, as models on a GPU can't be
+
+    def prepare(self, id: pa.Array) -> np.ndarray[Any, Any]:
+        ids = id.to_numpy()
+        self.note("prepare", ids.tolist())
+        if self.deadly in ids.tolist() and not Path(f"{self.log}.died").exists():
+            Path(f"{self.log}.died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.bad in ids.tolist():
+            raise ValueError(f"can't prepare {self.bad}")
+        return np.asarray(self.factor * ids)
+
+    def __call__(self, doubled: np.ndarray[Any, Any]) -> pa.Array:
+        with self.model:
+            self.note("call", (doubled // 2).tolist())
+            return pa.array(doubled + 1)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+class TestProcesses:
+    def run(self, folder: Path, function: UDF) -> Any:
+        quiet = Settings(local_slots=1, jvm_archive=False, progress=False)
+        table = make_table(geneva.connect(folder / "db", settings=quiet), [25, 35])
+        table.add_columns({"c": function})
+        return table, table.backfill("c")
+
+    def test_one_model_and_batches_in_order(self, tmp_path: Path, notes: Notes) -> None:
+        table, _ = self.run(tmp_path, declared(Apart)(notes.path))
+        assert by_id(table, "c") == EXPECTED
+        batches = [list(range(at, at + 5)) for at in range(0, ROWS, 5)]
+        assert notes.ids("call") == batches, "in order, and full"
+        assert sorted(notes.ids("prepare")) == batches, "each once"
+        assert len(notes.lines("setup")) == 1, "one model"
+        assert len(notes.threads("call")) == 1
+        assert notes.threads("call") == notes.threads("setup")
+        assert len(notes.threads("prepare")) == 3, "a process each"
+        assert not notes.threads("call") & notes.threads("prepare")
+        assert notes.threads("prepare") <= notes.threads("setup_prepare")
+
+    def test_a_row_that_can_not_be_prepared(self, tmp_path: Path, notes: Notes) -> None:
+        function = declared(Apart, on_error=skip_on_error())(notes.path, bad=17)
+        table, result = self.run(tmp_path, function)
+        assert by_id(table, "c") == {**EXPECTED, 17: None}
+        assert result.rows_failed == 1
+        (error,) = table.get_errors()
+        assert "can't prepare 17" in error.error_message
+
+    def test_it_fails_with_the_users_own_error(self, tmp_path: Path, notes: Notes) -> None:
+        with pytest.raises(UDFExecutionError, match="can't prepare 17"):
+            self.run(tmp_path, declared(Apart)(notes.path, bad=17))
+
+    def test_one_that_is_killed(self, tmp_path: Path, notes: Notes) -> None:
+        table, _ = self.run(tmp_path, declared(Apart)(notes.path, deadly=17))
+        assert Path(f"{notes.path}.died").exists()
+        assert by_id(table, "c") == EXPECTED
+
+    def test_they_end_with_their_worker(self, tmp_path: Path, notes: Notes) -> None:
+        self.run(tmp_path, declared(Apart)(notes.path))
+        (worker,) = notes.threads("call")
+        os.kill(int(worker), signal.SIGKILL)
+        left = notes.threads("prepare")
+        deadline = time.monotonic() + 30
+        while left and time.monotonic() < deadline:
+            left = {pid for pid in left if Path(f"/proc/{pid}").exists()}
+            time.sleep(0.05)
+        assert not left

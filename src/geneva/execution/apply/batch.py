@@ -7,6 +7,7 @@ UDF's policy skips are NULL, and listed beside the values.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -30,8 +31,15 @@ from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.event_loop import event_loop
 from geneva.execution.apply.failures import CellFailure, describe_failure, raise_failed
 from geneva.execution.apply.limits import Limiter, TaskUsage
+from geneva.execution.apply.preparing import PrepareDied, PrepareProcess
 from geneva.execution.apply.steps import USER_FAILURES
-from geneva.execution.apply.timeouts import Guard, guarded, guarded_async
+from geneva.execution.apply.timeouts import (
+    Guard,
+    end_process,
+    guarded,
+    guarded_async,
+    is_spark_worker,
+)
 from geneva.planning.batching import CallCost
 from geneva.udf.declare import UDF, StatefulCallable, UDFArgType
 from geneva.udf.policy import Action
@@ -61,6 +69,8 @@ class Applier:
         self._preparing = ThreadPoolExecutor(workers, "geneva-prepare") if workers else None
         # One that is ready, beside those that are being prepared.
         self.prepares = workers + 1 if workers else 0
+        self._of_thread = threading.local()
+        self._processes: list[PrepareProcess] = []
 
     def apply(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the column's values for a batch whose columns are the inputs, in order."""
@@ -71,15 +81,35 @@ class Applier:
         self._live_function(batch)
 
     def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Future[Any] | None:
-        """Let the function's `prepare` begin on a batch, in a thread of its own."""
+        """Let the function's `prepare` begin on a batch, in a thread or process of its own."""
         if self._preparing is None:
             return None
-        return self._preparing.submit(self._prepared, batch, guard)
+        # Off Spark the process is the user's own: it starts no others.
+        is_apart = is_spark_worker() and self._stateful().prepares_apart
+        step = self._prepared_apart if is_apart else self._prepared_here
+        return self._preparing.submit(self._guarded(step, guard, _unknown_row), batch)
 
-    def _prepared(self, batch: pa.RecordBatch, guard: Guard | None) -> Any:
+    def _prepared_here(self, batch: pa.RecordBatch) -> Any:
         live: Any = self._live_function(batch)
-        prepare = self._guarded(live.prepare, guard, _unknown_row)
-        return prepare(*arguments(compact_batch(batch), self.udf.arg_type))
+        return live.prepare(*arguments(compact_batch(batch), self.udf.arg_type))
+
+    def _prepared_apart(self, batch: pa.RecordBatch) -> Any:
+        """What the process of this thread prepares. Where that dies, so does the worker.
+
+        Spark runs the task again, without preparing ahead: the row at fault is found there.
+        """
+        process: PrepareProcess | None = getattr(self._of_thread, "process", None)
+        try:
+            if process is None:
+                process = self._of_thread.process = PrepareProcess(self.udf)
+                self._processes.append(process)
+            return process(batch)
+        except PrepareDied:
+            end_process()
+
+    def _stateful(self) -> StatefulCallable:
+        assert isinstance(self.udf.func, StatefulCallable)
+        return self.udf.func
 
     def run(
         self,
@@ -172,6 +202,8 @@ class Applier:
         for pool in (self._pool, self._preparing):
             if pool is not None:
                 pool.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.close()
         if isinstance(self.udf.func, StatefulCallable):
             if self.is_async:
                 event_loop().run(self.udf.func.close_async())

@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from geneva.errors import UDFTimeoutError
 
@@ -50,7 +50,7 @@ def guarded(
     current_row: Callable[[], int | None],
 ) -> Callable[..., Any]:
     """Wrap a function so that each call of it is stopped after `seconds`."""
-    if guard is None or not _is_spark_worker():
+    if guard is None or not is_spark_worker():
         return lambda *args: _left_behind(function, args, seconds)
 
     def call(*args: Any) -> Any:
@@ -78,7 +78,7 @@ def guarded_async(
 
     async def call(*args: Any) -> Any:
         watched = None
-        if guard is not None and _is_spark_worker():
+        if guard is not None and is_spark_worker():
             task, loop = asyncio.current_task(), asyncio.get_running_loop()
             # The loop's own limit comes first, unless it is blocked.
             late = seconds + 2 * _TICK_SECONDS
@@ -106,9 +106,15 @@ def _late(seconds: float) -> UDFTimeoutError:
     return UDFTimeoutError(f"the call took longer than timeout={seconds:g} s, and was stopped")
 
 
-def _is_spark_worker() -> bool:
+def is_spark_worker() -> bool:
+    """Whether this process runs a task of Spark's."""
     module = sys.modules.get("pyspark.taskcontext")
     return module is not None and module.TaskContext.get() is not None
+
+
+def end_process() -> NoReturn:
+    """End this worker process at once; Spark starts another one, and the task again."""
+    os._exit(_EXIT_CODE)
 
 
 def grace(seconds: float) -> float:
@@ -198,7 +204,7 @@ class _Watch:
         if now - call.seen_late > grace(call.seconds):
             with contextlib.suppress(Exception):  # whatever it is, the process has to end
                 call.guard.hung(call.current_row())
-            os._exit(_EXIT_CODE)
+            end_process()
         with self._lock:
             if call in self._calls and call.is_blocking():
                 self._interrupt(call)
