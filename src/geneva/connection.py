@@ -811,7 +811,7 @@ class Connection(ConnectionMethods):
             signals=self._signals,
             failures=self._failures,
             output=self._output,
-            hidden=(self._env, self._storage_options),
+            hidden=(self._variables, self._storage_options),
             settings=self._settings,
             make_runner=self._make_runner,
             make_committer=self._make_committer,
@@ -879,9 +879,17 @@ class Connection(ConnectionMethods):
         return SparkRunner(
             self._session(),
             gpus=self._settings.local_gpus,
-            env=self._env,
+            env=self._variables,
             environment_before=_ENVIRONMENT_BEFORE,
         )
+
+    @property
+    def _variables(self) -> Secrets:
+        """What is set where functions run: variables of the contexts, and over them `env`."""
+        given: dict[str, str] = {}
+        for context in self._contexts:
+            given |= context.manifest.env_vars if context.manifest is not None else {}
+        return Secrets({**given, **self._env})
 
     def _session(self, spark: SparkSession | None = None) -> SparkSession:
         """The Spark session to work on: the one given, the context's, this connection's, ours."""
