@@ -803,7 +803,7 @@ class Connection(ConnectionMethods):
         uri = without_file_scheme(str(lancedb_table.uri).rstrip("/"))
         return TableRef(str(name), branch_uri(uri, branch), Secrets(options), branch)
 
-    def _job(self, work: Work, on_commit: Callable[[], None], job_id: str | None) -> Job:
+    def _job(self, work: Work, on_commit: Callable[[], None], job_id: str | None = None) -> Job:
         if job_id is not None and self._history.events_of(job_id):
             raise UserInputError(f"There is a job {job_id!r} in this database already.")
         services = JobServices(

@@ -102,9 +102,7 @@ def recorded_paths(ref: TableRef) -> set[str]:
     return {file.path for file in read_work(open_checkpoints(ref)).staged.values()}
 
 
-def computed_files(
-    dataset: lance.LanceDataset, before: datetime | None = None
-) -> dict[str, int]:
+def computed_files(dataset: lance.LanceDataset, before: datetime | None = None) -> dict[str, int]:
     """The data files of ours in a table's folder, and their bytes, published or not.
 
     `before`: only those that are older, by the store's clock.
