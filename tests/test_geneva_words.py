@@ -394,6 +394,7 @@ class TestContexts:
         context = local_db.context(cluster="c", manifest="m")
         context.__enter__()
         assert os.environ["GENEVA_WORDS_TEST"] == "1"
+        assert local_db._variables["GENEVA_WORDS_TEST"] == "1", "for workers that are elsewhere"
         future = table.backfill_async("x")
         context.__exit__(None, None, None)
         assert future.done(), "the context has waited for it"

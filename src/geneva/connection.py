@@ -803,7 +803,7 @@ class Connection(ConnectionMethods):
         uri = without_file_scheme(str(lancedb_table.uri).rstrip("/"))
         return TableRef(str(name), branch_uri(uri, branch), Secrets(options), branch)
 
-    def _job(self, work: Work, on_commit: Callable[[], None], job_id: str | None) -> Job:
+    def _job(self, work: Work, on_commit: Callable[[], None], job_id: str | None = None) -> Job:
         if job_id is not None and self._history.events_of(job_id):
             raise UserInputError(f"There is a job {job_id!r} in this database already.")
         services = JobServices(
@@ -811,7 +811,7 @@ class Connection(ConnectionMethods):
             signals=self._signals,
             failures=self._failures,
             output=self._output,
-            hidden=(self._env, self._storage_options),
+            hidden=(self._variables, self._storage_options),
             settings=self._settings,
             make_runner=self._make_runner,
             make_committer=self._make_committer,
@@ -879,9 +879,17 @@ class Connection(ConnectionMethods):
         return SparkRunner(
             self._session(),
             gpus=self._settings.local_gpus,
-            env=self._env,
+            env=self._variables,
             environment_before=_ENVIRONMENT_BEFORE,
         )
+
+    @property
+    def _variables(self) -> Secrets:
+        """What is set where functions run: variables of the contexts, and over them `env`."""
+        given: dict[str, str] = {}
+        for context in self._contexts:
+            given |= context.manifest.env_vars if context.manifest is not None else {}
+        return Secrets({**given, **self._env})
 
     def _session(self, spark: SparkSession | None = None) -> SparkSession:
         """The Spark session to work on: the one given, the context's, this connection's, ours."""

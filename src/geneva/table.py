@@ -515,7 +515,7 @@ class Table(TableMethods):
             batch,
             total=len(self),
             slots=connection._slots(),
-            env=connection._env,
+            env=connection._variables,
         )
         if shown.estimate is not None:
             connection._measured[ref.name, function.version] = shown.estimate.measured

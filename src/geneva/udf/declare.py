@@ -130,6 +130,11 @@ class UDF:
         return self.declared_version or self.fingerprint
 
     @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables of its calls: those of its manifest, and over them its own."""
+        return {**getattr(self.manifest, "env_vars", {}), **self.env}
+
+    @property
     def error_handling(self) -> ErrorPolicy:
         """What is done about rows that fail, by another name."""
         return self.on_error

@@ -11,6 +11,7 @@ import pytest
 from geneva import udf
 from geneva.errors import UserInputError
 from geneva.execution.worker.surroundings import Surroundings, enter_function, enter_job
+from geneva.manifest import GenevaManifest
 from geneva.model.tables import Secrets
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
 
@@ -50,6 +51,18 @@ def test_variables_of_one_function_are_gone_in_the_next():
     enter_function(with_env(GENEVA_TEST_C="c"))
     assert "GENEVA_TEST_B" not in os.environ
     assert os.environ["GENEVA_TEST_C"] == "c"
+
+
+def test_variables_of_a_manifest_are_those_of_its_function():
+    manifest = GenevaManifest.create_pip("m").env_vars({"GENEVA_TEST_A": "a", "GENEVA_TEST_B": "b"})
+
+    def f(x: int) -> int:
+        return x
+
+    enter_function(udf(f, manifest=manifest.build(), env={"GENEVA_TEST_B": "own"}))
+    assert (os.environ["GENEVA_TEST_A"], os.environ["GENEVA_TEST_B"]) == ("a", "own")
+    enter_function(with_env())
+    assert "GENEVA_TEST_A" not in os.environ
 
 
 def test_variables_are_stored_with_a_function_and_shown_nowhere():

@@ -94,6 +94,20 @@ class TestCheckpoints:
         with pytest.raises(OSError, match="gone"):
             steps[then]()
 
+    def test_a_checkpoint_that_failed_ends_the_part_with_the_next_result(
+        self, task: OpenTask
+    ) -> None:
+        class Broken(InMemoryCheckpointStore):
+            def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
+                raise OSError("gone")
+
+        writer = Writer(replace(task, store=Broken())).begin(make_part(10))
+        saved = writer.add(make_result(0, 2, durable=Durable.SOON))
+        assert saved is not None
+        assert saved.exception(20) is not None
+        with pytest.raises(OSError, match="gone"):
+            writer.add(make_result(2, 4))
+
     def test_the_end_of_a_part_is_saved_with_it(self, task: OpenTask) -> None:
         writer = Writer(task).begin(make_part(10))
         writer.add(make_result(0, 5, durable=NOW))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -158,7 +157,5 @@ def _make(work: ColumnWork) -> Program:
         case Udf(digest=digest, nullable=nullable):
             (output,) = computation.outputs
             udf = load_udf(work.ref, digest, work.permit).with_inputs(list(computation.input_paths))
-            # A worker process runs functions of one job at a time; what was set stays set.
-            os.environ.update(getattr(udf.manifest, "env_vars", {}))
             arrow_field = pa.field(output.name, output.type, nullable=nullable)
             return Applier(udf, arrow_field, threads=work.threads)

@@ -79,14 +79,14 @@ def enter_function(udf: UDF) -> None:
     A variable that the job sets has the job's value.
     """
     activate(udf.modules)
-    _environment.set({**udf.env, **_environment.of_job})
+    _environment.set({**udf.variables, **_environment.of_job})
 
 
 @contextmanager
 def trying_function(udf: UDF, env: Mapping[str, str]) -> Iterator[None]:
     """Give the user's own process what a function comes with, for as long as it is tried there."""
     activate(udf.modules)
-    _environment.set({**udf.env, **env})
+    _environment.set({**udf.variables, **env})
     try:
         yield
     finally:

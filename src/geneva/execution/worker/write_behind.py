@@ -1,7 +1,8 @@
 """The writer's thread: writes what was computed while the program computes on.
 
-The program runs ahead of the writer by some bytes, and by about a second of work, which is lost
-with the worker. Small results are handed over several at once: each hand-over has its price.
+The program runs ahead of the writer by some bytes, by about a second of work, which is lost with
+the worker, and by one part: what can't be written is not worth computing. Small results are handed
+over several at once: each hand-over has its price.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _GROUP_SECONDS = 0.1
 """... or took this long."""
 _RECORD_BYTES = 1024
 """What a result takes, however few values are in it."""
+_MAX_UNSETTLED = 1
+"""Parts that may still be written when the next one begins."""
 _ASKING = (Durable.SOON, Durable.NOW)
 
 
@@ -40,7 +43,6 @@ class _End:
     """The part has no more results; `error`: it could not be computed on."""
 
     error: Exception | None
-    is_awaited: bool
 
 
 class WriteBehind:
@@ -52,11 +54,15 @@ class WriteBehind:
         self._queue: BoundedQueue[PartBegins | _Values | _End | None] = BoundedQueue(halt)
         self._acknowledged: BoundedQueue[tuple[Saved, ...]] = BoundedQueue(halt)
         self._is_saving = False
+        self._settled: BoundedQueue[_End] = BoundedQueue(halt)
+        self._unsettled = 0
         self._group: list[Computed | Result] = []
         self._group_bytes, self._group_seconds = 0, 0.0
 
     def begin(self, begins: PartBegins) -> None:
-        """Go on with another part."""
+        """Go on with another part, when all but the last one are settled."""
+        self._await_settled(_MAX_UNSETTLED)
+        self._unsettled += 1
         self._queue.put(begins)
 
     def add(self, result: Computed | Result) -> list[Saved]:
@@ -82,11 +88,9 @@ class WriteBehind:
         `wait`: return when the part is settled, and its notes on poison rows are gone.
         """
         self._hand_over()
+        self._queue.put(_End(error))
         if wait:
-            self._saved(wait=True)
-        self._queue.put(_End(error, is_awaited=wait))
-        if wait:
-            self._acknowledged.get()
+            self._await_settled(0)
 
     def close(self) -> None:
         """End the task: `run` returns when everything is written."""
@@ -104,8 +108,7 @@ class WriteBehind:
                     self._acknowledge(saved)
             else:
                 settler.end(message.error)
-                if message.is_awaited:
-                    self._acknowledged.put(())
+                self._settled.put(message)
         failure = settler.failure
         if failure is None or failure.kind != StorageFullError.__name__:
             settler.finish()
@@ -126,6 +129,12 @@ class WriteBehind:
             self._acknowledged.put(())
         else:
             saved.add_done_callback(put)
+
+    def _await_settled(self, max_unsettled: int) -> None:
+        """Wait until no more parts than this are still to be settled."""
+        while self._unsettled > max_unsettled:
+            self._settled.get()
+            self._unsettled -= 1
 
     def _hand_over(self) -> None:
         if not self._group:

@@ -113,6 +113,8 @@ class PartWriter:
         Only of a result that is to be durable soon, that is later: its checkpoint is written while
         the next results are taken.
         """
+        if self._saving is not None and self._saving.done():
+            self._wait_saved()  # a checkpoint that failed ends the part now, not with the next one
         self._rows_run += result.rows_run
         self._rows_reused += result.rows_reused
         self._writer.worked(result.seconds)

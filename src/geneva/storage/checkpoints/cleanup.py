@@ -87,8 +87,8 @@ def remove_leftovers(
         return CleanupReport(deleted, 0, 0)
     places = {(key.prefix, key.fragment_id) for key in keys if useful(key)}
     kept = {file.path for place, file in work.staged.items() if place in places}
-    found = unreferenced_files(ref, dataset, kept, datetime.now(UTC) - older_than)
-    return CleanupReport(deleted, *delete_data_files(ref, found))
+    files = computed_files(dataset, before=datetime.now(UTC) - older_than)
+    return CleanupReport(deleted, *delete_data_files(ref, unreferenced(ref, files, kept)))
 
 
 def forget_attempts(ref: TableRef) -> int:
@@ -102,22 +102,26 @@ def recorded_paths(ref: TableRef) -> set[str]:
     return {file.path for file in read_work(open_checkpoints(ref)).staged.values()}
 
 
-def unreferenced_files(
-    ref: TableRef, dataset: lance.LanceDataset, kept: set[str], before: datetime | None = None
-) -> dict[str, int]:
-    """Data files of ours that no version has, and their bytes; without those in `kept`.
+def computed_files(dataset: lance.LanceDataset, before: datetime | None = None) -> dict[str, int]:
+    """The data files of ours in a table's folder, and their bytes, published or not.
 
     `before`: only those that are older, by the store's clock.
     """
-    present = {
-        row["path"].removeprefix("data/"): int(row["size_bytes"])
+    return {
+        path: int(row["size_bytes"])
         for row in dataset.all_files().read_all().to_pylist()
-        if row["path"].startswith("data/") and (before is None or row["last_modified"] < before)
+        if row["path"].startswith("data/")
+        and (before is None or row["last_modified"] < before)
+        and parse_file_name(path := row["path"].removeprefix("data/")) is not None
     }
-    ours = {path for path in present if parse_file_name(path) is not None} - kept
-    if not ours:
+
+
+def unreferenced(ref: TableRef, files: Mapping[str, int], kept: set[str]) -> dict[str, int]:
+    """Those of some data files that no version has by now; without those in `kept`."""
+    if not files.keys() - kept:
         return {}
-    return {path: present[path] for path in ours - _files_in_use(ref, dataset)}
+    in_use = kept | _files_in_use(ref)
+    return {path: size for path, size in files.items() if path not in in_use}
 
 
 def delete_data_files(ref: TableRef, files: Mapping[str, int]) -> tuple[int, int]:
@@ -127,13 +131,13 @@ def delete_data_files(ref: TableRef, files: Mapping[str, int]) -> tuple[int, int
     return len(removed), sum(files[path] for path in removed)
 
 
-def _files_in_use(ref: TableRef, dataset: lance.LanceDataset) -> set[str]:
+def _files_in_use(ref: TableRef) -> set[str]:
     """The data files, by name, that any version of the table or of one of its branches has.
 
     A branch has files of what it was made from, and may outlive the versions that had them.
     """
     found: set[str] = set()
-    for branch in (None, *dataset.branches.list()):
+    for branch in (None, *open_dataset(ref).branches.list()):
         with suppress(TableNotFoundError):  # a branch that was deleted just now
             opened = open_dataset(replace(ref, uri=branch_uri(ref.root, branch), branch=branch))
             found.update(opened.tracked_files().read_all().column("path").to_pylist())

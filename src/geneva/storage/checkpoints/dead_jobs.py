@@ -19,10 +19,11 @@ from geneva.model.tables import TableRef
 from geneva.model.uris import local_path
 from geneva.storage.checkpoints.cleanup import (
     CleanupReport,
+    computed_files,
     delete_data_files,
     forget_attempts,
     recorded_paths,
-    unreferenced_files,
+    unreferenced,
 )
 from geneva.storage.checkpoints.pins import tags_on
 from geneva.storage.lance.dataset import open_dataset
@@ -44,11 +45,12 @@ class DeadJobs:
 def remove_dead_files(ref: TableRef, dead: DeadJobs) -> CleanupReport | None:
     """Remove what dead jobs left in a table's folder; None: another job works on the table."""
     dataset = open_dataset(ref)
-    # Listed before it is known that nobody works here: what comes later is not in the list.
-    drafts = list(_abandoned_drafts(ref, dead))
-    files = unreferenced_files(ref, dataset, recorded_paths(ref))
+    # Listed before it is known that nobody works here: what comes later is not in the list. After
+    # that it is asked what is in use: a job that ended meanwhile has published its files.
+    drafts, files = list(_abandoned_drafts(ref, dead)), computed_files(dataset)
     if tags_on(dataset, ref.branch):
         return None
+    files = unreferenced(ref, files, recorded_paths(ref))
     removed = CleanupReport(forget_attempts(ref), *delete_data_files(ref, files))
     for path in drafts:
         with suppress(OSError):
