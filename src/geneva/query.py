@@ -29,7 +29,7 @@ from geneva.query_columns import (
     refuse_nested_blobs,
 )
 from geneva.render.text import count
-from geneva.storage.lance.dataset import Dataset, open_dataset
+from geneva.storage.lance.dataset import Dataset, open_dataset, refuse_names_of_lance
 from geneva.storage.lance.expressions import (
     check_stored_type,
     read_condition,
@@ -293,6 +293,7 @@ class Query:
 
     def check_viewable(self) -> None:
         """Refuse what can't be a view: reserved names, SQL that has another value tomorrow."""
+        refuse_names_of_lance(self.schema.names)
         for name in self.schema.names:
             check_output_name(name)
         refuse_nested_blobs(self._columns())

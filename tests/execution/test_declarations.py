@@ -142,6 +142,8 @@ class TestRefusals:
             (UserInputError, "space", {" x": triple}),
             (UserInputError, "can't contain '.'", {"a.b": triple}),
             (UserInputError, "can't contain '`'", {"a`b": triple}),
+            (UserInputError, "is Lance's own", {"_rowid": triple}),
+            (UserInputError, "is Lance's own", {"_row_created_at_version": triple}),
         ],
     )
     def test_columns_that_can_not_be(
@@ -252,6 +254,15 @@ class TestAltering:
         after = table.computed_columns()["x"]
         assert after.sizes.checkpoint_size is None
         assert after.num_gpus is None
+
+    def test_a_name_of_lances_own_is_refused(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        with pytest.raises(UserInputError, match="is Lance's own"):
+            table.alter_columns({"path": "x", "rename": "_rowaddr"})
+        query = table.search(None).select({"_rowid": "id"})
+        with pytest.raises(UserInputError, match="is Lance's own"):
+            table._connection.create_materialized_view("v", query)
+        assert list(table.computed_columns()) == ["x"]
 
     def test_a_rename_keeps_the_column_computed(self, table: Table, calls: Calls) -> None:
         table.add_columns({"x": tripled(calls)})

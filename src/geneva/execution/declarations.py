@@ -53,6 +53,7 @@ from geneva.storage.lance.dataset import (
     has_path,
     open_dataset,
     read_snapshot,
+    refuse_names_of_lance,
 )
 from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.lance.trial import why_not_storable
@@ -155,6 +156,7 @@ def add_udf_columns(
     """Add computed columns in one commit, NULL everywhere."""
     dataset = open_dataset(ref)
     schema = dataset.schema
+    refuse_names_of_lance(columns)
     for name, (udf, _) in columns.items():
         check_column_name(name)
         refuse_blob_output(name, udf)
@@ -288,11 +290,12 @@ def _check_same_inputs(ref: TableRef, current: ColumnDefinition, inputs: Sequenc
 
 
 def check_alterable(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse another type for a computed column, and any change to columns of Geneva's own.
+    """Refuse another type for a computed column, and names that are Lance's own.
 
     Lance would make a plain column of a computed one, and so would a field of a struct.
     """
     schema = open_dataset(ref).schema if alterations else pa.schema([])
+    refuse_names_of_lance(str(a["rename"]) for a in alterations if a.get("rename") is not None)
     for alteration in alterations:
         path = str(alteration.get("path", ""))
         name = _top_name(path)

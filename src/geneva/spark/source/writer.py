@@ -42,6 +42,7 @@ from geneva.storage.lance.dataset import (
     field_ids_of,
     open_dataset,
     open_pinned,
+    refuse_names_of_lance,
 )
 from geneva.storage.views.definition import is_view, visible_schema
 
@@ -71,6 +72,7 @@ def plan_write(
     if options.overwrite_schema and not overwrite:
         raise UserInputError('overwrite_schema is for mode("overwrite").')
     if table is None or options.overwrite_schema:
+        refuse_names_of_lance(given.names)
         for name in given.names:
             check_column_name(name)
         version = 0 if table is None else int(table.version)

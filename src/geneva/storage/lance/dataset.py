@@ -16,6 +16,7 @@ from geneva.errors import TableNotFoundError, UserInputError
 from geneva.model.addresses import split_by_fragment
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import RowIds, RowSet
+from geneva.model.sql import ROW_META
 from geneva.model.tables import TableRef
 
 Dataset: TypeAlias = lance.LanceDataset
@@ -300,6 +301,16 @@ def check_column_name(name: str) -> None:
     for bad, why in ((".", "it separates struct fields"), ("`", "it quotes names in SQL")):
         if bad in name:
             raise UserInputError(f"Column name {name!r} can't contain {bad!r}: {why}.")
+
+
+def refuse_names_of_lance(names: Iterable[str]) -> None:
+    """Refuse columns named like what Lance knows of every row: such a table can't be read."""
+    for name in names:
+        if name.lower() in ROW_META:
+            raise UserInputError(
+                f"Column name {name!r} is Lance's own, for what it knows of every row: a table "
+                "with such a column can't be read. Choose another name."
+            )
 
 
 def is_missing(error: BaseException) -> bool:
