@@ -1,6 +1,6 @@
 """Draw how cost grows, from the numbers of `python -m benchmarks growth --json FILE`.
 
-python -m benchmarks.plot FILE PNG        (needs matplotlib: pip install geneva-spark[plots])
+python -m benchmarks.plot FILE PNG        (needs matplotlib)
 """
 
 from __future__ import annotations
