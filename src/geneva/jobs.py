@@ -522,11 +522,13 @@ def remove_dead(
             if job.status.is_final and job.table_name == table:
                 history.close_lost(job_id)
                 dead.add(job_id)
-    if not dead:
+    jobs = history.list(table)
+    if any(not job.status.is_final and job.job_id != own for job in jobs):
         return nothing
-    if any(not job.status.is_final and job.job_id != own for job in history.list(table)):
+    lost = {job.job_id for job in jobs if job.died}  # also before it gave a signal
+    if not dead | lost:
         return nothing
-    of_dead = DeadJobs(died_here=any(is_gone(job) for job in history.jobs(dead)))
+    of_dead = DeadJobs(died_here=any(is_gone(job) for job in history.jobs(dead | lost)))
     reports = [remove_dead_files(ref, of_dead) for ref in refs]
     if None not in reports:
         for job_id in dead:

@@ -14,6 +14,7 @@ import conflict_watch
 import geneva
 from geneva import Connection
 from geneva.errors import StorageFullError, UnreadableFragmentsError
+from geneva.execution.backfill.verify import RowState
 from geneva.execution.worker.writer import PartWriter
 from geneva.model.jobs import JobStatus
 from support import Calls, counted
@@ -188,3 +189,20 @@ def test_a_chain_names_the_fragments_of_all_columns(local_db: Connection, calls:
     assert "'y'" in str(e.value)
     assert "'c'" in str(e.value)
     assert (calls.count, other.count, total.count) == (50, 50, 40)
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "noise"])
+@pytest.mark.parametrize("run", [False, True])
+def test_a_second_opinion_tells_which_rows_it_can_not_read(
+    local_db: Connection,
+    calls: Calls,
+    how: str,
+    run: bool,  # noqa: FBT001
+) -> None:
+    table = make_table(local_db, calls)
+    table.backfill("y")
+    damage(table, how)
+    report = table.verify("y", run=run)
+    assert not report.ok
+    assert report.counts == {RowState.RIGHT: 50, RowState.UNREADABLE: 10}
+    assert {e.address >> 32 for e in report.examples} == {BAD}

@@ -89,6 +89,21 @@ def test_cleaning_up_removes_it(local_db: Connection, table: Table, how: str) ->
     assert column(table, "x") == [3 * i for i in range(8)]
 
 
+@linux
+@pytest.mark.parametrize("how", ["optimize", "cleanup_checkpoints"])
+def test_a_job_that_died_before_its_first_heartbeat(
+    local_db: Connection, table: Table, how: str
+) -> None:
+    """Its tag is all that tells of it, and whoever looks at the tags releases it."""
+    table.backfill("x")
+    left = Left(local_db, table, gone_process())
+    local_db._signals.clear("dead")
+    table.cleanup_old_versions()  # releases the tag
+    assert not left.is_there()["tag"]
+    getattr(table, how)()
+    assert not any(left.is_there().values()), left.is_there()
+
+
 def test_what_a_living_job_has_stays(local_db: Connection, table: Table) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:

@@ -25,6 +25,7 @@ from geneva.render.text import count
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.columns.receipts import input_part, is_adopted, receipt_bits
 from geneva.storage.columns.validity import Validity, ValidityReader
+from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.dataset import (
     Dataset,
     FragmentFacts,
@@ -56,6 +57,8 @@ class RowState(StrEnum):
     """The table's files say that it is right, and its receipt says that it is not."""
     DIFFERS = "differs"
     """The function gives another value now than the one that is stored."""
+    UNREADABLE = "unreadable"
+    """A data file of its fragment is damaged, or gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,8 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no value is other than its column says: nothing wrong, nothing that differs."""
-        return not (self.counts.get(RowState.WRONG, 0) or self.counts.get(RowState.DIFFERS, 0))
+        """Whether every value could be read, and none is other than its column says."""
+        return not any(self.counts.get(state, 0) for state in _BAD)
 
     def __str__(self) -> str:
         """Return the report as text."""
@@ -106,9 +109,9 @@ class VerifyReport:
         return [(state, self.counts[state]) for state in RowState if self.counts.get(state)]
 
 
+_BAD = (RowState.WRONG, RowState.DIFFERS, RowState.UNREADABLE)
 _WORST_FIRST = (
-    RowState.WRONG,
-    RowState.DIFFERS,
+    *_BAD,
     RowState.STALE,
     RowState.UNPROVEN,
     RowState.FAILED,
@@ -149,12 +152,18 @@ def verify(
     )
     for fragment, chosen in _sampled(snapshot.fragments, live, sample, seed):
         rows += chosen.count
-        claimed = reader.by_files(fragment)
-        if check_source is not None:
-            claimed = check_source(fragment, claimed)
-        seen = reader.by_receipt(fragment, chosen)
-        states = _states(claimed, seen, chosen, has_receipts=computation.receipt is not None)
-        if run:
+        try:
+            claimed = reader.by_files(fragment)
+            if check_source is not None:
+                claimed = check_source(fragment, claimed)
+            seen = reader.by_receipt(fragment, chosen)
+        except BaseException as error:
+            if not is_damage(error):
+                raise
+            states = {RowState.UNREADABLE: chosen}
+        else:
+            states = _states(claimed, seen, chosen, has_receipts=computation.receipt is not None)
+        if run and RowState.RIGHT in states:
             right = states.pop(RowState.RIGHT)
             differing = _differing(dataset, work, fragment, right)
             states[RowState.DIFFERS] = differing

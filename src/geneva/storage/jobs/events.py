@@ -147,6 +147,11 @@ class JobRecord:
         return [self.column_name]
 
     @property
+    def died(self) -> bool:
+        """Whether its process died before it ended."""
+        return self.status is JobStatus.FAILED and self.error == _LOST
+
+    @property
     def had_nothing_to_do(self) -> bool:
         """Whether the job ended well because everything was up to date."""
         idle = not self.metrics.get("total") and not self.metrics.get("seconds")
@@ -285,7 +290,7 @@ class JobHistory:
         now = self.as_of_now([recorded])[0]
         if not now.status.is_final and self._watch(now):
             now = as_lost(self._recorded(job_id))
-        if now.status is JobStatus.FAILED and now.error == _LOST and not recorded.status.is_final:
+        if now.died and not recorded.status.is_final:
             payload = {"status": now.status.value, "error": now.error}
             seen = max((e.seq for e in now.events if e.seq is not None), default=None)
             with suppress(OSError):
