@@ -575,8 +575,15 @@ class Table(TableMethods):
         if sample is not None and not 0 < sample <= MAX_COUNT:
             raise UserInputError(f"sample must be a number of rows or a share, not {sample!r}.")
         subject, version = self._subject(col_name), self._version_read()
-        permit = self._connection._trust.permit
-        return verify(subject, version, sample=sample, run=run, seed=seed, permit=permit)
+        return verify(
+            subject,
+            version,
+            sample=sample,
+            run=run,
+            seed=seed,
+            permit=self._connection._trust.permit,
+            env=self._connection._variables,
+        )
 
     def _version_read(self) -> int | None:
         """The version that was checked out; None: the latest, whatever this handle has seen."""

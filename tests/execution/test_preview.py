@@ -18,6 +18,8 @@ import pytest
 import geneva
 from geneva import chunker, retry_all, udf
 from geneva.errors import ColumnNotFoundError, InvalidUDFError, UserInputError
+from geneva.execution.runner import InProcessRunner
+from geneva.execution.worker.surroundings import Surroundings, enter_job
 from geneva.planning.estimates import Estimate, Measured
 from support import Calls, counted, make_table, tripled
 
@@ -132,6 +134,25 @@ def test_variables_are_there_while_it_is_tried(tmp_path: Path):
     table = db.create_table("t", pa.table({"id": [7]}))
     assert table.preview(udf(seen, env={"PREVIEW_B": "2"})).values.to_pylist() == ["12"]
     assert "PREVIEW_A" not in os.environ
+
+
+def test_variables_are_there_while_values_are_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import os
+
+    def seen(id: int) -> str:
+        return f"{os.environ['PREVIEW_A']}{os.environ['PREVIEW_B']}"
+
+    db = geneva.connect(tmp_path, env={"PREVIEW_A": "1"}, runner=InProcessRunner)
+    table = db.create_table("t", pa.table({"id": [7]}))
+    table.add_columns({"v": udf(seen, env={"PREVIEW_B": "2"})})
+    with monkeypatch.context() as patch:
+        patch.setenv("PREVIEW_A", "1")  # this runner's workers are in this process
+        table.backfill("v")
+        enter_job(Surroundings())
+    assert table.verify("v", run=True).ok
+    assert not {"PREVIEW_A", "PREVIEW_B"} & set(os.environ)
 
 
 def test_usage_is_shown(local_db: Connection):

@@ -13,6 +13,7 @@ import zipfile
 
 import pytest
 
+from geneva.execution.worker.surroundings import enter_function, trying_functions
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf, udf_digest
 from geneva.udf.identity import user_code
 from geneva.udf.shipped_modules import activate
@@ -167,6 +168,19 @@ def test_where_it_was_declared_the_users_own_module_is_used(workshop: Workshop):
     loaded(2)
     assert sys.modules["mine_here"] is own
     assert own.calls == [1, 2]
+
+
+def test_a_function_that_was_tried_leaves_no_modules_behind(workshop: Workshop):
+    file = workshop.write("mine_later", "N = 1\n")
+    function = declared(workshop, "import mine_later\nreturn x + mine_later.N")
+    data = serialize_udf(function)
+    loaded = deserialize_udf(data, udf_digest(data))
+    with trying_functions({}):
+        enter_function(loaded)
+        assert loaded(1) == 2
+    assert "mine_later" not in sys.modules
+    file.write_text("N = 100\n")
+    assert workshop.load("import mine_later\nN = mine_later.N\n").N == 100, "the user's own file"
 
 
 def test_importing_runs_nothing_where_it_is_declared(workshop: Workshop, tmp_path: pathlib.Path):

@@ -18,7 +18,7 @@ from geneva.execution.apply.ahead import ASYNC_LIMIT
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.apply.limits import TaskUsage
-from geneva.execution.worker.surroundings import trying_function
+from geneva.execution.worker.surroundings import enter_function, trying_functions
 from geneva.planning.estimates import Estimate, Measured
 from geneva.render import html
 from geneva.render.plain import plain
@@ -159,7 +159,8 @@ def run_preview(
 
     `total` is how many rows the table has, `slots` how many tasks a job would run at once.
     """
-    with trying_function(udf, env):
+    with trying_functions(env):
+        enter_function(udf)
         return _tried(udf, table, inputs, total, slots)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import lance
@@ -155,13 +156,16 @@ def test_a_full_disk_ends_the_job_at_once(
     table = make_table(local_db, calls)
 
     def full(self: PartWriter) -> None:
+        end = time.monotonic() + 0.3
+        while calls.count <= 50 and time.monotonic() < end:
+            time.sleep(0.01)  # as long as the program runs ahead of the writer
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(PartWriter, "finish", full)
         with pytest.raises(StorageFullError, match=r"column 'y' of table 't'.*No space left"):
             table.backfill("y", concurrency=1)
-    assert calls.count <= 20, "no task is tried again"
+    assert calls.count <= 50, "of six parts the last is not begun, and no task is tried again"
     table.backfill("y")
     assert table.to_arrow()["y"].to_pylist() == [x + 1 for x in range(60)]
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from geneva import udf
 from geneva.errors import TooManyFailedRowsError, UDFError, UDFExecutionError
-from geneva.execution.apply.batch import Applied
+from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.failures import CellFailure, with_failure
 from geneva.execution.apply.timeouts import Guard
 from geneva.execution.worker.batches import BatchRunner, Event
@@ -120,7 +122,7 @@ class Running:
 Begin = Callable[..., Running]
 
 
-def begun(task: OpenTask, program: Tripling, *, retried: bool = False) -> Running:
+def begun(task: OpenTask, program: Tripling | Applier, *, retried: bool = False) -> Running:
     runner = BatchRunner(task, lambda work: program)
     search = PoisonSearch(task.store, "a", is_retry=retried)
     list(runner.begin(make_part(10, window=100), search))
@@ -129,7 +131,7 @@ def begun(task: OpenTask, program: Tripling, *, retried: bool = False) -> Runnin
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Begin:
-    def make(program: Tripling, *, retried: bool = False, **sizes: int) -> Running:
+    def make(program: Tripling | Applier, *, retried: bool = False, **sizes: int) -> Running:
         return begun(open_task(tmp_path, range(10), **sizes), program, retried=retried)
 
     return make
@@ -266,6 +268,21 @@ def test_a_batch_of_a_given_size_is_full_over_window_borders(begin: Begin) -> No
     assert results[1].piece.values.column(0).to_pylist() == [15, 18, 21, 24, 27]
     assert results[0].seconds >= 1.0
     assert results[1].seconds >= 2.0
+
+
+def test_calls_of_async_functions_have_a_given_size_too(begin: Begin) -> None:
+    called: list[list[int]] = []
+
+    async def tripled(x: pa.Array) -> pa.Array:
+        called.append(x.to_pylist())
+        return pc.multiply(x, 3)
+
+    declared = udf(tripled, data_type=pa.int64(), batch_size=4)
+    windows = [window(0, 1, 3), window(4, 5, start=4), window(6, 7, 9, start=6)]
+    with Applier(declared, pa.field("y", pa.int64())) as program:
+        results = list(begin(program, batch_size=4).run_all(*windows))
+    assert called == [[0, 1, 3, 4], [5, 6, 7, 9]]
+    assert [r.piece.offsets.tolist() for r in results] == called
 
 
 def test_a_batch_of_our_own_size_ends_with_its_window(begin: Begin) -> None:

@@ -7,7 +7,7 @@ the rows. It changes nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from geneva.execution.backfill.subjects import Subject
 from geneva.execution.worker.program import live_program
+from geneva.execution.worker.surroundings import trying_functions
 from geneva.execution.worker.task import ColumnWork
 from geneva.model.addresses import row_addresses
 from geneva.model.computation import MakePermit, permit_any
@@ -128,11 +129,13 @@ def verify(
     run: bool = False,
     seed: int = 0,
     permit: MakePermit = permit_any,
+    env: Mapping[str, str] | None = None,
 ) -> VerifyReport:
     """Look at all rows of a column, or at a sample: a number of rows, or a share below 1.
 
     At a version of the table, or the latest.
-    With `run` the user's function is called here, for the rows that are right by their receipts.
+    With `run` the user's function is called here, for the rows that are right by their receipts,
+    and with the variables of a job.
     """
     dataset = open_dataset(subject.ref, version)
     snapshot = read_snapshot(dataset, subject.ref)
@@ -165,7 +168,8 @@ def verify(
             states = _states(claimed, seen, chosen, has_receipts=computation.receipt is not None)
         if run and RowState.RIGHT in states:
             right = states.pop(RowState.RIGHT)
-            differing = _differing(dataset, work, fragment, right)
+            with trying_functions(env or {}):
+                differing = _differing(dataset, work, fragment, right)
             states[RowState.DIFFERS] = differing
             states[RowState.RIGHT] = right.minus(differing)
         for state, members in states.items():

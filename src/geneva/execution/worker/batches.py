@@ -161,18 +161,17 @@ class BatchRunner:
         if not waiting:
             return
         program = self._loaded()
-        ahead = self._calls_ahead(program)
-        while waiting:
+        kept = 0 if is_last else len(waiting) - self._rows_of_full_batches(program)
+        ahead = self._calls_ahead(program, len(waiting) - kept)
+        while (left := len(waiting) - kept) > 0:
             size = self._pacing.batch_rows(self._cut_rule, program.cost, self._rows_cut)
-            if size > len(waiting) and not is_last and ahead is None:
-                return
             may_start = self._may_start(ahead)
             if may_start == 0:
                 yield from self._run_queued(is_last=True)  # what is queued is paid for
                 may_start = self._may_start(ahead)
             if may_start == 0:
                 raise self._overspent()
-            size = min(size, len(waiting), may_start or len(waiting))
+            size = min(size, left, may_start or left)
             window = waiting.take(search.max_rows(waiting.first(size), size))
             if ahead is not None:
                 ahead.may_start = may_start
@@ -181,6 +180,16 @@ class BatchRunner:
             if not self._queued:
                 # Nothing is ahead: a checkpoint that was due for another reason counts, too.
                 self._rows_cut = self._pacing.rows
+
+    def _rows_of_full_batches(self, program: Program) -> int:
+        """How many of the rows that wait are in full batches."""
+        rows = 0
+        while True:
+            at = self._rows_cut + rows
+            size = self._pacing.batch_rows(self._cut_rule, program.cost, at)
+            if rows + size > len(self._waiting):
+                return rows
+            rows += size
 
     def _may_start(self, ahead: CallsAhead | None) -> int | None:
         """How many of the rows that wait may be called by now; None: all.
@@ -214,15 +223,15 @@ class BatchRunner:
         """
         return not self._cut_search.is_retry and self._memo is None
 
-    def _calls_ahead(self, program: Program) -> CallsAhead | None:
-        """The calls for all rows that wait, if the program makes them before their batch's turn."""
-        if not program.is_async or not self._may_run_ahead:
+    def _calls_ahead(self, program: Program, rows: int) -> CallsAhead | None:
+        """The calls for the next rows, if the program makes them before their batch's turn."""
+        if not program.is_async or not self._may_run_ahead or not rows:
             return None
-        rows = self._waiting.all()
-        guard = BatchGuard(self._cut_search, rows.offsets)
-        ahead = program.ahead(rows.inputs, guard, self._flight)
+        waiting = self._waiting.all()
+        inputs = waiting.inputs.slice(0, rows)
+        ahead = program.ahead(inputs, BatchGuard(self._cut_search, waiting.offsets), self._flight)
         if ahead is not None and self._may_overtake:
-            self._warm(program, rows)
+            self._warm(program, waiting)
             with metered(self.usage):
                 ahead.start()
         return ahead

@@ -16,7 +16,6 @@ from geneva.execution.worker.layout import Layout
 from geneva.execution.worker.records import BatchFailed, Clock, OpenTask
 from geneva.execution.worker.task import FileWork, PartWork
 from geneva.model.rows import RowRange, RowSet
-from geneva.storage.checkpoints.staging import read_staged_batches
 from geneva.storage.columns.dictionaries import DistinctValues, Overflow
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.columns.provenance import Provenance
@@ -25,6 +24,7 @@ from geneva.storage.columns.staged_files import (
     ColumnFileWriter,
     StagedFile,
     drop_staged,
+    read_columns,
     stage_columns,
     unreadable,
     written_schema,
@@ -114,7 +114,7 @@ class ColumnFile:
             valid=planned.valid.minus(failed),
             failed=failed.union(planned.failed) if planned.failed is not None else failed,
         )
-        batches = read_staged_batches(task.work.ref, path, self._part.window)
+        batches = read_columns(task.work.ref, path, batch_size=self._part.window)
         staged = stage_columns(
             task.work.ref, task.dataset, self._schema, batches, known, complete=False
         )

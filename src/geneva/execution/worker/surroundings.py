@@ -83,11 +83,15 @@ def enter_function(udf: UDF) -> None:
 
 
 @contextmanager
-def trying_function(udf: UDF, env: Mapping[str, str]) -> Iterator[None]:
-    """Give the user's own process what a function comes with, for as long as it is tried there."""
-    activate(udf.modules)
-    _environment.set({**udf.variables, **env})
+def trying_functions(env: Mapping[str, str]) -> Iterator[None]:
+    """Let functions be entered in the user's own process, with the variables of its jobs.
+
+    Afterwards it has the variables and the modules that it had before.
+    """
+    before, _environment.of_job = _environment.of_job, dict(env)
     try:
         yield
     finally:
-        _environment.set(_environment.of_job)
+        _environment.of_job = before
+        _environment.set(before)
+        activate(())

@@ -1,8 +1,8 @@
 """The writer's thread: writes what was computed while the program computes on.
 
 The program runs ahead of the writer by some bytes, by about a second of work, which is lost with
-the worker, and by one part: what can't be written is not worth computing. Small results are handed
-over several at once: each hand-over has its price.
+the worker, and by a few parts: what can't be written is not worth computing. Small results are
+handed over several at once: each hand-over has its price.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GROUP_SECONDS = 0.1
 """... or took this long."""
 _RECORD_BYTES = 1024
 """What a result takes, however few values are in it."""
-_MAX_UNSETTLED = 1
+_MAX_UNSETTLED = 4
 """Parts that may still be written when the next one begins."""
 _ASKING = (Durable.SOON, Durable.NOW)
 
@@ -60,7 +60,7 @@ class WriteBehind:
         self._group_bytes, self._group_seconds = 0, 0.0
 
     def begin(self, begins: PartBegins) -> None:
-        """Go on with another part, when all but the last one are settled."""
+        """Go on with another part, when all but the last few are settled."""
         self._await_settled(_MAX_UNSETTLED)
         self._unsettled += 1
         self._queue.put(begins)

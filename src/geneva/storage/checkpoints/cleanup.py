@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import lance
-from lance.file import LanceFileSession
 
 from geneva.errors import TableNotFoundError
 from geneva.model.tables import TableRef
@@ -17,6 +16,7 @@ from geneva.storage.checkpoints.pins import tags_on
 from geneva.storage.checkpoints.staging import open_checkpoints, read_work
 from geneva.storage.checkpoints.store import CheckpointKey, CheckpointStore
 from geneva.storage.columns.provenance import parse_file_name
+from geneva.storage.columns.staged_files import drop_staged
 from geneva.storage.lance.dataset import open_dataset
 
 
@@ -126,8 +126,7 @@ def unreferenced(ref: TableRef, files: Mapping[str, int], kept: set[str]) -> dic
 
 def delete_data_files(ref: TableRef, files: Mapping[str, int]) -> tuple[int, int]:
     """Delete data files, given with their bytes; return how many were there, and their bytes."""
-    session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
-    removed = [path for path in files if _delete(session, path)]
+    removed = drop_staged(ref, *files)
     return len(removed), sum(files[path] for path in removed)
 
 
@@ -142,10 +141,3 @@ def _files_in_use(ref: TableRef) -> set[str]:
             opened = open_dataset(replace(ref, uri=branch_uri(ref.root, branch), branch=branch))
             found.update(opened.tracked_files().read_all().column("path").to_pylist())
     return {path.removeprefix("data/") for path in found}
-
-
-def _delete(session: LanceFileSession, path: str) -> bool:
-    with suppress(OSError):
-        session.delete_file(path)
-        return True
-    return False

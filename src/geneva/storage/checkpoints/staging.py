@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-from lance.file import LanceFileReader
 
 from geneva.model.tables import TableRef
 from geneva.storage.checkpoints.store import (
@@ -21,6 +21,7 @@ from geneva.storage.checkpoints.store import (
 )
 from geneva.storage.columns.staged_files import StagedFile
 
+_READS_AT_ONCE = 16
 Place: TypeAlias = tuple[str, int]
 """Which work a checkpoint is of: the prefix of its key, and the fragment."""
 
@@ -70,6 +71,16 @@ def read_record(store: CheckpointStore, key: CheckpointKey) -> dict[Place, Stage
         return {}
 
 
+def _read_records(
+    store: CheckpointStore, keys: Sequence[CheckpointKey]
+) -> list[dict[Place, StagedFile]]:
+    """Several records, several at a time: an object store answers each after a while."""
+    if len(keys) < 2:
+        return [read_record(store, key) for key in keys]
+    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="geneva-records") as threads:
+        return list(threads.map(partial(read_record, store), keys))
+
+
 def _from_row(row: dict[str, Any]) -> tuple[Place, StagedFile]:
     staged = StagedFile(
         fragment_id=int(row["fragment_id"]),
@@ -106,16 +117,10 @@ def read_work(store: CheckpointStore) -> StoredWork:
     keys = index_keys(store.list_keys("udf-"))
     records = [key for own in keys.values() for key in own if key.rows is None]
     staged: dict[Place, StagedFile] = {}
-    for record in records:
-        for place, file in read_record(store, record).items():
+    for record, files in zip(records, _read_records(store, records), strict=True):
+        for place, file in files.items():
             staged[place] = file
             if place != (record.prefix, record.fragment_id):
                 member = CheckpointKey(*place, record=record.path())
                 keys.setdefault(place, []).append(member)
     return StoredWork(keys, staged)
-
-
-def read_staged_batches(ref: TableRef, path: str, rows: int) -> Iterator[pa.RecordBatch]:
-    """What is in a staged data file, in order."""
-    reader = LanceFileReader(f"{ref.uri}/data/{path}", storage_options=ref.storage_options.plain())
-    yield from reader.read_all(batch_size=rows).to_batches()

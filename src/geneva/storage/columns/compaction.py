@@ -40,8 +40,7 @@ def compact(ref: TableRef, *args: Any, **options: Any) -> Any:
             merged.append(result)
             continue
         left_out += len(task.fragments)
-        for file in (file for fragment in new for file in fragment.files):
-            drop_staged(ref, file.path)
+        drop_staged(ref, *(file.path for fragment in new for file in fragment.files))
     if left_out:
         warnings.warn(_left_out(ref, narrow, left_out), UserWarning, stacklevel=3)
     return Compaction.commit(dataset, merged)

@@ -84,7 +84,5 @@ def fragments_of(texts: Sequence[str]) -> list[Any]:
 
 def discard_rows(ref: TableRef, texts: Sequence[str]) -> None:
     """Delete fragments that nobody will commit. Those that can't be, the next clean-up takes."""
-    for text in texts:
-        for fragment in json.loads(text):
-            for file in fragment["files"]:
-                drop_staged(ref, file["path"])
+    fragments = [fragment for text in texts for fragment in json.loads(text)]
+    drop_staged(ref, *(file["path"] for fragment in fragments for file in fragment["files"]))

@@ -243,8 +243,14 @@ def data_file(
     return _ManifestEntry(path, list(field_ids), places, major, minor, size_bytes)
 
 
-def drop_staged(ref: TableRef, path: str) -> None:
-    """Delete a file of a table's folder that nothing refers to, and nothing ever will."""
+def drop_staged(ref: TableRef, *paths: str) -> list[str]:
+    """Delete files of a table's folder that nothing refers to; return those that were there."""
     session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
+    return [path for path in paths if _is_deleted(session, path)]
+
+
+def _is_deleted(session: LanceFileSession, path: str) -> bool:
     with suppress(OSError):
         session.delete_file(path)
+        return True
+    return False
