@@ -23,6 +23,8 @@ LOCK = [Requirement(line) for line in LOCK_LINES if line and not line.startswith
 PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "pyspark.cloudpickle"}
 LOADERS = {"load", "loads", "Unpickler"}
 MAY_UNPICKLE = PACKAGE / "udf" / "declare.py"
+OWN_PROCESSES = PACKAGE / "execution" / "apply" / "preparing.py"
+"""Speaks with processes that it has started, over sockets that nobody else has."""
 
 
 def name_of(path: Path) -> str:
@@ -71,6 +73,9 @@ def test_a_module_says_what_it_is(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_only_one_module_unpickles(path: Path) -> None:
     lines = unpickling_lines(path.read_text(encoding="utf-8"))
+    if path == OWN_PROCESSES:
+        assert len(lines) == 1
+        return
     assert path == MAY_UNPICKLE or not lines, f"{name_of(path)} unpickles on lines {lines}"
 
 

@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 
 from geneva.errors import JobCancelledError, SparkUnavailableError
 from geneva.execution.runner import ANY, REPORT_DDL, task_body
+from geneva.execution.worker.output import output_place
 from geneva.execution.worker.surroundings import Surroundings
 from geneva.model.computation import Resources
 from geneva.model.tables import Secrets
@@ -237,6 +238,7 @@ class SparkRunner:
             unset=tuple(name for name in unset if name not in given),
             path=path,
             log_level=level,
+            output_folder=output_place(),
         )
 
     def _check(self) -> None:

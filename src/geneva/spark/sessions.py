@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geneva.errors import MissingDependencyError, SparkUnavailableError
+from geneva.execution.worker.output import keep_output_in
 from geneva.spark.embedded.class_archive import archive_for, flags_or_train
 from geneva.spark.embedded.java import (
     STARTED_MARKER,
@@ -155,6 +156,7 @@ def _start(options: LocalOptions) -> SparkSession:
     if reused:  # the JVM's shell looks after the folder that the JVM was started with
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
     (directory / STARTED_MARKER).touch()
+    keep_output_in(str(directory))  # it goes with the folder, however this process ends
     _keep_quiet(context)
     if options.ui:
         _LOG.warning("Spark's web pages are at %s", context.uiWebUrl)

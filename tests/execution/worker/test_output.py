@@ -118,6 +118,24 @@ def test_what_a_dead_worker_printed_is_found_by_the_next_attempt(own_folder: Pat
     assert not left_in(own_folder)
 
 
+def test_what_nobody_can_ask_for_is_removed(own_folder: Path):
+    """Its worker was forked from a process that is gone: so is its Spark, and its driver."""
+    script = f"""
+        import os, signal, tempfile
+        tempfile.tempdir = {str(own_folder)!r}
+        from geneva.execution.worker.output import captured
+        if os.fork() == 0:
+            with captured("dead", "0-0"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.wait()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+    assert len(left_in(own_folder)) == 1
+    with captured("job", "0-0"):
+        assert len(left_in(own_folder)) == 1, "its own"
+    assert not left_in(own_folder)
+
+
 def test_what_nobody_could_report_is_found_by_the_driver(own_folder: Path):
     killed_worker(own_folder, "job", "0-0")
     store = OutputStore(str(own_folder / "db"), Secrets())

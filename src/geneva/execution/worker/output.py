@@ -24,6 +24,20 @@ _LOOK_SECONDS = 0.05
 _FORGOTTEN_SECONDS = 86_400.0
 
 
+_place: str | None = None
+
+
+def keep_output_in(folder: str | None) -> None:
+    """Say in which folder the files of output are; None: in one of the system's temporary ones."""
+    global _place
+    _place = folder
+
+
+def output_place() -> str | None:
+    """The folder that this process was told to keep output in."""
+    return _place
+
+
 @contextlib.contextmanager
 def captured(job_id: str, task: str) -> Iterator[Callable[[], str]]:
     """Lead what this process prints to a file; yield what reads the end of it so far.
@@ -34,9 +48,11 @@ def captured(job_id: str, task: str) -> Iterator[Callable[[], str]]:
     if folder is None:
         yield lambda: ""
         return
+    _tidy(folder)
     stem = f"{job_id}.{task}."
     before = _leftovers(folder, stem)
-    handle, name = tempfile.mkstemp(prefix=stem, suffix=".out", dir=folder)
+    own = f"{stem}{os.getppid()}-"
+    handle, name = tempfile.mkstemp(prefix=own, suffix=".out", dir=folder)
     os.close(handle)
     path = Path(name)
     with path.open("ab", buffering=0) as file, _streams_led_to(file.fileno()):
@@ -59,19 +75,30 @@ def is_captured() -> bool:
 
 
 def _folder() -> Path | None:
-    """This user's folder for output, without what nobody has asked for in a day."""
+    """The folder for output, which is this user's alone."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
-    folder = Path(tempfile.gettempdir()) / f"geneva-output-{user}"
+    folder = Path(_place or tempfile.gettempdir()) / f"geneva-output-{user}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
             return None
-        for path in folder.iterdir():
-            if time.time() - path.stat().st_mtime > _FORGOTTEN_SECONDS:
-                path.unlink(missing_ok=True)
     except OSError:
         return None
     return folder
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what nobody will ask for: the process that the worker was forked from is gone, too.
+
+    That one lives as long as Spark does here. A day is for those that can't be looked up.
+    """
+    with contextlib.suppress(OSError):
+        for path in folder.glob("*.out"):
+            parent = path.name.rsplit(".", 2)[1].partition("-")[0]
+            is_gone = Path("/proc/self").exists() and not Path("/proc", parent).exists()
+            with contextlib.suppress(OSError):
+                if is_gone or time.time() - path.stat().st_mtime > _FORGOTTEN_SECONDS:
+                    path.unlink()
 
 
 def _leftovers(folder: Path, stem: str) -> str:

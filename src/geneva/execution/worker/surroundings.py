@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from geneva.execution.worker.output import keep_output_in
 from geneva.model.tables import Secrets
 from geneva.udf.declare import UDF
 from geneva.udf.shipped_modules import activate
@@ -29,6 +30,8 @@ class Surroundings:
     path: tuple[str, ...] = ()
     """Where to import from, for workers on the driver's machine; empty: from where they would."""
     log_level: int = logging.WARNING
+    output_folder: str | None = None
+    """Where to keep what functions print until it is reported; None: where a worker would."""
 
 
 class _Environment:
@@ -68,6 +71,7 @@ def enter_job(surroundings: Surroundings) -> None:
     if surroundings.path:
         others = [entry for entry in sys.path if entry not in surroundings.path]
         sys.path[:] = [*surroundings.path, *others]
+    keep_output_in(surroundings.output_folder)
     # To stderr, which is kept with the job; nothing where the user's code has set logging up.
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger().setLevel(surroundings.log_level)
