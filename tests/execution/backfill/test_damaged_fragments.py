@@ -197,7 +197,7 @@ def test_a_second_opinion_tells_which_rows_it_can_not_read(
     local_db: Connection,
     calls: Calls,
     how: str,
-    run: bool,  # noqa: FBT001
+    run: bool,
 ) -> None:
     table = make_table(local_db, calls)
     table.backfill("y")
