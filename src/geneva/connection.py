@@ -51,6 +51,7 @@ from geneva.render.text import did_you_mean, one_line
 from geneva.search import Search
 from geneva.secret_values import checked_variables
 from geneva.storage.checkpoints.cleanup import CleanupReport
+from geneva.storage.checkpoints.dead_jobs import A_DAY
 from geneva.storage.columns.copies import copy_table, how_to_get_stable_ids
 from geneva.storage.jobs.events import JobHistory, JobRecord
 from geneva.storage.jobs.failures import FailureStore
@@ -839,9 +840,11 @@ class Connection(ConnectionMethods):
             self._signals.clear(job_id)
         return len(ended)
 
-    def _remove_dead(self, table: str, refs: Sequence[TableRef]) -> CleanupReport:
-        """Remove what jobs that died on a table have left behind."""
-        return remove_dead(table, refs, self._history, self._signals)
+    def _remove_dead(
+        self, table: str, refs: Sequence[TableRef], older_than: timedelta = A_DAY
+    ) -> CleanupReport:
+        """Remove what jobs and workers that died on a table have left behind."""
+        return remove_dead(table, refs, self._history, self._signals, older_than=older_than)
 
     def _slots(self) -> int:
         """How many tasks would run at once. Starts nothing to know it."""

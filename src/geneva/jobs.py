@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from typing import Any
 
 from geneva.config import Settings
@@ -56,7 +57,7 @@ from geneva.render import html
 from geneva.render.plain import plain
 from geneva.render.text import agree, count
 from geneva.storage.checkpoints.cleanup import CleanupReport
-from geneva.storage.checkpoints.dead_jobs import DeadJobs, remove_dead_files
+from geneva.storage.checkpoints.dead_jobs import A_DAY, DeadJobs, remove_dead_files
 from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, SameWork
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
@@ -508,12 +509,14 @@ def remove_dead(
     *,
     own: str | None = None,
     known: Iterable[str] = (),
+    older_than: timedelta = A_DAY,
 ) -> CleanupReport:
     """Remove what jobs that died on a table have left, and then their signals, which tell of it.
 
-    `own` is the job that does this, `known` are jobs that are known to have died. Nothing is
-    removed while another job is at work: between two rounds that has no tag, but what it has
-    staged is still wanted.
+    `own` is the job that does this, `known` are jobs that are known to have died. Unfinished files
+    that are older than `older_than` go whoever left them: workers die, too. Nothing is
+    removed while another job is at work: between two rounds that has no tag, but what it has staged
+    is still wanted.
     """
     dead, nothing = set(known), CleanupReport(0, 0, 0)
     for job_id in signals.jobs() - dead - {own}:
@@ -526,10 +529,9 @@ def remove_dead(
     if any(not job.status.is_final and job.job_id != own for job in jobs):
         return nothing
     lost = {job.job_id for job in jobs if job.died}  # also before it gave a signal
-    if not dead | lost:
-        return nothing
-    of_dead = DeadJobs(died_here=any(is_gone(job) for job in history.jobs(dead | lost)))
-    reports = [remove_dead_files(ref, of_dead) for ref in refs]
+    died = dead | lost
+    of_dead = DeadJobs(died=bool(died), died_here=any(is_gone(job) for job in history.jobs(died)))
+    reports = [remove_dead_files(ref, of_dead, older_than) for ref in refs]
     if None not in reports:
         for job_id in dead:
             lost_output(job_id)  # it may hold keys that are known only to the job itself

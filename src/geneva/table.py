@@ -394,10 +394,11 @@ class Table(TableMethods):
         """Remove checkpoints that no backfill can use again, and what dead jobs have left.
 
         Backfills do this for their own column and table as they end, and so does `optimize`.
-        Staged files younger than `older_than` stay: a running job may be about to commit them.
+        Files younger than `older_than` that no dead job is known to have left stay: a running job
+        may be about to commit them.
         """
         removed = declarations.cleanup(self.ref, self._connection._history.close_lost, older_than)
-        return removed + self._connection._remove_dead(self.ref.name, [self.ref])
+        return removed + self._connection._remove_dead(self.ref.name, [self.ref], older_than)
 
     def computed_columns(self) -> dict[str, ColumnDefinition]:
         """The computed columns and what is known of their UDFs. Runs no user code."""

@@ -259,7 +259,7 @@ class MaterializedView(Table):
             ),
             CleanupReport(0, 0, 0),
         )
-        return removed + self._connection._remove_dead(self.ref.name, self._refs())
+        return removed + self._connection._remove_dead(self.ref.name, self._refs(), older_than)
 
     def add(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a view's rows come from its source."""

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -155,3 +156,24 @@ def test_drafts_of_unknown_origin_go_after_a_day(local_db: Connection, table: Ta
     table.backfill("x")
     assert not left.draft.exists()
     assert young.exists()
+
+
+@linux
+def test_a_draft_of_a_worker_that_died_is_removed(local_db: Connection, table: Table) -> None:
+    """Its job went on with another worker, and ended well: no dead job tells of it."""
+    table.backfill("x")
+    draft = Path(table.ref.uri) / "data" / ".tmpA1b2C3"
+    draft.write_bytes(b"half of a file")
+    with draft.open("ab"):
+        assert table.cleanup_checkpoints(timedelta(0)).staged_files == 0
+    table.cleanup_checkpoints()
+    assert draft.exists(), "it may be one of a writer on another machine"
+    os.utime(draft, (time.time() - 4_000,) * 2)
+    table.optimize()
+    assert draft.exists()
+    assert table.cleanup_checkpoints().staged_files == 1
+    assert not draft.exists()
+    draft.touch()
+    os.utime(draft, (time.time() - 90_000,) * 2)
+    table.optimize()
+    assert not draft.exists()

@@ -2,7 +2,8 @@
 
 Nothing is removed while another job works on the table. Files that are being written have no
 owner's name on them: those of a job that died on this machine are the ones that no process here
-has open. All others have to be a day old, by the clock of the file system that they are on.
+has open. All others have to be a day old, by the clock of the file system that they are on: also
+those of workers that died while their job went on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 from geneva.model.tables import TableRef
@@ -31,27 +33,38 @@ from geneva.storage.lance.dataset import open_dataset
 _DRAFTS = ".tmp*"
 """How Lance calls a file on a local disk until it is whole."""
 _FOLDERS = ("data", "_checkpoints", "_udfs", "_versions", "_transactions", "_deletions")
-_DAY_SECONDS = 86_400.0
+A_DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadJobs:
     """What is known of the jobs that died on a table."""
 
+    died: bool
+    """Whether any did. Otherwise only old drafts are removed."""
     died_here: bool
     """Whether one of them ran on this machine, and is known to be gone."""
 
 
-def remove_dead_files(ref: TableRef, dead: DeadJobs) -> CleanupReport | None:
-    """Remove what dead jobs left in a table's folder; None: another job works on the table."""
-    dataset = open_dataset(ref)
+def remove_dead_files(
+    ref: TableRef, dead: DeadJobs, older_than: timedelta = A_DAY
+) -> CleanupReport | None:
+    """Remove what dead jobs left in a table's folder; None: another job works on the table.
+
+    Drafts that are older than that go whoever left them.
+    """
     # Listed before it is known that nobody works here: what comes later is not in the list. After
     # that it is asked what is in use: a job that ended meanwhile has published its files.
-    drafts, files = list(_abandoned_drafts(ref, dead)), computed_files(dataset)
+    drafts = list(_abandoned_drafts(ref, dead, older_than))
+    if not drafts and not dead.died:
+        return CleanupReport(0, 0, 0)
+    dataset = open_dataset(ref)
+    files = computed_files(dataset) if dead.died else {}
     if tags_on(dataset, ref.branch):
         return None
-    files = unreferenced(ref, files, recorded_paths(ref))
-    removed = CleanupReport(forget_attempts(ref), *delete_data_files(ref, files))
+    files = unreferenced(ref, files, recorded_paths(ref)) if files else {}
+    notes = forget_attempts(ref) if dead.died else 0
+    removed = CleanupReport(notes, *delete_data_files(ref, files))
     for path in drafts:
         with suppress(OSError):
             bytes_of = path.stat().st_size
@@ -64,7 +77,7 @@ def remove_dead_files(ref: TableRef, dead: DeadJobs) -> CleanupReport | None:
     return removed
 
 
-def _abandoned_drafts(ref: TableRef, dead: DeadJobs) -> Iterator[Path]:
+def _abandoned_drafts(ref: TableRef, dead: DeadJobs, older_than: timedelta) -> Iterator[Path]:
     """Yield unfinished files that nobody will finish. Object stores show none."""
     folder = local_path(ref.uri)
     if folder is None:
@@ -73,7 +86,7 @@ def _abandoned_drafts(ref: TableRef, dead: DeadJobs) -> Iterator[Path]:
     if not found:
         return
     being_written = _open_files(found)
-    old = _now_on(folder) - _DAY_SECONDS
+    old = _now_on(folder) - older_than.total_seconds()
     for path in found:
         if path in being_written:
             continue
