@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +23,7 @@ from geneva import UDF, skip_on_error, udf
 from geneva.config import Settings
 from geneva.errors import InvalidUDFError, UDFExecutionError, UDFTimeoutError
 from geneva.execution.apply.batch import Applier
+from geneva.execution.apply.preparing import PrepareProcess
 from geneva.execution.runner import InProcessRunner
 from geneva.udf.policy import Retry
 from support import by_id, make_table
@@ -258,6 +262,77 @@ class Apart:
         with self.model:
             self.note("call", (doubled // 2).tolist())
             return pa.array(doubled + 1)
+
+
+class Odd(Exception):
+    """An error that can be pickled, and not made again from its pickle."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class Awkward:
+    """Does what a process can't hand over, or never ends."""
+
+    def setup_prepare(self) -> None:
+        """There is nothing to set up."""
+
+    def prepare(self, id: pa.Array) -> Any:
+        (what,) = id.to_pylist()
+        if what == 0:
+            raise Odd(1, 2)
+        if what == 1:
+            return threading.Lock()
+        if what == 2:
+            os.write(1, b"begun")
+            while True:
+                time.sleep(60)
+        return what
+
+    def __call__(self, prepared: Any) -> pa.Array:
+        return pa.array([prepared])
+
+
+def one(what: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": [what]})
+
+
+def test_a_process_says_what_it_can_not_hand_over() -> None:
+    process = PrepareProcess(declared(Awkward)())
+    try:
+        with pytest.raises(RuntimeError, match="Odd: 1 and 2"):
+            process(one(0))
+        with pytest.raises(TypeError, match="pickle"):
+            process(one(1))
+        assert process(one(3)) == 3, "and goes on"
+    finally:
+        process.close()
+
+
+WORKER = """
+import sys
+sys.path[:0] = {path!r}
+from test_prepare import Awkward, declared, one
+from geneva.execution.apply.preparing import PrepareProcess
+process = PrepareProcess(declared(Awkward)())
+print(process._process.pid, flush=True)
+process(one(2))
+"""
+
+
+def test_a_process_that_hangs_ends_with_its_worker() -> None:
+    start = WORKER.format(path=[str(Path(__file__).parent), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", start], stdout=subprocess.PIPE, bufsize=0
+    ) as worker:
+        assert worker.stdout is not None
+        pid = int(worker.stdout.readline())
+        assert worker.stdout.read(5) == b"begun"
+        worker.kill()
+        ended, _, _ = select.select([worker.stdout], [], [], 20)
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+        assert ended, "the other end of the pipe is open as long as it lives"
 
 
 @pytest.mark.spark

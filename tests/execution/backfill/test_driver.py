@@ -118,6 +118,19 @@ def test_what_is_finished_is_committed_when_a_task_fails(
     assert committer.commits == [[0]]
 
 
+def test_what_ended_together_with_a_failure_is_committed_too(
+    local_db: Connection, calls: Calls
+) -> None:
+    table = make_table(local_db, [5] * 10)
+    table.add_columns({"c": tripled(calls)})
+    broken = [WorkerLostError("all died"), *[None] * 9]
+    # Before anything is heard: all are handed out, and all have ended.
+    runner, committer = InlineRunner(lambda number: broken[number - 1], slots=10), MemoryCommitter()
+    with pytest.raises(WorkerLostError):
+        run(prepared_for(table, "c", **TASKS_OF_5), runner, committer)
+    assert [len(ids) for ids in committer.commits] == [9]
+
+
 def test_lost_workers_end_the_job_when_they_noted_nothing(table: Table) -> None:
     runner = InlineRunner(fail=lambda number: WorkerLostError("gone") if number == 2 else None)
     committer, shown = MemoryCommitter(), list[JobProgress]()

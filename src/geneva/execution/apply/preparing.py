@@ -2,16 +2,19 @@
 
 A process has an object of its own, on which `setup_prepare` was called and `setup` was not: the
 model stays in the worker. Both sides speak in pickles, with large buffers beside them. The process
-ends when its worker closes the connection, or dies.
+ends when its worker closes the connection, or dies, in the midst of a batch too.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,8 +29,10 @@ from geneva.udf.call import StatefulCallable
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
 from geneva.udf.shipped_modules import activate
 
-_START = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({fd})"
+_START = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve({fd}, {pid})"
 _COUNT = struct.Struct("<Q")
+_PATIENCE_SECONDS = 5.0
+_WATCH_SECONDS = 1.0
 
 
 class PrepareDied(Exception):
@@ -52,7 +57,7 @@ class PrepareProcess:
     def __init__(self, udf: UDF) -> None:
         """Start it."""
         own, theirs = socket.socketpair()
-        start = _START.format(path=sys.path, module=__name__, fd=theirs.fileno())
+        start = _START.format(path=sys.path, module=__name__, fd=theirs.fileno(), pid=os.getpid())
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", start], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
@@ -72,9 +77,13 @@ class PrepareProcess:
         return answer
 
     def close(self) -> None:
-        """End it, and wait for its end."""
+        """End it, and wait for its end; one that goes on is ended all the same."""
         self._connection.close()
-        self._process.wait()
+        try:
+            self._process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _send(self, value: Any) -> None:
         try:
@@ -83,8 +92,9 @@ class PrepareProcess:
             raise PrepareDied from None
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, worker: int) -> None:
     """The process: prepare one batch after the other, until the connection is closed."""
+    _end_with(worker)
     with socket.socket(fileno=fd) as connection:
         data = bytes(_receive(connection))
         udf = deserialize_udf(data, udf_digest(data))
@@ -98,9 +108,31 @@ def serve(fd: int) -> None:
             try:
                 prepare = prepare or _prepare_of(udf)
                 answer = prepare(batch)
+                parts = _parts(answer)
             except Exception as error:  # noqa: BLE001  the user's function may raise anything
-                answer = _Failed(error, traceback.format_exc())
-            _send(connection, answer)
+                parts = _parts(_failed(error))
+            _send_parts(connection, parts)
+
+
+def _failed(error: Exception) -> _Failed:
+    """What was raised; in words where it is an error that can't travel."""
+    trace = traceback.format_exc()
+    try:
+        pickle.loads(cloudpickle.dumps(error))  # noqa: S301  it was made here
+    except Exception:  # noqa: BLE001  whatever its class makes of that
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    return _Failed(error, trace)
+
+
+def _end_with(worker: int) -> None:
+    """End this process when its worker has ended, whatever `prepare` is doing."""
+
+    def watch() -> None:
+        while os.getppid() == worker:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="geneva-watch", daemon=True).start()
 
 
 def _prepare_of(udf: UDF) -> Callable[[pa.RecordBatch], Any]:
@@ -110,9 +142,17 @@ def _prepare_of(udf: UDF) -> Callable[[pa.RecordBatch], Any]:
 
 
 def _send(connection: socket.socket, value: Any) -> None:
+    _send_parts(connection, _parts(value))
+
+
+def _parts(value: Any) -> list[memoryview]:
+    """A value as bytes: its pickle, and large buffers beside it."""
     buffers: list[pickle.PickleBuffer] = []
     data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    parts = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+    return [memoryview(data), *(buffer.raw() for buffer in buffers)]
+
+
+def _send_parts(connection: socket.socket, parts: list[memoryview]) -> None:
     sizes = [part.nbytes for part in parts]
     connection.sendall(b"".join(_COUNT.pack(number) for number in (len(sizes), *sizes)))
     for part in parts:

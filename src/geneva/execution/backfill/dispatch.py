@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
@@ -55,6 +56,7 @@ class Dispatcher:
         self._job_runner = job_runner
         self._runner: Runner | None = None
         self._in_flight: dict[Future[list[str]], list[Task]] = {}
+        self._unheard: deque[TaskReport] = deque()
         self._notes: dict[tuple[int, int], tuple[Suspect | None, ...]] = {}
         """What dead workers noted, per first row of a task."""
 
@@ -91,7 +93,20 @@ class Dispatcher:
             if isinstance(future.exception(), WorkerLostError):
                 self._submit_again(tasks, future)
                 continue
-            yield from map(TaskReport.from_json, future.result())
+            self._unheard.extend(map(TaskReport.from_json, future.result()))
+        yield from self._heard()
+
+    def finished(self) -> Iterator[TaskReport]:
+        """Yield the reports of tasks that have ended well by now, and that nobody has heard yet."""
+        for future in [*self._in_flight]:
+            if future.done() and future.exception() is None:
+                del self._in_flight[future]
+                self._unheard.extend(map(TaskReport.from_json, future.result()))
+        yield from self._heard()
+
+    def _heard(self) -> Iterator[TaskReport]:
+        while self._unheard:
+            yield self._unheard.popleft()
 
     def stop(self) -> None:
         """Stop what still runs, and wait: tasks left behind would steal the next job's slots."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from geneva.errors import (
     BudgetExceededError,
+    GenevaError,
     JobCancelledError,
     JobTimeoutError,
     TableChangedError,
@@ -220,8 +221,11 @@ class Round:
         try:
             self._run_tasks()
         except BaseException:
-            self._dispatcher.stop()
             # Finished fragments are worth keeping whatever went wrong with the others.
+            for report in [*self._dispatcher.finished()]:
+                with suppress(GenevaError, OSError):  # the job has its error already
+                    self._book(report)
+            self._dispatcher.stop()
             with suppress(OSError, TableChangedError):
                 self._commit(flush=True)
             raise
