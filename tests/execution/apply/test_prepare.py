@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -287,6 +286,7 @@ class Awkward:
             os.write(1, b"begun")
             while True:
                 time.sleep(60)
+        print("prepared", what)  # noqa: T201
         return what
 
     def __call__(self, prepared: Any) -> pa.Array:
@@ -295,6 +295,15 @@ class Awkward:
 
 def one(what: int) -> pa.RecordBatch:
     return pa.record_batch({"id": [what]})
+
+
+def test_what_a_process_prints_goes_where_its_worker_prints(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    process = PrepareProcess(declared(Awkward)())
+    assert process(one(3)) == 3
+    process.close()
+    assert capfd.readouterr().err == "prepared 3\n"
 
 
 def test_a_process_says_what_it_can_not_hand_over() -> None:
@@ -322,17 +331,23 @@ process(one(2))
 
 def test_a_process_that_hangs_ends_with_its_worker() -> None:
     start = WORKER.format(path=[str(Path(__file__).parent), *sys.path])
-    with subprocess.Popen(
-        [sys.executable, "-c", start], stdout=subprocess.PIPE, bufsize=0
-    ) as worker:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", start], bufsize=0, **pipes) as worker:
         assert worker.stdout is not None
-        pid = int(worker.stdout.readline())
-        assert worker.stdout.read(5) == b"begun"
+        assert worker.stderr is not None
+        pid = worker.stdout.readline().decode().strip()
+        assert worker.stderr.read(5) == b"begun"
         worker.kill()
-        ended, _, _ = select.select([worker.stdout], [], [], 20)
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
-        assert ended, "the other end of the pipe is open as long as it lives"
+    wait_for_end({pid})
+
+
+def wait_for_end(processes: set[str]) -> None:
+    """Wait until processes are gone."""
+    deadline = time.monotonic() + 30
+    while processes and time.monotonic() < deadline:
+        processes = {pid for pid in processes if Path(f"/proc/{pid}").exists()}
+        time.sleep(0.05)
+    assert not processes
 
 
 @pytest.mark.spark
@@ -378,9 +393,4 @@ class TestProcesses:
         self.run(tmp_path, declared(Apart)(notes.path))
         (worker,) = notes.threads("call")
         os.kill(int(worker), signal.SIGKILL)
-        left = notes.threads("prepare")
-        deadline = time.monotonic() + 30
-        while left and time.monotonic() < deadline:
-            left = {pid for pid in left if Path(f"/proc/{pid}").exists()}
-            time.sleep(0.05)
-        assert not left
+        wait_for_end(notes.threads("prepare"))

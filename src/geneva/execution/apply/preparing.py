@@ -33,6 +33,7 @@ _START = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve(
 _COUNT = struct.Struct("<Q")
 _PATIENCE_SECONDS = 5.0
 _WATCH_SECONDS = 1.0
+_CHUNK_BYTES = 65_536
 
 
 class PrepareDied(Exception):
@@ -60,8 +61,14 @@ class PrepareProcess:
         start = _START.format(path=sys.path, module=__name__, fd=theirs.fileno(), pid=os.getpid())
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", start], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                [sys.executable, "-c", start],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
             )
+        self._printing = threading.Thread(target=self._print, name="geneva-print", daemon=True)
+        self._printing.start()
         self._connection = own
         self._send(serialize_udf(udf))
 
@@ -84,6 +91,14 @@ class PrepareProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._printing.join(_PATIENCE_SECONDS)
+
+    def _print(self) -> None:
+        """Print what it prints, as long as it lives: where to is another place for each task."""
+        assert self._process.stdout is not None
+        with self._process.stdout as printed:
+            while chunk := os.read(printed.fileno(), _CHUNK_BYTES):
+                os.write(2, chunk)
 
     def _send(self, value: Any) -> None:
         try:
@@ -111,6 +126,7 @@ def serve(fd: int, worker: int) -> None:
                 parts = _parts(answer)
             except Exception as error:  # noqa: BLE001  the user's function may raise anything
                 parts = _parts(_failed(error))
+            sys.stdout.flush()
             _send_parts(connection, parts)
 
 
