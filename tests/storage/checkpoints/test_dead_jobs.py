@@ -35,7 +35,7 @@ def test_files_that_a_job_publishes_meanwhile_stay(
         with monkeypatch.context() as patch:
             patch.setattr(dead_jobs, "tags_on", ended)
             finish.append(args)
-            removed.append(remove_dead_files(table.ref, DeadJobs(died_here=True)))
+            removed.append(remove_dead_files(table.ref, DeadJobs(died=True, died_here=True)))
         return finish.pop()
 
     def ended(dataset: lance.LanceDataset, branch: str | None) -> list[str]:
