@@ -255,6 +255,17 @@ class TestAltering:
         assert after.sizes.checkpoint_size is None
         assert after.num_gpus is None
 
+    def test_an_input_that_was_renamed_can_not_be_dropped(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        table.alter_columns({"path": "id", "rename": "number"})
+        table.add_columns({"id": "number + 100"})
+        with pytest.raises(UserInputError, match=r"'number' can't be dropped.*'x' reads it"):
+            table.drop_columns(["number"])
+        table.drop_columns(["id"])  # has the name that the input had, and nobody reads it
+        assert table.backfill("x").rows_computed == 0
+        assert column(table, "x") == [0, 3, 6]
+
     def test_a_name_of_lances_own_is_refused(self, table: Table, calls: Calls) -> None:
         table.add_columns({"x": tripled(calls)})
         with pytest.raises(UserInputError, match="is Lance's own"):

@@ -403,8 +403,9 @@ def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePe
 
 
 def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
-    """Refuse to drop a column that a computed one still reads."""
-    schema = open_dataset(ref).schema
+    """Refuse to drop a column that a computed one still reads, under whatever name it has now."""
+    dataset = open_dataset(ref)
+    schema, fields = dataset.schema, FieldsNow.of(dataset)
     refuse_hidden(ref, schema, names)
     missing = [name for name in names if name.split(".")[0] not in schema.names]
     if missing:
@@ -417,6 +418,8 @@ def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
     for definition in read_definitions(schema).values():
         if definition.name in names:
             continue
+        if not reads_source(definition.arrow_field):
+            definition = with_present_inputs(definition, fields)
         needed = [name for name in names if _reads(definition, name)]
         if needed:
             raise UserInputError(

@@ -113,6 +113,24 @@ def test_too_many_values_beside_those_that_stay(local_db: Connection, version: s
     assert column(table, "x") == [f"v{i}" if i < 100 else None for i in range(200)]
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_too_many_values_among_those_that_are_taken_over(
+    local_db: Connection, calls: Calls, version: str
+) -> None:
+    """Results of runs that were refused, which a compaction has put into one fragment."""
+    table = make_table(local_db, [100], storage_version=version)
+    table.add_columns({"x": counted(calls, lambda id: f"v{id}", data_type=NARROW)})
+    table.backfill("x")
+    for start in (100, 200, 300):
+        table.add(pa.table({"id": range(start, start + 100)}))
+        refused(table)
+    table.compact_files()
+    said = refused(table)
+    assert "Table 't', column 'x', fragment" in said
+    assert "different" in said
+    assert "int8 indices" in said
+
+
 def test_values_of_a_former_function_do_not_count(local_db: Connection) -> None:
     table = make_table(local_db, [100, 100, 100])
     table.add_columns({"x": udf(lambda id: f"old{id % 100}", data_type=NARROW)})

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from geneva.execution.apply.leaves import leaf_array, numpy_leaf, unboxed
+from geneva.storage.lance.pieces import room
 from geneva.udf.types import is_list
 
 Flags = npt.NDArray[np.bool_]
@@ -72,11 +73,6 @@ def encoded(plain: pa.Array, kind: pa.DataType) -> pa.Array:
             "indices can tell apart; declare a wider index type"
         )
     return array if array.type == kind else array.cast(kind)
-
-
-def room(kind: pa.DataType) -> int:
-    """Return how many different values a dictionary of this type can have."""
-    return 2 ** int(kind.index_type.bit_width - pt.is_signed_integer(kind.index_type))
 
 
 def single(array: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -16,11 +16,11 @@ from geneva.execution.apply.convert import (
     is_pandas,
     masked_values,
     pandas_values,
-    room,
     single,
 )
 from geneva.render.text import shorten
 from geneva.render.values import repr_text
+from geneva.storage.lance.pieces import room
 from geneva.udf.types import holds
 
 ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 
-from geneva.errors import SQLExecutionError
+from geneva.errors import SQLExecutionError, UDFOutputError
 from geneva.execution.worker.batches import BatchRunner, Event
 from geneva.execution.worker.poison_rows import PoisonSearch, note_key
 from geneva.execution.worker.read_ahead import ReadAhead
@@ -136,7 +136,7 @@ class Pipeline:
                 except Damaged as damage:
                     error = damage
                     break
-                except SQLExecutionError as failed:
+                except (SQLExecutionError, UDFOutputError) as failed:
                     error = BatchFailed(failed, part.rows, None, ())
                     break
                 if item is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from itertools import groupby
 
-from geneva.errors import StorageFullError
+from geneva.errors import StorageFullError, UDFOutputError
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.worker.failed_rows import FailedRows, with_row_ids
 from geneva.execution.worker.poison_rows import PoisonSearch
@@ -81,6 +81,8 @@ class PartSettler:
     def _give_up(self, error: Exception) -> None:
         """Settle the part by an error, or raise it: then Spark runs the task again."""
         self.given_up = self._part
+        if isinstance(error, UDFOutputError):  # found where values of several batches come together
+            error = BatchFailed(error, self._part.rows, None, ())
         try:
             if isinstance(error, BatchFailed):
                 self._settle(_part_failure(self._task, self._part, error, self._abandoned()))

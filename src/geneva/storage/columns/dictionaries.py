@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from geneva.storage.lance.dataset import file_version
+from geneva.storage.lance.pieces import room
 
 _MAX_BITS = 16
 """Wider indices count more values than a column will ever have."""
@@ -56,8 +57,8 @@ class DistinctValues:
         found = dict(self._found)
         for path, array in _dictionaries(batch):
             found[path] = self._with(path, array)
-            if len(found[path]) > _room(array.type):
-                return Overflow(self._first_row(batch, path), array.type, _room(array.type))
+            if len(found[path]) > room(array.type):
+                return Overflow(self._first_row(batch, path), array.type, room(array.type))
         self._found = found
         return None
 
@@ -75,7 +76,7 @@ class DistinctValues:
         while bad - good > 1:
             middle = (good + bad) // 2
             array = dict(_dictionaries(batch.slice(0, middle)))[path]
-            fits = len(self._with(path, array)) <= _room(array.type)
+            fits = len(self._with(path, array)) <= room(array.type)
             good, bad = (middle, bad) if fits else (good, middle)
         return bad - 1
 
@@ -103,10 +104,6 @@ def _types(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 def _is_narrow(kind: pa.DataType) -> bool:
     return pt.is_dictionary(kind) and bool(kind.index_type.bit_width <= _MAX_BITS)
-
-
-def _room(kind: pa.DataType) -> int:
-    return 2 ** int(kind.index_type.bit_width - pt.is_signed_integer(kind.index_type))
 
 
 def _dictionaries(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, ...], pa.Array]]:

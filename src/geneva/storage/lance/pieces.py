@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from geneva.errors import UDFOutputError
 from geneva.model.digests import Digests
 from geneva.model.rows import Offsets
 
@@ -67,7 +68,7 @@ def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def concat(arrays: Sequence[pa.Array]) -> pa.Array:
-    """One array of many; dictionaries are unified."""
+    """One array of many; dictionaries are unified. UDFOutputError when one has no room for all."""
     if len(arrays) == 1:
         return arrays[0]
     kind = arrays[0].type
@@ -75,8 +76,19 @@ def concat(arrays: Sequence[pa.Array]) -> pa.Array:
         # Not by unify_dictionaries: Lance 2.0 reads NULLs as members of the dictionary.
         plain = pa.concat_arrays([array.dictionary_decode() for array in arrays])
         encoded = plain.dictionary_encode()
+        if len(encoded.dictionary) > room(kind):
+            raise UDFOutputError(
+                f"Together the values of these rows are more than the {room(kind)} different ones "
+                f"that {kind.index_type} indices of {kind} can tell apart; nothing of it was "
+                "published. Declare the column with a wider index type, or without a dictionary."
+            )
         return encoded if encoded.type == kind else encoded.cast(kind)
     return pa.concat_arrays(arrays)
+
+
+def room(kind: pa.DictionaryType) -> int:
+    """How many different values a dictionary of this type can have."""
+    return 2 ** int(kind.index_type.bit_width - pa.types.is_signed_integer(kind.index_type))
 
 
 def writable(array: pa.Array) -> pa.Array:
