@@ -181,7 +181,7 @@ def stubborn():
         except BaseException:
             pass
 
-timeouts._is_spark_worker = lambda: True
+timeouts.is_spark_worker = lambda: True
 
 def attempt(function, seconds):
     try:

@@ -68,12 +68,6 @@ def lost_output(job_id: str) -> str:
     return "" if folder is None else _leftovers(folder, f"{job_id}.")
 
 
-def is_captured() -> bool:
-    """Whether this process is a worker of Spark's: the output of others is not ours to lead."""
-    module = sys.modules.get("pyspark.taskcontext")
-    return module is not None and module.TaskContext.get() is not None
-
-
 def _folder() -> Path | None:
     """The folder for output, which is this user's alone."""
     user = os.getuid() if hasattr(os, "getuid") else "user"

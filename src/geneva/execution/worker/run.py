@@ -11,7 +11,8 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 
-from geneva.execution.worker.output import captured, is_captured
+from geneva.execution.apply.timeouts import is_spark_worker
+from geneva.execution.worker.output import captured
 from geneva.execution.worker.pipeline import Pipeline
 from geneva.execution.worker.records import open_task
 from geneva.execution.worker.resume import is_retry, resume_task
@@ -26,7 +27,8 @@ def run_task(task: Task) -> str:
     started = time.monotonic()
     first = task.parts[0]
     place = f"{task.work.computation.id[:8]}-{first.fragment_id}-{first.rows.start}"
-    capture = captured(task.work.job_id, place) if is_captured() else nullcontext(lambda: "")
+    # The output of the user's own process is not ours to lead elsewhere.
+    capture = captured(task.work.job_id, place) if is_spark_worker() else nullcontext(lambda: "")
     with capture as output:
         pipeline = Pipeline(open_task(task.work), is_retry=is_retry(task))
         parts, done = resume_task(task)
