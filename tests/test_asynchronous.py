@@ -55,6 +55,7 @@ def test_columns_and_views(tmp_path: Path, calls: Calls) -> None:
     assert calls.taken() == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_cancelled_await_stops_the_job(tmp_path: Path) -> None:
     started = tmp_path / "started"
 

@@ -190,6 +190,7 @@ def test_plans_show_what_was_measured_by_a_preview_or_a_job(local_db: Connection
     assert table.plan_backfill("c").estimate is None, "another function was never measured"
 
 
+@pytest.mark.slow
 def test_neither_spark_nor_java_is_started(tmp_path: Path):
     code = f"""
 import sys, geneva, pyarrow as pa

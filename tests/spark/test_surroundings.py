@@ -25,6 +25,7 @@ def variables(x: int) -> str:
     return " ".join(str(os.environ.get(name)) for name in names)
 
 
+@pytest.mark.slow
 def test_variables_and_modules_and_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):

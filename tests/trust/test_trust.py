@@ -147,6 +147,7 @@ def test_what_a_trusted_key_has_signed_runs(
     assert calls.rows == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_what_another_key_has_signed_does_not(open_db: Open, calls: Calls) -> None:
     make(open_db(signing_key=MALLORY), calls)
     with pytest.raises(UntrustedFunctionError, match="'mallory', which is not trusted here"):
@@ -348,6 +349,7 @@ def test_a_claim_that_was_altered_is_not_signed(
     assert not loaded(calls)
 
 
+@pytest.mark.slow
 def test_altered_bytes_are_refused_even_where_all_is_trusted(
     open_db: Open, calls: Calls, tmp_path: Path
 ) -> None:
@@ -380,6 +382,7 @@ def test_an_older_signed_function_put_back_is_still_signed(
     assert calls.rows == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_an_altered_column_is_signed_anew_or_not_at_all(open_db: Open, calls: Calls) -> None:
     make(open_db(signing_key=ALICE), calls)
     open_db().open_table("t").alter_columns({"path": "c", "udf": bombed(calls)})
@@ -401,6 +404,7 @@ def test_a_copied_database_and_a_renamed_input_stay_signed(
     assert calls.rows == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_a_job_runs_the_function_that_it_was_asked_about(open_db: Open, calls: Calls) -> None:
     make(open_db(signing_key=ALICE), calls)
     table = open_db(trust="signed", trusted_keys=ALICES).open_table("t")
@@ -416,6 +420,7 @@ def test_a_job_runs_the_function_that_it_was_asked_about(open_db: Open, calls: C
 # ---------------------------------------------------------------- views, chunkers, chains, verify
 
 
+@pytest.mark.slow
 def test_views_and_chunkers_are_asked_about_too(open_db: Open, calls: Calls) -> None:
     @chunker(output_schema=pa.schema([("word", pa.string())]))
     def words(text: str) -> Any:

@@ -264,6 +264,7 @@ def test_refused_calls_are_made_again_and_not_counted_as_late(local_db: Connecti
         assert not any(limits.iterdir()), "the job's records are gone with it"
 
 
+@pytest.mark.slow
 def test_a_service_that_refuses_forever_is_a_failure(local_db: Connection):
     with serving(refuse_first=1000, retry_after="0.001") as service:
         table = make_table(local_db, [3])
@@ -279,6 +280,7 @@ def test_a_service_that_refuses_forever_is_a_failure(local_db: Connection):
         assert len(service.refused) == 4 + 12
 
 
+@pytest.mark.slow
 def test_all_workers_share_the_limit(local_db: Connection):
     """Two tasks at once, 32 calls at once in each: 20 calls a second over both."""
     with serving() as service:

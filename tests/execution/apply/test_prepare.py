@@ -136,6 +136,7 @@ def test_a_row_that_can_not_be_prepared_is_skipped_alone(tmp_path: Path, notes: 
     assert "can't prepare 37" in error.message
 
 
+@pytest.mark.slow
 def test_preparing_is_tried_again(tmp_path: Path, notes: Notes) -> None:
     class Flaky(Twice):
         def prepare(self, id: pa.Array) -> Any:
@@ -329,6 +330,7 @@ process(one(2))
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_ends_with_its_worker() -> None:
     start = WORKER.format(path=[str(Path(__file__).parent), *sys.path])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
