@@ -127,6 +127,7 @@ S3 = {**KEYS, "aws_region": "us-east-1", "allow_http": "true", "client_max_retri
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://no-such-host.invalid:80"])
 def test_a_store_that_cant_be_reached_is_said_in_a_sentence(endpoint: str) -> None:
     with pytest.raises(StorageUnavailableError) as caught:

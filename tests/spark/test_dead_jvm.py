@@ -52,6 +52,7 @@ for delay in map(float, sys.argv[2:]):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_jvm_that_is_killed_is_said_and_replaced(tmp_path: Path) -> None:
     run = subprocess.run(

@@ -25,6 +25,7 @@ from support import Calls, column, connect, make_table
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.spark,
     pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
