@@ -216,3 +216,17 @@ def uncommitted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patched.setattr(commit, "_commit", fail)
         with pytest.raises(OSError, match="the driver is gone"):
             yield
+
+
+def damage(table: Table, fragment: int, how: str = "gone") -> tuple[Path, bytes]:
+    """Make the first file of a fragment unreadable; return it, and what was in it."""
+    found = lance.dataset(table.ref.uri).get_fragment(fragment)
+    path = Path(table.ref.uri) / "data" / found.data_files()[0].path
+    was = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        os.truncate(path, 100)
+    else:
+        path.write_bytes(os.urandom(len(was)))
+    return path, was

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,23 @@ def _flag(env: Mapping[str, str], name: str) -> bool | None:
     if not text:
         return None
     return text not in ("0", "false", "no", "off")
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process, and put them back at the end."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            set_variable(name, value)
+
+
+def set_variable(name: str, value: str | None) -> None:
+    """Set an environment variable of this process; None: take it away."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from geneva.cluster import ClusterType, GenevaCluster
 from geneva.compatibility import warn_compatibility
+from geneva.config import environment
 from geneva.errors import JobTimeoutError
 from geneva.jobs import JobFuture
 from geneva.manifest import GenevaManifest
@@ -61,7 +61,7 @@ class Context:
             _say_where(self.cluster)
         if self.manifest is not None:
             check_packages(self.manifest)
-            self._undo.enter_context(variables(self.manifest.env_vars))
+            self._undo.enter_context(environment(self.manifest.env_vars))
         self.connection._contexts.append(self)
         self._undo.callback(self.connection._contexts.remove, self)
         return self
@@ -160,21 +160,6 @@ def _is_installed(requirement: str) -> bool:
     except PackageNotFoundError:
         return False
     return True
-
-
-@contextmanager
-def variables(given: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process, and put them back at the end."""
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def modules_of(manifests: Sequence[GenevaManifest | None]) -> list[str]:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from geneva.config import environment
 from geneva.errors import MissingDependencyError, SparkUnavailableError
 from geneva.execution.worker.output import keep_output_in
 from geneva.spark.embedded.class_archive import archive_for, flags_or_train
@@ -33,7 +34,6 @@ from geneva.spark.embedded.settings import (
     QUERY_SETTINGS,
     TASK_SETTINGS,
     LocalOptions,
-    environment,
     jvm_options,
     local_settings,
     private_directory,
@@ -138,7 +138,7 @@ def _start(options: LocalOptions) -> SparkSession:
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     try:
         # Without it Spark's web pages are open to the network.
-        with unchanged_interrupt_handler(), environment(SPARK_LOCAL_IP="127.0.0.1"):
+        with unchanged_interrupt_handler(), environment({"SPARK_LOCAL_IP": "127.0.0.1"}):
             gateway = SparkContext._gateway or _launch(directory, settings, options)
             context = SparkContext(conf=conf, gateway=gateway)
             # Taken from the environment otherwise, where "python3" is any Python on the PATH.
@@ -191,7 +191,9 @@ def _launch(directory: Path, settings: dict[str, str], options: LocalOptions) ->
         archive = archive_for(java, pyspark.__version__, spark_home / "jars", flags)
         flags += flags_or_train(archive)
     jvm = start_jvm(gateway_command(java, spark_home / "jars", flags), directory)
-    with environment(PYSPARK_GATEWAY_PORT=str(jvm.port), PYSPARK_GATEWAY_SECRET=jvm.secret):
+    address = {"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}
+    # Taken from the environment only.
+    with environment(address):
         gateway = launch_gateway()
     gateway.proc = jvm.process
     return gateway
@@ -208,7 +210,7 @@ def _launch_by_scripts(
     # Spark refuses a heap size here: it has a setting of its own for it.
     extra = " ".join(flag for flag in flags if not flag.startswith("-Xmx"))
     conf.set("spark.driver.extraJavaOptions", extra)
-    with (directory / LOG_NAME).open("wb") as log, environment(JAVA_HOME=str(java.path)):
+    with (directory / LOG_NAME).open("wb") as log, environment({"JAVA_HOME": str(java.path)}):
         popen = {"stdout": log, "stderr": log, "start_new_session": True}
         with warnings.catch_warnings():
             # Lance warns of any fork. This one runs a shell at once, and never touches Lance.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import time
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from geneva.errors import StorageFullError, UnreadableFragmentsError
 from geneva.execution.backfill.verify import RowState
 from geneva.execution.worker.writer import PartWriter
 from geneva.model.jobs import JobStatus
-from support import Calls, counted
+from support import Calls, counted, damage
 
 BAD = 2
 
@@ -34,20 +33,6 @@ def make_table(db: Connection, calls: Calls) -> geneva.Table:
         table.add(pa.table({"x": range(start, start + 10)}))
     table.add_columns({"y": counted(calls, add_one, data_type=pa.int64(), version="1")})
     return table
-
-
-def damage(table: geneva.Table, how: str, fragment: int = BAD) -> tuple[Path, bytes]:
-    """Make the input file of a fragment unreadable; return what it was."""
-    found = lance.dataset(table.ref.uri).get_fragment(fragment)
-    path = Path(table.ref.uri) / "data" / found.data_files()[0].path
-    was = path.read_bytes()
-    if how == "gone":
-        path.unlink()
-    elif how == "cut":
-        os.truncate(path, 100)
-    else:
-        path.write_bytes(os.urandom(len(was)))
-    return path, was
 
 
 def committed(table: geneva.Table) -> set[int]:
@@ -69,7 +54,7 @@ def test_the_others_are_done(
 
 def check_others(db: Connection, calls: Calls, how: str, task_size: int | None) -> None:
     table = make_table(db, calls)
-    path, was = damage(table, how)
+    path, was = damage(table, BAD, how)
     with pytest.raises(UnreadableFragmentsError, match=r"table 't'.*column 'y'.*fragment 2") as e:
         table.backfill("y", task_size=task_size)
     assert e.value.fragments == (BAD,)
@@ -97,7 +82,7 @@ def test_one_that_is_damaged_while_the_job_runs_is_named(
         monkeypatch.setattr(conflict_watch, "on_call", None)
         other = local_db.open_table("t")
         other.add(pa.table({"x": range(10, 20)}))
-        damage(other, "gone", fragment=1)
+        damage(other, 1)
 
     def watched(x: int) -> int:
         import conflict_watch
@@ -122,7 +107,7 @@ def test_a_chain_goes_on_without_it(local_db: Connection, calls: Calls) -> None:
         return 2 * y
 
     table.add_columns({"z": counted(twice, double, data_type=pa.int64(), version="1")})
-    path, was = damage(table, "gone")
+    path, was = damage(table, BAD)
     with pytest.raises(UnreadableFragmentsError):
         table.backfill("z")
     assert calls.count == 50
@@ -141,7 +126,7 @@ def test_a_refresh_does_the_other_rows(local_db: Connection, calls: Calls) -> No
         .add_column({"w": counted(calls, add_one, data_type=pa.int64(), version="1")})
     )
     view = local_db.create_materialized_view("v", query)
-    path, was = damage(source, "gone")
+    path, was = damage(source, BAD)
     with pytest.raises(UnreadableFragmentsError):
         view.refresh(max_rows_per_fragment=10)
     path.write_bytes(was)
@@ -184,7 +169,7 @@ def test_a_chain_names_the_fragments_of_all_columns(local_db: Connection, calls:
 
     table.add_columns({"c": counted(other, less, data_type=pa.int64(), version="1")})
     table.add_columns({"z": counted(total, added, data_type=pa.int64(), version="1")})
-    damage(table, "gone", BAD)
+    damage(table, BAD)
     file = lance.dataset(table.ref.uri).get_fragment(4).data_files()[-1]
     (Path(table.ref.uri) / "data" / file.path).unlink()
     with pytest.raises(UnreadableFragmentsError) as e:
@@ -205,7 +190,7 @@ def test_a_second_opinion_tells_which_rows_it_can_not_read(
 ) -> None:
     table = make_table(local_db, calls)
     table.backfill("y")
-    damage(table, how)
+    damage(table, BAD, how)
     report = table.verify("y", run=run)
     assert not report.ok
     assert report.counts == {RowState.RIGHT: 50, RowState.UNREADABLE: 10}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import lance
@@ -15,7 +13,7 @@ import pytest
 from geneva import Chunker, Connection, MaterializedView, Table, chunker
 from geneva.errors import UnreadableFragmentsError
 from geneva.execution.backfill import validity_checks
-from support import Calls
+from support import Calls, damage
 from support import tripled as make_udf
 from view_support import STABLE, numbers, values
 
@@ -29,20 +27,6 @@ def make_source(db: Connection, fragments: int = 4) -> Table:
     for start in range(10, fragments * 10, 10):
         table.add(numbers(start, start + 10))
     return table
-
-
-def damage(source: Table, fragment: int = BAD, how: str = "gone") -> tuple[Path, bytes]:
-    """Make a fragment of the source unreadable; return its file, and what was in it."""
-    found = lance.dataset(source.ref.uri).get_fragment(fragment)
-    path = Path(source.ref.uri) / "data" / found.data_files()[0].path
-    was = path.read_bytes()
-    if how == "gone":
-        path.unlink()
-    elif how == "cut":
-        os.truncate(path, 100)
-    else:
-        path.write_bytes(os.urandom(len(was)))
-    return path, was
 
 
 def clean_up(source: Table) -> None:
@@ -75,7 +59,7 @@ def test_the_first_refresh_fills_the_others(
     source = make_source(local_db)
     view = make_view(local_db, source, calls, where)
     passing = [i for i in range(40) if where is None or i % 2 == 0]
-    path, was = damage(source, how=how)
+    path, was = damage(source, BAD, how)
     said = refreshed(view, BAD)
     assert path.name in said
     expected = [i for i in passing if i not in LOST]
@@ -112,7 +96,7 @@ def test_rows_come_and_go_but_those_of_the_bad_fragment(
     source.add(numbers(40, 44))
     # With the older versions at hand nothing would have to be read there.
     clean_up(source)
-    path, was = damage(source)
+    path, was = damage(source, BAD)
     refreshed(view, BAD)
     assert calls.taken() == [i for i in range(40, 44) if where != "id % 2 = 0" or i % 2 == 0]
     found = values(view)
@@ -131,7 +115,7 @@ def test_what_is_not_read_is_no_matter(local_db: Connection, calls: Calls) -> No
     view = make_view(local_db, source, calls, "id % 2 = 0")
     view.refresh()
     calls.clear()
-    damage(source)
+    damage(source, BAD)
     source.add(numbers(40, 44))
     view.refresh()
     assert calls.taken() == [40, 42]
@@ -147,7 +131,7 @@ def test_a_limited_and_shuffled_view(local_db: Connection, calls: Calls) -> None
     before = values(view)
     calls.clear()
     source.add(numbers(40, 60))
-    path, was = damage(source)
+    path, was = damage(source, BAD)
     refreshed(view, BAD)
     assert len(view) == 12
     path.write_bytes(was)
@@ -168,7 +152,7 @@ def test_one_that_is_damaged_while_the_refresh_runs(
 
     def disturbed(*args: Any) -> Any:
         if not files:
-            files.append(damage(source))
+            files.append(damage(source, BAD))
         return real(*args)
 
     monkeypatch.setattr(run, "_change_rows", disturbed)
@@ -205,7 +189,7 @@ def test_rows_of_a_chunked_view(local_db: Connection, calls: Calls) -> None:
     source = make_source(local_db)
     query = source.query().where("id != 25").select(["id", "name"])
     view = local_db.create_udtf_view("v", query, twice(calls))
-    path, was = damage(source)
+    path, was = damage(source, BAD)
     refreshed(view, BAD)
     readable = [i for i in range(40) if i not in LOST and i != 25]
     assert calls.taken() == readable
@@ -220,7 +204,7 @@ def test_rows_of_a_chunked_view(local_db: Connection, calls: Calls) -> None:
     # What is there of rows that can't be read stays.
     source.update(where="id = 3 OR id = 30", values={"name": "other"})
     source.add(numbers(40, 41))
-    damage(source)
+    damage(source, BAD)
     view.refresh()
     assert calls.taken() == [40]
     assert len(view) == 80
@@ -233,7 +217,7 @@ def test_rows_of_a_chunked_view(local_db: Connection, calls: Calls) -> None:
 def test_on_every_runner(db: Connection, calls: Calls) -> None:
     source = make_source(db)
     view = make_view(db, source, calls, "id % 2 = 0")
-    path, was = damage(source)
+    path, was = damage(source, BAD)
     refreshed(view, BAD)
     path.write_bytes(was)
     view.refresh()

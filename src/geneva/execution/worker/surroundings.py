@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from geneva.config import set_variable
 from geneva.execution.worker.output import keep_output_in
 from geneva.model.tables import Secrets
 from geneva.udf.declare import UDF
@@ -46,18 +47,11 @@ class _Environment:
         if values == self._values:
             return
         for name, value in self._own.items():
-            _set_variable(name, value)
+            set_variable(name, value)
         self._values = dict(values)
         self._own = {name: os.environ.get(name) for name in values}
         for name, value in values.items():
-            _set_variable(name, value)
-
-
-def _set_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+            set_variable(name, value)
 
 
 _environment = _Environment()

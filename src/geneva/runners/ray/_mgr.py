@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from geneva.compatibility import warn_compatibility
-from geneva.contexts import variables
+from geneva.config import environment
 
 __all__ = ["ray_cluster"]
 
@@ -26,5 +26,5 @@ def ray_cluster(
             "ray_cluster(...)",
             "jobs run on the connection's Spark session; give one to geneva.connect(spark=...)",
         )
-    with variables({str(k): str(v) for k, v in (extra_env or {}).items()}):
+    with environment({str(k): str(v) for k, v in (extra_env or {}).items()}):
         yield

@@ -216,21 +216,6 @@ def _remove_leftover(process: subprocess.Popen[bytes], directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def environment(**values: str) -> Iterator[None]:
-    """Set variables that pyspark takes from the environment only, for as long as it looks."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
 def unchanged_interrupt_handler() -> Iterator[None]:
     """Keep the user's Ctrl-C: pyspark's handler cancels every job, ours cancels its own."""
     if threading.current_thread() is not threading.main_thread():
