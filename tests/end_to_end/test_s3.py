@@ -345,6 +345,8 @@ def double_and_look(calls: Calls) -> UDF:
             for found in Path(os.environ["TMPDIR"]).rglob("*"):
                 assert not found.is_file() or secret[::-1].encode() not in found.read_bytes(), found
         if x == 85 and Path(f"{calls.path}.die").exists():
+            while calls.count < 56:  # fragments come in a mixed order: one of the others is done
+                time.sleep(0.05)
             os.kill(int(os.environ["DRIVER"]), 9)
             time.sleep(60)
         return x * 2
