@@ -261,7 +261,7 @@ class ValidityReader:
 
     def _by_identity(self, fragment: FragmentFacts) -> Validity | None:
         computation, rows = self._computation, fragment.physical_rows
-        values = fragment.files_of(computation.output_ids)
+        values = fragment.files_of(self._value_ids)
         if not values:
             return Validity(rows, Reason.NEW)
         receipts = self._receipt_files(fragment)
@@ -295,9 +295,17 @@ class ValidityReader:
         mixtures = (mixed_version(every[: i + 1]) for i in range(len(every)))
         return frozenset(named("", version, ()).udf for version in (*every, *mixtures))
 
-    def _receipt_files(self, fragment: FragmentFacts) -> tuple[FileFacts, ...]:
+    @cached_property
+    def _value_ids(self) -> frozenset[int]:
+        return frozenset(self._computation.output_ids)
+
+    @cached_property
+    def _receipt_ids(self) -> frozenset[int]:
         receipt = self._computation.receipt
-        return fragment.files_of(receipt.field_ids) if receipt is not None else ()
+        return frozenset(receipt.field_ids) if receipt is not None else frozenset()
+
+    def _receipt_files(self, fragment: FragmentFacts) -> tuple[FileFacts, ...]:
+        return fragment.files_of(self._receipt_ids)
 
     @cached_property
     def _own_name(self) -> NamedProvenance:
