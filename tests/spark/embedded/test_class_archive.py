@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ class TestArchive:
     def test_is_not_tried_again_on_the_day_of_a_failure(
         self, archive: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def broken(draft: Path) -> None:
+        def broken(draft: Path, base: Sequence[str]) -> None:
             draft.write_text("half")
             raise OSError("no space left")
 
@@ -81,7 +82,7 @@ class TestArchive:
     ) -> None:
         """A runtime that was made small ends well, and has written nothing."""
 
-        def run(draft: Path) -> None:
+        def run(draft: Path, base: Sequence[str]) -> None:
             if makes_a_file:
                 raise OSError("no space left")
 
@@ -95,7 +96,7 @@ class TestArchive:
     def test_is_tried_again_when_time_ran_out(
         self, archive: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def slow(draft: Path) -> None:
+        def slow(draft: Path, base: Sequence[str]) -> None:
             raise TimeoutError
 
         archive.parent.mkdir(parents=True)
@@ -111,7 +112,7 @@ class TestArchive:
         archive.parent.mkdir(parents=True)
         made: list[bool] = []
 
-        def train_meanwhile(draft: Path) -> None:
+        def train_meanwhile(draft: Path, base: Sequence[str]) -> None:
             made.append(jvm_archive.train(archive))
             draft.touch()
 
@@ -129,7 +130,7 @@ class TestArchive:
             old = archive.parent / f"old{age}.jsa"
             old.touch()
             os.utime(old, (time.time() - age * 1000,) * 2)
-        monkeypatch.setattr(jvm_archive, "_run_spark", lambda draft: draft.touch())
+        monkeypatch.setattr(jvm_archive, "_run_spark", lambda draft, base: draft.touch())
         assert jvm_archive.train(archive)
         left = {path.name for path in archive.parent.glob("*.jsa")}
         assert left == {archive.name, "old1.jsa", "old2.jsa"}

