@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from geneva import Connection
 from geneva.execution.jobs.heartbeat import driver_identity
+from geneva.storage.checkpoints.dead_jobs import _open_files
 from geneva.storage.checkpoints.pins import job_tags
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.jobs.events import JobEvent
@@ -177,3 +179,25 @@ def test_a_draft_of_a_worker_that_died_is_removed(local_db: Connection, table: T
     os.utime(draft, (time.time() - 90_000,) * 2)
     table.optimize()
     assert not draft.exists()
+
+
+@linux
+def test_processes_that_end_while_they_are_looked_at_tell_nothing(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def come_and_go() -> None:
+        while not stop.is_set():
+            subprocess.run(["/bin/true"], check=True)
+
+    draft = tmp_path / ".tmpA1b2C3"
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        with draft.open("wb"):
+            found = {_open_files([draft]) for _ in range(60)}
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert found == {frozenset({draft})}

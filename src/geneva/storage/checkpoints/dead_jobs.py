@@ -109,14 +109,17 @@ def _open_files(paths: Iterable[Path]) -> frozenset[Path]:
     if not processes:
         return _UNKNOWN
     for process in processes:
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-            if not os.access(process / "fd", os.R_OK | os.X_OK):
-                return _UNKNOWN  # it is somebody else's
-            for handle in (process / "fd").iterdir():
-                with suppress(OSError):
-                    target = str(handle.readlink())
-                    if target in wanted:
-                        found.add(wanted[target])
+        try:
+            handles = list((process / "fd").iterdir())
+        except PermissionError:
+            return _UNKNOWN  # it is somebody else's
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        for handle in handles:
+            with suppress(OSError):
+                target = str(handle.readlink())
+                if target in wanted:
+                    found.add(wanted[target])
     return frozenset(found)
 
 
