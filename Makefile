@@ -7,7 +7,7 @@ WORKERS ?= 2
 SETUP_INPUTS := scripts/setup pyproject.toml requirements-dev.txt
 export PYTHON
 
-.PHONY: demo test check test-quick test-slow test-slow-short test-long bench format lock clean
+.PHONY: demo test check test-quick test-slow test-slow-short test-long test-failed bench format lock clean
 .DEFAULT_GOAL := test
 
 demo: .venv/.ready-runtime        ## make a table, add UDF columns, watch them fill
@@ -32,6 +32,9 @@ test-slow-short: .venv/.ready-dev ## the same tests, one round each
 
 test-long: .venv/.ready-dev       ## storms, long random histories, big tables: minutes to hours
 	$(BIN)/pytest -m long $(PYTEST_ARGS)
+
+test-failed: .venv/.ready-dev     ## what failed last, once more; if nothing did, that is an error
+	GENEVA_SLOW_ROUNDS=1 $(BIN)/pytest --last-failed --last-failed-no-failures none -m "" $(PYTEST_ARGS)
 
 bench: .venv/.ready-runtime       ## this engine against a plain pylance loop
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -119,6 +119,7 @@ table.count_rows(fliter="a")
 """
 
 
+@pytest.mark.slow
 def test_a_misspelt_method_is_an_error_of_mypy(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -51,6 +51,7 @@ def test_the_help_of_demo_names_its_options() -> None:
     assert "--rows" in run.stdout
 
 
+@pytest.mark.slow
 def test_the_version_in_one_line_and_in_full() -> None:
     import geneva as package
 
@@ -85,6 +86,7 @@ def test_the_demo_overwrites_nothing(tmp_path: Path) -> None:
     assert_refused(run, 2, "error: There is a table 'pictures'", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_folder_that_cant_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     run = geneva("demo", "--dir", tmp_path / "file" / "below")

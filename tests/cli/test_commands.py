@@ -108,6 +108,7 @@ def fill(column: str = "words") -> Any:
 # ---------------------------------------------------------------------------------------- look
 
 
+@pytest.mark.slow
 def test_branches_and_namespaces_by_name(folder: Path) -> None:
     db = geneva.connect("db")
     db["articles"].branches.create("rel/v1")
@@ -163,6 +164,7 @@ def test_a_database_that_is_not_there_is_not_made(folder: Path) -> None:
     assert not Path("nowhere").exists()
 
 
+@pytest.mark.slow
 def test_describe_tells_what_is_stale_and_why(folder: Path) -> None:
     fill()
     assert "up to date" in run("describe", "db", "articles").stdout

@@ -107,6 +107,7 @@ def test_dropping_answers(db: str) -> None:
     assert json.loads(result.stdout) == {"dropped": "v"}
 
 
+@pytest.mark.slow
 def test_listing_jobs_imports_no_lancedb(db: str) -> None:
     """LanceDB and Spark would take most of a short command's time."""
     code = (

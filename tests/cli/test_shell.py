@@ -70,6 +70,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_help_of_every_command_has_an_example_and_the_exit_codes() -> None:
     from typer.testing import CliRunner
 
@@ -106,6 +107,7 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     assert os.times().children_user - started < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

@@ -16,6 +16,7 @@ from geneva.console import serve
 from geneva.errors import UserInputError
 
 
+@pytest.mark.slow
 def test_it_says_where_it_listens_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     code = f"from geneva.console import serve; serve({str(tmp_path / 'db')!r}, port=0)"
     with subprocess.Popen(

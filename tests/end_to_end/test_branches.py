@@ -550,6 +550,7 @@ def scaled(calls: Calls, factor: int) -> geneva.UDF:
     return counted(calls, scale, version=str(factor), input_columns=["x"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_histories_side_by_side(local_db: Connection, calls: Calls, seed: int) -> None:
     """Steps on main, on branches and on branches of these: each follows its own model."""

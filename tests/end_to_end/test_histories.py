@@ -532,6 +532,7 @@ def _among(keys: list[int]) -> str:
     return f"k in ({', '.join(map(str, keys))})"
 
 
+@pytest.mark.slow
 def test_any_short_history_keeps_every_value_right_and_computes_none_twice() -> None:
     run_state_machine_as_test(Histories, settings=settings(max_examples=20, stateful_step_count=15))
 

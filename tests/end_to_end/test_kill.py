@@ -200,6 +200,7 @@ def parent_of(pid: int) -> int:
 # -------------------------------------------------------------------------------------- the worker
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("fragments", "options"),

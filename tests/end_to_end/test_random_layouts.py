@@ -170,6 +170,7 @@ class Model:
 # --------------------------------------------------------------------------------- the histories
 
 
+@pytest.mark.slow
 @given(layouts(), st.one_of(st.none(), st.sampled_from(sorted(CLAUSES))), SIZES, SIZES)
 def test_one_backfill(
     tmp_path_factory: pytest.TempPathFactory,
@@ -246,6 +247,7 @@ def test_after_a_failing_function(
     model.check()
 
 
+@pytest.mark.slow
 @given(layouts(), st.one_of(st.none(), st.sampled_from(sorted(CLAUSES))), SIZES, SIZES)
 @settings(max_examples=15)
 def test_after_a_driver_that_died(
@@ -277,6 +279,7 @@ def test_after_a_driver_that_died(
     model.check()
 
 
+@pytest.mark.slow
 @given(layouts(), SIZES, st.data())
 @settings(max_examples=15)
 def test_after_compaction_nothing_runs_again(

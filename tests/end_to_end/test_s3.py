@@ -145,6 +145,7 @@ class TestResume:
         assert (again.rows_computed, again.rows_reused) == (0, ROWS)
         assert values(open_database(bucket).open_table("t")) == doubled()
 
+    @pytest.mark.slow
     def test_crash_in_the_middle_costs_the_batch_that_was_open(
         self, table: Table, calls: Calls, bucket: Bucket, tmp_path: Path
     ) -> None:
@@ -170,6 +171,7 @@ class TestResume:
         assert values(open_database(bucket).open_table("t")) == doubled()
         assert calls.rows == list(range(60, 90))
 
+    @pytest.mark.slow
     def test_damaged_checkpoints_are_computed_again(
         self, table: Table, calls: Calls, bucket: Bucket
     ) -> None:
@@ -208,6 +210,7 @@ def assert_no_secret_in_bucket(bucket: Bucket) -> None:
 
 
 class TestSecrets:
+    @pytest.mark.slow
     def test_none_in_any_object_log_or_repr(
         self,
         table: Table,
@@ -295,6 +298,7 @@ def chain_of(error: BaseException | None) -> str:
 
 
 class TestBranches:
+    @pytest.mark.slow
     def test_a_branch_stays_in_its_folder(self, table: Table, calls: Calls, bucket: Bucket) -> None:
         table.backfill("y", where="x < 45")
         calls.clear()

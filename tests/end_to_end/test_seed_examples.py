@@ -482,6 +482,7 @@ class TestDuringABackfill:
         left = [i for i in range(20) if i not in (3, 4, 5)]
         assert column(numbered, "b") == [3 * i for i in left]
 
+    @pytest.mark.slow
     def test_nine_columns_at_once(self, numbered: Table, calls: Calls) -> None:
         names = "bcdefghij"
         for place, name in enumerate(names):

@@ -272,6 +272,7 @@ def test_vectors_that_differ_in_few_bits_of_each_item_have_different_digests() -
     assert len(np.unique(digest_rows([texts], SEED, rows))) == rows
 
 
+@pytest.mark.slow
 def test_many_values_that_are_close_to_each_other_have_different_digests() -> None:
     numbers = np.arange(300_000)
     for array in (

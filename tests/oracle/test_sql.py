@@ -203,6 +203,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Connection:
 _NAMES = itertools.count()
 
 
+@pytest.mark.slow
 @given(
     condition=spaced(truth),
     columns=st.lists(spaced(number) | spaced(text) | spaced(truth), min_size=1, max_size=4),

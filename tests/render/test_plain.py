@@ -45,6 +45,7 @@ def test_lines_stay_where_a_text_has_lines() -> None:
     assert plain("a\r\nb\tc\rd\x1b", lines=True) == "a\nb\tc\\rd\\x1b"
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_whatever_it_is_can_be_printed_and_read_as_json(text: str) -> None:
     safe = plain(text)

@@ -246,6 +246,7 @@ class TestSparkRunner:
             with pytest.raises(JobCancelledError):
                 job.result(timeout=0)
 
+    @pytest.mark.slow
     def test_cancel_spares_other_runners(self, runner: SparkRunner) -> None:
         other = SparkRunner(embedded_session(OPTIONS))
         job = other.submit(wait_then_report, [1.0])

@@ -41,6 +41,7 @@ class TestEmbeddedSession:
         embedded_session(OPTIONS)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
+    @pytest.mark.slow
     def test_stopped_session_is_replaced(self) -> None:
         first = embedded_session(OPTIONS)
         stale = SparkRunner(first)
@@ -52,6 +53,7 @@ class TestEmbeddedSession:
         assert second is not first
         assert SparkRunner(second).submit(double, [1]).result() == ["2"]
 
+    @pytest.mark.slow
     def test_session_of_the_user_is_preferred(self) -> None:
         from pyspark.sql import SparkSession
 

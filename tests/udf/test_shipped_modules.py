@@ -70,6 +70,7 @@ BODIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_what_is_imported_in_the_body_comes_along(
     workshop: Workshop, tmp_path: pathlib.Path, body: str

@@ -420,6 +420,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_calls():
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", INTERRUPTED],

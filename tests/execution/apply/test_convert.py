@@ -416,6 +416,7 @@ def converted(make: Callable[[], pa.Array]) -> tuple[pa.Array | None, int | None
     return array, None
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(typed_rows())
 @example((pa.float32(), [(2**24 + 1, Number(Fraction(2**24 + 1), "int"))]))

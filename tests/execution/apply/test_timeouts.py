@@ -102,6 +102,7 @@ def test_a_hung_row_is_tried_again(local_db: Connection, calls: Calls) -> None:
     assert result.progress.retries == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_hung_batch_is_halved(db: Connection, calls: Calls, threads: int) -> None:
     def batches(id: pa.Array) -> pa.Array:

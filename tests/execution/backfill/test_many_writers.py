@@ -156,6 +156,7 @@ def test_nine_processes_backfill_nine_columns_of_one_table(tmp_path: Path) -> No
     lance.dataset(stage.table.ref.uri).validate()
 
 
+@pytest.mark.slow
 def test_two_processes_backfill_the_same_column(tmp_path: Path) -> None:
     stage = make_stage(tmp_path, columns=1, fragments=16)
     outcomes = backfill_in_processes(stage, ["y1", "y1"], group=1)
@@ -165,6 +166,7 @@ def test_two_processes_backfill_the_same_column(tmp_path: Path) -> None:
     assert stage.table.plan_backfill("y1").is_empty
 
 
+@pytest.mark.slow
 def test_nine_threads_backfill_nine_columns_of_one_table(tmp_path: Path) -> None:
     stage = make_stage(tmp_path, columns=9, fragments=16)
 
@@ -242,6 +244,7 @@ def check_churned(stage: Stage, churn: Churn, column: str, factor: int) -> None:
     lance.dataset(stage.table.ref.uri).validate()
 
 
+@pytest.mark.slow
 def test_a_backfill_ends_while_somebody_appends_and_compacts(tmp_path: Path) -> None:
     stage = make_stage(tmp_path, columns=1, fragments=32, seconds=0.01)
     with Churn(stage, pause=0.1) as churn:

@@ -121,6 +121,7 @@ class TestTheSecond:
             assert raised.value.job_id == future.job_id
         assert calls.rows.count(0) == 1
 
+    @pytest.mark.slow
     def test_can_be_cancelled_and_times_out(
         self, table: Table, local_db: Connection, gate: Path
     ) -> None:
@@ -136,6 +137,7 @@ class TestTheSecond:
         gate.touch()
         assert first.result(30).rows_computed == 9
 
+    @pytest.mark.slow
     def test_after_a_death_it_goes_on_at_once(
         self, local_db: Connection, calls: Calls, tmp_path: Path
     ) -> None:

@@ -275,6 +275,7 @@ def run_history(seed: int, steps: int) -> None:
             raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 4])
 def test_queries_find_what_a_scan_finds(seed: int) -> None:
     run_history(seed, 8)

@@ -213,6 +213,7 @@ def _words(source: Table) -> list[tuple[int, str]]:
 
 
 class TestHistories:
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(8))
     def test_any_history(
         self, local_db: Connection, calls: Calls, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -333,6 +334,7 @@ class TestAnotherChunker:
 
 
 class TestWideRows:
+    @pytest.mark.slow
     @pytest.mark.parametrize("chunks", [1, 40])
     def test_what_is_repeated_is_written_by_bytes(
         self, local_db: Connection, monkeypatch: pytest.MonkeyPatch, chunks: int

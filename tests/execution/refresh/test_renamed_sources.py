@@ -61,6 +61,7 @@ def queries(source: Table, calls: Calls) -> dict[str, Query]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [replace_text, swap_text])
 def test_another_column_of_the_name_is_another_column(
     local_db: Connection, calls: Calls, change: Any

@@ -13,6 +13,7 @@ from support import Calls, tripled, uncommitted
 from view_support import make_source, make_view, numbers, values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [False, True])
 def test_results_of_a_cut_off_refresh_survive_a_clean_up(
     local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch, changed: bool

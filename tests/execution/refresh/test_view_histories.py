@@ -426,7 +426,7 @@ def operations_of(shape: str) -> list[str]:
     return [name for name in OPERATIONS if "chunks" not in name or "chunk" in shape]
 
 
-QUICK = ("chunked", "bounded")
+QUICK = ("chunked",)
 
 
 @pytest.mark.parametrize(
@@ -467,6 +467,7 @@ histories = st.sampled_from(list(SHAPES)).flatmap(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(history=histories)
 def test_some_histories(history: tuple[str, list[str]]) -> None:

@@ -435,15 +435,18 @@ assert sorted(db.open_table("v").to_arrow()["t"].to_pylist()) == [0, 6, 12, 18, 
 assert ("pyspark" in sys.modules) == (sys.argv[2] == "spark")
 """
 
+    @pytest.mark.slow
     def test_planning_runs_no_user_code(self, local_db: Connection, calls: Calls) -> None:
         make_view(local_db, make_source(local_db), calls)
         _run_script(self.PLANNING, local_db.uri)
 
+    @pytest.mark.slow
     def test_the_functions_are_in_the_view(self, local_db: Connection, calls: Calls) -> None:
         make_view(local_db, make_source(local_db), calls)
         _run_script(self.REFRESH, local_db.uri, "here")
         assert calls.taken() == [0, 2, 4, 6, 8]
 
+    @pytest.mark.slow
     def test_nothing_to_do_starts_no_spark(self, local_db: Connection, calls: Calls) -> None:
         make_view(local_db, make_source(local_db), calls).refresh()
         _run_script(self.NOTHING_TO_DO, local_db.uri)

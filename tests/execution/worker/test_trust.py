@@ -145,6 +145,7 @@ class TestOtherProcesses:
         assert run.returncode == 0, run.stderr
         return run.stdout
 
+    @pytest.mark.slow
     def test_a_definition_outlives_its_source(self, tmp_path: Path) -> None:
         source, elsewhere = tmp_path / "source", tmp_path / "elsewhere"
         source.mkdir()

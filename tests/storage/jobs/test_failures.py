@@ -190,6 +190,7 @@ class TestJobs:
         assert job.wait(timeout=30).status == "DONE"
         future.result(10)
 
+    @pytest.mark.slow
     @pytest.mark.spark
     def test_cancelled_from_elsewhere_within_ten_seconds(self, tmp_path: Path) -> None:
         import time

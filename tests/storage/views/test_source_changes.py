@@ -341,6 +341,7 @@ def check_history(history: list[tuple[str, int]], pairs: list[tuple[int, int]]) 
 PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(history=HISTORIES, pairs=PAIRS)
 def test_random_histories(history: list[tuple[str, int]], pairs: list[tuple[int, int]]) -> None:

@@ -180,6 +180,7 @@ HELPERS = """
 """
 
 
+@pytest.mark.slow
 def test_every_process_agrees(workshop: Workshop):
     workshop.write("helpers", HELPERS)
     here = workshop.load(SCRIPT, "imported").PRINTED

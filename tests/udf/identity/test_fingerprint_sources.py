@@ -124,6 +124,7 @@ def as_typed(code: str) -> str:
     return "\n".join(line for line in [*lines, ""])
 
 
+@pytest.mark.slow
 def test_wherever_the_code_comes_from(workshop: Workshop):
     found = ways_in_one_process(workshop, CODE) | ways_in_their_own_process(workshop, CODE)
     assert len(found) == 11
