@@ -39,7 +39,8 @@ from geneva.storage.loads.staging import (
 _POLL_SECONDS = 0.5
 _Item = TypeVar("_Item")
 _ERRORS: dict[str, type[GenevaError]] = {
-    kind.__name__: kind for kind in (NullKeyError, TypeMismatchError, ColumnNotFoundError)
+    kind.__name__: kind
+    for kind in (NullKeyError, TypeMismatchError, ColumnNotFoundError, UserInputError)
 }
 """What is wrong with a source, by the name that a worker reports."""
 

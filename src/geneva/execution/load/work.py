@@ -30,7 +30,7 @@ from geneva.model.tables import OnMissing, TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.render.text import agree, count
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
-from geneva.storage.checkpoints.pins import tags_on
+from geneva.storage.checkpoints.pins import pinned, tags_on
 from geneva.storage.lance.dataset import Dataset, open_dataset, open_pinned
 from geneva.storage.lance.transactions import files_of_jobs
 from geneva.storage.loads.lookup import open_lookup
@@ -135,6 +135,10 @@ class LoadWork:
 
     def run(self, control: JobControl) -> JobProgress:
         """Stage the source, add the columns that are missing, and fill them all."""
+        with pinned(self.dataset, control.job_id, control.is_running):
+            return self._run(control)
+
+    def _run(self, control: JobControl) -> JobProgress:
         started = time.monotonic()
         runner = self._runner(control)
         control = replace(control, make_runner=lambda: runner)

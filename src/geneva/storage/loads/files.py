@@ -229,7 +229,8 @@ class _opened_ipc:
         system, path = file_system(self._uri, self._options)
         self._file = system.open_input_file(path)
         try:
-            is_file = self._file.read_at(len(_IPC_MAGIC), 0) == _IPC_MAGIC
+            is_file = self._file.read(len(_IPC_MAGIC)) == _IPC_MAGIC
+            self._file.seek(0)
             return pa.ipc.open_file(self._file) if is_file else pa.ipc.open_stream(self._file)
         except (pa.ArrowInvalid, OSError) as error:
             self._file.close()
