@@ -543,7 +543,7 @@ def test_a_load_is_a_job(local_db: Connection) -> None:
     table = make_table(local_db, [[1, 2]])
     result = table.load_columns(ROWS, "id", ["v"], job_id="mine", commit_granularity=1)
     job = local_db.get_job("mine")
-    assert (job.job_type, job.column_name, job.status) == ("LOAD_COLUMNS", "v", JobStatus.DONE)
+    assert (job.job_type, job.column_name, job.status) == ("LOAD", "v", JobStatus.DONE)
     assert job.config["source"] == "the rows given"
     assert (job.config["pk"], job.config["on_missing"]) == ("id", "carry")
     assert (job.metrics["loaded_rows"], job.metrics["unmatched_rows"]) == (2, 0)

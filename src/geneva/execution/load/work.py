@@ -54,7 +54,7 @@ class LoadWork:
     prepared: PreparedBackfill | None
     """What is to be filled; None: not all columns are there yet."""
     make_runner: Callable[[], Runner] | None = None
-    job_type: str = "LOAD_COLUMNS"
+    job_type: str = "LOAD"
 
     @property
     def table(self) -> str:
