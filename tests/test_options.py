@@ -15,6 +15,7 @@ from geneva.model.tables import Unproven, Upstream
 from geneva.options import (
     BackfillArguments,
     JobOptions,
+    LoadArguments,
     RefreshArguments,
     TakenArguments,
     option_infos,
@@ -81,6 +82,8 @@ def test_the_history_gets_what_was_changed() -> None:
         (Table.backfill, BackfillArguments),
         (Table.backfill_async, BackfillArguments),
         (Table.plan_backfill, BackfillArguments),
+        (Table.load_columns, LoadArguments),
+        (Table.load_columns_async, LoadArguments),
         (MaterializedView.refresh, RefreshArguments),
         (MaterializedView.refresh_async, RefreshArguments),
         (MaterializedView.plan_refresh, RefreshArguments),
@@ -95,7 +98,11 @@ def test_help_shows_every_option(method: Any, arguments: Any) -> None:
 
 @pytest.mark.parametrize(
     ("method", "arguments"),
-    [(Table.backfill, BackfillArguments), (MaterializedView.refresh, RefreshArguments)],
+    [
+        (Table.backfill, BackfillArguments),
+        (Table.load_columns, LoadArguments),
+        (MaterializedView.refresh, RefreshArguments),
+    ],
 )
 def test_docstrings_describe_every_option(method: Any, arguments: Any) -> None:
     text = " ".join(inspect.getdoc(method).split())  # type: ignore[union-attr]

@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 _PLAIN = frozenset(
     {"add_columns", "alter_columns", "drop_columns", "plan_backfill", "plan_refresh", "verify"}
     | {"get_errors", "get_failed_row_addresses", "computed_columns", "list_computed_columns"}
-    | {"cleanup_checkpoints", "backfill_async", "refresh_async"}
+    | {"cleanup_checkpoints", "backfill_async", "refresh_async", "load_columns_async"}
 )
 """What Geneva's tables and views have, or do otherwise than LanceDB's."""
 _OF_DATABASE = frozenset(
@@ -104,6 +104,11 @@ class AsyncTable:
     async def backfill(self, col_name: str, **options: Any) -> JobResult:
         """Compute the column's values, as `Table.backfill` does."""
         future = await asyncio.to_thread(self._table.backfill_async, col_name, **options)
+        return await _ended(future)
+
+    async def load_columns(self, *args: Any, **options: Any) -> JobResult:
+        """Load columns from elsewhere by key, as `Table.load_columns` does."""
+        future = await asyncio.to_thread(self._table.load_columns_async, *args, **options)
         return await _ended(future)
 
     def __getattr__(self, name: str) -> Any:

@@ -20,6 +20,10 @@
     │   ├── UDFTimeoutError              a call took longer than the UDF's timeout
     │   ├── WorkerDied                   the row killed the process that computed it, repeatedly
     │   └── TooManyFailedRowsError       more rows were skipped than the UDF's limits allow
+    ├── SourceDataError(ValueError)      fix what load_columns loads from; nothing was written
+    │   ├── NullKeyError                 a row of the source has no key
+    │   ├── DuplicateKeyError            several rows of the source have the same key
+    │   └── UnmatchedKeyError            on_missing="error", and the source lacks a row's key
     ├── TableChangedError                the table changed under the job; look, then run again
     │   └── ColumnChangedError           the column was dropped, replaced or re-typed
     ├── JobError                         the job could not go on; finished work is kept
@@ -148,6 +152,25 @@ class TooManyFailedRowsError(UDFError):
 
 class StaleInputError(UserInputError):
     """A computed input is not up to date, and upstream="refuse" was asked for."""
+
+
+class SourceDataError(GenevaError, ValueError):
+    """What columns are loaded from can't be joined with the table. Nothing was written."""
+
+
+class NullKeyError(SourceDataError):
+    """A row of the source has no key."""
+
+
+class DuplicateKeyError(SourceDataError):
+    """Several rows of the source have the same key."""
+
+
+class UnmatchedKeyError(SourceDataError):
+    """The key of a row is not in the source, and `on_missing="error"` was asked for.
+
+    Rows that came while others were loaded are met last: those that were done are kept.
+    """
 
 
 class TableChangedError(GenevaError):

@@ -139,6 +139,13 @@ class JobResult(str):
         )
         if not self.progress.total and not self.rows_committed:
             return f"nothing to do{followed}"
+        if self.progress.loaded_rows or self.progress.unmatched_rows:
+            missing = f", {self.progress.unmatched_rows:,} not in the source"
+            return (
+                f"{count(self.progress.loaded_rows, 'row')} loaded"
+                f"{missing * bool(self.progress.unmatched_rows)} in "
+                f"{self.progress.seconds:.1f} s{followed}"
+            )
         reused = f", {self.rows_reused:,} reused" * bool(self.rows_reused)
         failed = f", {self.rows_failed:,} failed and skipped" * bool(self.rows_failed)
         return (

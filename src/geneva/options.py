@@ -12,7 +12,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
@@ -63,6 +63,18 @@ class RefreshArguments(WorkArguments, total=False):
     source_task_size: int | None
     where: Any
     output_limit: int | None
+
+
+class LoadArguments(TakenArguments, total=False):
+    """Options of `load_columns`: how the work is done."""
+
+    concurrency: int | None
+    min_checkpoint_size: int | None
+    max_checkpoint_size: int | None
+    commit_granularity: int | None
+    task_size: int | None
+    timeout: float | timedelta | None
+    job_id: str | None
 
 
 class SelectionArguments(TypedDict, total=False):
@@ -356,6 +368,13 @@ def read_refresh_options(given: Mapping[str, Any]) -> JobOptions:
     if "source_task_size" in own:
         own.setdefault("task_size", own.pop("source_task_size"))
     return _read(own, RefreshArguments, "A refresh")
+
+
+def read_load_options(given: Mapping[str, Any], interval_seconds: Any) -> JobOptions:
+    """Check the options of `load_columns`."""
+    own = _read(taken_words(given, JOB_WORDS, "load_columns"), LoadArguments, "load_columns")
+    seconds = _read_seconds("checkpoint_interval_seconds", interval_seconds)
+    return replace(own, batch_checkpoint_flush_interval_seconds=seconds)
 
 
 def _read(given: Mapping[str, Any], arguments: type[Any], what: str) -> JobOptions:

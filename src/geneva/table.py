@@ -16,15 +16,20 @@ from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.verify import VerifyReport, verify
 from geneva.execution.backfill.work import BackfillWork
+from geneva.execution.load.prepare import LoadRequest, read_request
+from geneva.execution.load.source import LoadSource, open_source
+from geneva.execution.load.work import plan_load
 from geneva.execution.preview import Preview, run_preview
 from geneva.jobs import Job, JobFuture, JobResult
-from geneva.model.tables import ColumnDefinition, TableRef
+from geneva.model.tables import ColumnDefinition, Secrets, TableRef
 from geneva.options import (
     MAX_COUNT,
     BackfillArguments,
     JobOptions,
+    LoadArguments,
     check_count,
     read_backfill_options,
+    read_load_options,
     with_options,
 )
 from geneva.planning.backfill import BackfillPlan
@@ -553,6 +558,83 @@ class Table(TableMethods):
         """Start a `backfill` and return at once. Wrong arguments raise here, not in the future."""
         job = self._job(col_name, udf, read_backfill_options(options))
         return self._connection._future(job)
+
+    @with_options(LoadArguments)
+    def load_columns(
+        self,
+        source: Any,
+        pk: str,
+        columns: str | Sequence[str],
+        *,
+        source_format: str | None = None,
+        on_missing: str = "carry",
+        checkpoint_interval_seconds: float | None = 60,
+        storage_options: Mapping[str, str] | None = None,
+        **options: Unpack[LoadArguments],
+    ) -> JobResult:
+        """Load columns from elsewhere, joined by key, and wait until they are in the table.
+
+        New data files are written for these columns alone. A load that is run again with the same
+        source does what is left: nothing, or the rows that came since, or what was not finished.
+
+        Args:
+            source: A file or folder (path or URI), a list of files, a Spark data frame, or what
+                hands over Arrow data: a `pyarrow.Table`, a `RecordBatchReader`.
+            pk: The column to join by, of the same name on both sides. Each of its values is once in
+                the source; in the table it may be there any number of times.
+            columns: The columns to load; those that the table doesn't have are added.
+            source_format: `"parquet"`, `"lance"` or `"ipc"`; by default by the suffix, or what is
+                in the folder.
+            on_missing: What to do with rows whose key is not in the source: `"carry"` keeps the
+                value that they have (NULL in a new column), `"null"` makes it NULL, and `"error"`
+                loads nothing at all (UnmatchedKeyError).
+            checkpoint_interval_seconds: Seconds of a task's work between checkpoints.
+            storage_options: Keys and settings of the store that the source is in; by default those
+                of the connection.
+            **options: Those of `geneva.options.LoadArguments`.
+
+        Returns:
+            The job's outcome, which is also its id.
+        """
+        asked = read_load_options(options, checkpoint_interval_seconds)
+        opened = self._load_source(source, source_format, storage_options)
+        return self._load_job(read_request(opened, pk, columns, on_missing, asked)).run()
+
+    @with_options(LoadArguments)
+    def load_columns_async(
+        self,
+        source: Any,
+        pk: str,
+        columns: str | Sequence[str],
+        *,
+        source_format: str | None = None,
+        on_missing: str = "carry",
+        checkpoint_interval_seconds: float | None = 60,
+        storage_options: Mapping[str, str] | None = None,
+        **options: Unpack[LoadArguments],
+    ) -> JobFuture:
+        """Start a `load_columns` and return at once. Wrong arguments raise here."""
+        asked = read_load_options(options, checkpoint_interval_seconds)
+        opened = self._load_source(source, source_format, storage_options)
+        job = self._load_job(read_request(opened, pk, columns, on_missing, asked))
+        return self._connection._future(job)
+
+    def _load_source(
+        self, source: Any, source_format: str | None, storage_options: Mapping[str, str] | None
+    ) -> LoadSource:
+        if type(source).__module__.startswith("pyspark.sql"):
+            from geneva.spark.loading import FrameSource
+
+            return FrameSource.of(source)
+        own = self.ref.storage_options
+        given = own if storage_options is None else Secrets(storage_options)
+        return open_source(source, source_format, given)
+
+    def _load_job(self, request: LoadRequest) -> Job:
+        self._refuse_checked_out("load_columns")
+        work = plan_load(self.ref, request, self._connection._make_runner)
+        job_id = request.options.job_id
+        return self._connection._job(work, on_commit=self._follow, job_id=job_id)
 
     def verify(
         self,

@@ -67,6 +67,15 @@ def test_the_guide_to_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert names["db"].list_materialized_views() == ["english", "of_the_copy", "passages"]
 
 
+def test_the_guide_to_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(ROOT / "docs" / "loading.md", tmp_path, monkeypatch)
+    printed = capsys.readouterr().out
+    assert "DONE: 2 rows loaded, 1 not in the source in " in printed
+    assert "Several rows of the rows given have the same 'id': 1. " in printed
+
+
 def test_the_guide_to_branches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

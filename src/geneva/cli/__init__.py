@@ -20,6 +20,7 @@ from geneva.cli import (
     doctor,
     failures,
     jobs,
+    loads,
     tables,
     trust,
     version,
@@ -157,6 +158,12 @@ _command(
     COMPUTE,
     "geneva backfill my-database articles words",
     "geneva backfill my-database articles words --udf functions:words --save",
+)
+_command(
+    "load-columns",
+    loads.load_columns,
+    COMPUTE,
+    "geneva load-columns my-database articles scores.parquet --pk id --columns score",
 )
 _command(
     "verify",

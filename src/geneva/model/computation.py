@@ -1,4 +1,4 @@
-"""What is computed: one noun for a UDF's column, and for the columns that a view carries over.
+"""What is computed: one noun for a UDF's column, for what a view carries over, and for a load.
 
 A `Computation` is bound to one version of a table: its columns are known by field ids. Planner,
 worker and commit need to know nothing else about what they work on.
@@ -14,7 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from geneva.model.digests import seed_of
-from geneva.model.tables import Sizes, TableRef
+from geneva.model.tables import OnMissing, Sizes, TableRef
 
 RECEIPT_PREFIX = "__receipt_"
 """How the hidden columns of receipts are called, before part of their column's UUID."""
@@ -107,7 +107,29 @@ class Carry:
     """Columns and SQL expressions of a source, taken over as they are."""
 
 
-Program: TypeAlias = Udf | Carry
+@dataclass(frozen=True, slots=True)
+class StagedKeys:
+    """A source by its keys, staged in a table's folder: blocks of rows, and an index of them."""
+
+    folder: str
+    """Its name among the table's staged sources."""
+    blocks: tuple[str, ...] = ()
+    """The files that hold keys and values, in the order that the index counts them."""
+    partitions: int = 1
+    """Files of the index, each of a range of hashes; a power of two."""
+    nbytes: int = 0
+    """The size of keys and values in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Values that are looked up elsewhere, by the key of each row."""
+
+    keys: StagedKeys
+    on_missing: OnMissing
+
+
+Program: TypeAlias = Udf | Carry | Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +196,12 @@ class Computation:
         return tuple(found.path for found in self.inputs)
 
     @property
+    def read_paths(self) -> tuple[str, ...]:
+        """What is read of the table for each row: the inputs, and values that may stay."""
+        carries = isinstance(self.program, Load) and self.program.on_missing is OnMissing.CARRY
+        return (*self.input_paths, *(output.name for output in self.outputs if carries))
+
+    @property
     def runs_user_code(self) -> bool:
         """Whether a function of the user's is called."""
         return isinstance(self.program, Udf)
@@ -186,7 +214,13 @@ class Computation:
     @property
     def program_name(self) -> str:
         """What the program is called, in keys and in plans."""
-        return self.program.name if isinstance(self.program, Udf) else self.name
+        match self.program:
+            case Udf(name=name):
+                return name
+            case Load():
+                return "load_columns"
+            case Carry():
+                return self.name
 
     @property
     def error_policy(self) -> str:

@@ -132,3 +132,13 @@ class Upstream(StrEnum):
     REFUSE = "refuse"
     IGNORE = "ignore"
     """Compute from what is there."""
+
+
+class OnMissing(StrEnum):
+    """What `load_columns` does with rows whose key is not in the source."""
+
+    CARRY = "carry"
+    """Keep the value that they have; NULL in a new column."""
+    NULL = "null"
+    ERROR = "error"
+    """Refuse to load anything."""

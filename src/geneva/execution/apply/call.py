@@ -29,6 +29,8 @@ class Applied:
     """One array for each output column."""
     failures: tuple[CellFailure, ...] = ()
     retries: int = 0
+    unmatched: int = 0
+    """Rows whose key was looked up and is not in the source."""
 
 
 class Strategy(Protocol):

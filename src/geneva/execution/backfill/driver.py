@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -208,6 +209,8 @@ class Round:
         self._dispatcher = Dispatcher(prepared, self._tasks, state.ledger, state.job_runner)
         self._polled, self._poll_cost = time.monotonic(), 0.0
         self._landed = self._lost = 0
+        self._unmatched: Counter[int] = Counter()
+        """Per fragment, the rows whose key is not in the source."""
         self._table_changed = False
         self._overspent: BudgetExceededError | None = None
 
@@ -282,6 +285,8 @@ class Round:
     def _book(self, report: TaskReport) -> None:
         """Book what a task did; raise what ends the job."""
         self._ledger.reported(report)
+        for result in report.results:
+            self._unmatched[result.fragment_id] += result.rows_unmatched
         self._record_output(report)
         for fragment_ids in report.recorded:
             self._add_checkpoint(fragment_ids[0], None, fragment_ids)
@@ -380,6 +385,7 @@ class Round:
             files=len(outcome.landed),
             rows=self._computed_rows(outcome.landed),
             lost_rows=self._computed_rows(lost),
+            unmatched=sum(self._unmatched[file.fragment_id] for file in outcome.landed),
             seconds=commit.seconds,
         )
 

@@ -16,6 +16,7 @@ from geneva.errors import (
     UDFIntegrityError,
     UDFOutputError,
     UDFTimeoutError,
+    UnmatchedKeyError,
     UnreadableFragmentsError,
     UntrustedFunctionError,
     WorkerDied,
@@ -38,6 +39,7 @@ _ERRORS: dict[str, type[GenevaError]] = {
     StorageFullError.__name__: StorageFullError,
     UDFTimeoutError.__name__: UDFTimeoutError,
     TooManyFailedRowsError.__name__: TooManyFailedRowsError,
+    UnmatchedKeyError.__name__: UnmatchedKeyError,
     WorkerDied.__name__: WorkerLostError,
 }
 """The error to raise, by the name that a worker reports."""

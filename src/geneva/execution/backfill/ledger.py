@@ -131,11 +131,17 @@ class Ledger:
         """Book files that are ready to be committed, with a new value for `rows` rows."""
         self._set(ready_to_commit=self._progress.ready_to_commit + rows)
 
-    def committed(self, *, files: int, rows: int, lost_rows: int, seconds: float) -> None:
-        """Book a commit: `rows` are in the table now, `lost_rows` no longer fit it."""
+    def committed(
+        self, *, files: int, rows: int, lost_rows: int, seconds: float, unmatched: int = 0
+    ) -> None:
+        """Book a commit: `rows` are in the table now, `lost_rows` no longer fit it.
+
+        `unmatched`: how many of those in the table have a key that is not in the source.
+        """
         now = self._progress
         self._set(
             committed=now.committed + rows,
+            unmatched_rows=now.unmatched_rows + unmatched,
             ready_to_commit=now.ready_to_commit - lost_rows,
             checkpointed=now.checkpointed - lost_rows,
             fragments_committed=now.fragments_committed + files,

@@ -161,10 +161,10 @@ class PreparedBackfill:
         self, plan: FragmentPlan, rows: RowRange, covered: tuple[RowRange, ...], *, whole: bool
     ) -> PartWork:
         computation, fragment = self.computation, self.facts[plan.fragment_id]
-        inputs = computation.input_paths if computation.source is None else (SOURCE_ROW_ID,)
+        inputs = computation.read_paths if computation.source is None else (SOURCE_ROW_ID,)
         outputs = tuple(output.name for output in computation.outputs)
         reads_old = plan.keeps_old or bool(plan.adopt)
-        paths = (*inputs, *(outputs if reads_old else ()))
+        paths = tuple(dict.fromkeys((*inputs, *(outputs if reads_old else ()))))
         field_ids = [i for path in paths for i in self.snapshot.field_ids[path]]
         sizes = size_of_inputs(fragment, field_ids)
         return PartWork(

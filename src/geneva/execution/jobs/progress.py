@@ -33,6 +33,10 @@ class JobProgress:
     """Rows taken from an earlier run."""
     failed_rows: int = 0
     """Rows that failed and were skipped: they are NULL."""
+    loaded_rows: int = 0
+    """Rows that got a value which was looked up by their key."""
+    unmatched_rows: int = 0
+    """Rows whose key was looked up and is not in the source."""
     retries: int = 0
     """Calls that were made again after a failure."""
     tokens: float = 0.0

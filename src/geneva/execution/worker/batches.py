@@ -18,6 +18,7 @@ from geneva.errors import (
     TooManyFailedRowsError,
     UDFError,
     UDFIntegrityError,
+    UnmatchedKeyError,
     UntrustedFunctionError,
 )
 from geneva.execution.apply.ahead import CallsAhead, Flight
@@ -53,8 +54,14 @@ _Values = TypeVar("_Values", Computed, Result)
 _MAX_QUEUED_BYTES = 256 * 1024 * 1024
 """Inputs of batches that are being prepared."""
 
-_ENDS_THE_JOB = (UDFError, UDFIntegrityError, UntrustedFunctionError, InvalidUDFError)
-"""Failures of the user's function. Anything else is a failed task, which Spark runs again."""
+_ENDS_THE_JOB = (
+    UDFError,
+    UDFIntegrityError,
+    UntrustedFunctionError,
+    InvalidUDFError,
+    UnmatchedKeyError,
+)
+"""Failures that trying again can't cure. Anything else is a failed task, which Spark runs again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -365,6 +372,7 @@ class BatchRunner:
             failed,
             failures,
             rows_run=len(batch.offsets),
+            rows_unmatched=applied.unmatched,
         )
         self._pacing.ran(len(batch.offsets), computed.nbytes)
         return computed
@@ -412,6 +420,7 @@ def _computed(
     failures: tuple[RowFailure, ...] = (),
     *,
     rows_run: int = 0,
+    rows_unmatched: int = 0,
 ) -> Computed:
     size = sum(output.nbytes for output in outputs) + 8 * len(batch.offsets)
     return Computed(
@@ -423,6 +432,7 @@ def _computed(
         failures=failures,
         known=batch.known,
         rows_run=rows_run,
+        rows_unmatched=rows_unmatched,
         seconds=seconds,
         nbytes=size + (batch.known.values.nbytes if batch.known is not None else 0),
     )

@@ -1,4 +1,4 @@
-"""What a worker calls on a batch: a UDF, or the carrying over of columns of another table."""
+"""What a worker calls on a batch: a UDF, the carrying over of columns, or a look-up by key."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from geneva.errors import SQLExecutionError, UDFError
+from geneva.errors import SQLExecutionError, UDFError, UnmatchedKeyError
 from geneva.execution.apply.ahead import CallsAhead, Flight
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.timeouts import Guard
 from geneva.execution.worker.surroundings import enter_function
 from geneva.execution.worker.task import ColumnWork
-from geneva.model.computation import Carry, Udf
+from geneva.model.computation import Carry, Load, Udf
+from geneva.model.tables import OnMissing
 from geneva.model.view_query import IS_SET
 from geneva.planning.batching import CallCost
 from geneva.storage.columns.functions import load_udf
+from geneva.storage.lance.casts import cast_batch
+from geneva.storage.lance.pieces import concat_batches, null_rows
+from geneva.storage.loads.lookup import Found, open_lookup
 
 
 class Program(Protocol):
@@ -101,6 +106,78 @@ class Carrier:
         """Hold nothing."""
 
 
+class Loader:
+    """Looks values up by key in a staged source."""
+
+    def __init__(self, work: ColumnWork, program: Load) -> None:
+        """Look nothing up yet."""
+        outputs = work.computation.outputs
+        self._schema = pa.schema([(output.name, output.type) for output in outputs])
+        self._lookup = open_lookup(work.ref, program.keys)
+        self._on_missing = program.on_missing
+        self.cost, self.is_async, self.prepares = CallCost(), False, 0
+
+    def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> None:
+        """Need nothing."""
+
+    def warm(self, batch: pa.RecordBatch) -> None:
+        """Need nothing."""
+
+    def run(
+        self,
+        batch: pa.RecordBatch,
+        guard: Guard | None = None,
+        prepared: Future[Any] | None = None,
+    ) -> Applied:
+        """The values of the keys in the first column; the others are the values that may stay."""
+        keys, rows = batch.column(0), batch.num_rows
+        found = self._lookup.find(keys)
+        if found.values is None or found.values.num_rows < rows:
+            if self._on_missing is OnMissing.ERROR:
+                raise self._unmatched(keys, found)
+            values = self._filled(batch, found)
+        else:
+            values = self._typed(found.values)
+        return Applied(tuple(values.columns), unmatched=rows - int(found.matched.sum()))
+
+    def _typed(self, values: pa.RecordBatch) -> pa.RecordBatch:
+        """Values as the table has them: dictionaries are staged without encoding."""
+        return cast_batch(values, self._schema, "the source")
+
+    def _filled(self, batch: pa.RecordBatch, found: Found) -> pa.RecordBatch:
+        """The values that were found, and in all other rows the old ones or NULL."""
+        places = np.flatnonzero(found.matched)
+        if self._on_missing is OnMissing.CARRY:
+            base = batch.select(range(1, batch.num_columns))
+            indices = np.arange(batch.num_rows, dtype=np.int64)
+        else:
+            base = null_rows(self._schema, 1)
+            indices = np.zeros(batch.num_rows, dtype=np.int64)
+        base = self._typed(base)
+        indices[places] = base.num_rows + np.arange(len(places), dtype=np.int64)
+        parts = [base] if found.values is None else [base, self._typed(found.values)]
+        return concat_batches(parts).take(pa.array(indices))
+
+    def _unmatched(self, keys: pa.Array, found: Found) -> UnmatchedKeyError:
+        row = int(np.flatnonzero(~found.matched)[0])
+        return UnmatchedKeyError(
+            f"The key {keys[row].as_py()!r} is not in the source, and on_missing is 'error'. The "
+            "row came while others were loaded, which are kept."
+        )
+
+    def ahead(
+        self, batch: pa.RecordBatch, guard: Guard | None = None, flight: Flight | None = None
+    ) -> None:
+        """There is nothing to wait for."""
+
+    def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
+        """There is no policy: looking up has to work."""
+        raise error
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
 def _carried(values: pa.Array, field: pa.Field) -> pa.Array:
     """Values of the source in the view's type, which was the source's when the view was made."""
     try:
@@ -154,6 +231,8 @@ def _make(work: ColumnWork) -> Program:
     match computation.program:
         case Carry():
             return Carrier([pa.field(output.name, output.type) for output in computation.outputs])
+        case Load() as program:
+            return Loader(work, program)
         case Udf(digest=digest, nullable=nullable):
             (output,) = computation.outputs
             udf = load_udf(work.ref, digest, work.permit).with_inputs(list(computation.input_paths))

@@ -91,6 +91,8 @@ class Computed:
     """What happened to the rows that were skipped."""
     known: Piece | None = None
     rows_run: int = 0
+    rows_unmatched: int = 0
+    """Rows whose key was looked up and is not in the source."""
     seconds: float = 0.0
     """The work that is lost with it: reading and computing."""
     nbytes: int = 0
@@ -113,6 +115,7 @@ class Result:
     """Rows that were skipped. They are NULL in the piece."""
     rows_run: int = 0
     rows_reused: int = 0
+    rows_unmatched: int = 0
     seconds: float = 0.0
     """The work that is lost with it: reading and computing."""
     durable: Durable = Durable.LATER

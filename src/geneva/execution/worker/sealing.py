@@ -38,6 +38,7 @@ def sealed(task: OpenTask, batches: Sequence[Computed]) -> Result:
         failures=tuple(failure for batch in batches for failure in batch.failures),
         rows_run=rows_run,
         rows_reused=len(piece.offsets) - rows_run,
+        rows_unmatched=sum(batch.rows_unmatched for batch in batches),
         seconds=sum(batch.seconds for batch in batches),
         durable=batches[-1].durable,
     )

@@ -167,6 +167,8 @@ class PartResult:
     rows_reused: int = 0
     rows_failed: int = 0
     """Rows of the part that were skipped."""
+    rows_unmatched: int = 0
+    """Rows of the part whose key was looked up and is not in the source."""
     failures: tuple[RowFailure, ...] = ()
     """What happened to the first `MAX_REPORTED` of them."""
 

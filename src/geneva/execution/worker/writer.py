@@ -96,7 +96,7 @@ class PartWriter:
         """Open the column file, if the part is a whole fragment."""
         self._task, self._part, self._writer, self._clock = task, part, writer, writer.clock
         self._failed = FailedRows()
-        self._rows_run = self._rows_reused = 0
+        self._rows_run = self._rows_reused = self._rows_unmatched = 0
         self._checkpoints: list[RowRange] = []
         self._unsaved = _Unsaved(part.rows.start, part.rows.start)
         self._saving: Future[Saved] | None = None
@@ -117,6 +117,7 @@ class PartWriter:
             self._wait_saved()  # a checkpoint that failed ends the part now, not with the next one
         self._rows_run += result.rows_run
         self._rows_reused += result.rows_reused
+        self._rows_unmatched += result.rows_unmatched
         self._writer.worked(result.seconds)
         self._note_failures(result)
         if result.durable is Durable.ALREADY:
@@ -150,6 +151,7 @@ class PartWriter:
             rows_run=self._rows_run,
             rows_reused=self._rows_reused,
             rows_failed=len(self._failed.found),
+            rows_unmatched=self._rows_unmatched,
             failures=self._failed.reported(self._task.dataset, part.fragment_id),
         )
 

@@ -16,7 +16,7 @@ from geneva.model.tables import TableRef
 from geneva.spark.source.options import ReadOptions
 from geneva.spark.source.partitions import plan_parts
 from geneva.spark.source.types import arrow_schema, spark_schema
-from geneva.spark.source.values import Unfit, cast_batch, check_castable
+from geneva.storage.lance.casts import Unfit, cast_batch, check_castable
 from geneva.storage.lance.damage import Damaged
 from geneva.storage.lance.dataset import Dataset, has_path, has_versions, open_pinned
 from geneva.storage.lance.expressions import read_condition

@@ -9,7 +9,7 @@ import pyarrow.types as pt
 from pyspark.sql import types as spark
 
 from geneva.errors import TypeMismatchError
-from geneva.spark.source.values import BFLOAT16
+from geneva.storage.lance.casts import BFLOAT16
 from geneva.storage.lance.scans import ROW_ADDRESS, ROW_ID
 from geneva.udf.types import is_binary, is_list, is_text
 

@@ -26,7 +26,6 @@ from geneva.model.sql import missing_column
 from geneva.model.tables import TableRef
 from geneva.spark.source.options import WriteOptions
 from geneva.spark.source.types import arrow_schema, spark_schema
-from geneva.spark.source.values import Unfit, cast_batch, check_castable
 from geneva.storage.columns.row_commits import (
     Batch,
     Change,
@@ -36,6 +35,7 @@ from geneva.storage.columns.row_commits import (
     create_table,
 )
 from geneva.storage.columns.row_files import discard_rows, given_schema, stage_rows, stored_batch
+from geneva.storage.lance.casts import Unfit, cast_batch, check_castable
 from geneva.storage.lance.dataset import (
     Dataset,
     check_column_name,

@@ -18,6 +18,7 @@ from geneva.storage.checkpoints.store import CheckpointKey, CheckpointStore
 from geneva.storage.columns.provenance import parse_file_name
 from geneva.storage.columns.staged_files import drop_staged
 from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.loads.staging import delete_loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def remove_leftovers(
     deleted += delete_keys(store, store.list_keys("lineage-"))  # notes of the first release
     if not may_delete_files:
         return CleanupReport(deleted, 0, 0)
+    deleted += delete_loads(ref)
     places = {(key.prefix, key.fragment_id) for key in keys if useful(key)}
     kept = {file.path for place, file in work.staged.items() if place in places}
     files = computed_files(dataset, before=datetime.now(UTC) - older_than)

@@ -41,7 +41,7 @@ class InputReader:
         `skip_missing`: leave out rows whose row in the source is gone, instead of failing.
         """
         self._skip_missing = skip_missing
-        self._dataset, self._paths = dataset, computation.input_paths
+        self._dataset, self._paths = dataset, computation.read_paths
         self._source = None
         self._source_rows: int | None = None
         if computation.source is not None:

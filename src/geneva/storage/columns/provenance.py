@@ -22,6 +22,8 @@ from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.dataset import FileFacts, FragmentFacts
 
 PROVENANCE_METADATA = "geneva.provenance"
+NULLS_PREFIX = "geneva-nulls-"
+"""How files are called that hold nothing but NULLs, for fields that had no file."""
 _MIXED = "0000"
 """How the digest of a mixture of versions begins; that of a version may do so by chance."""
 _NAME = re.compile(

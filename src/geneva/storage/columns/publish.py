@@ -13,7 +13,7 @@ from lance import LanceOperation, Transaction
 from lance.commit import CommitConflictError
 
 from geneva.errors import ColumnChangedError, UDFOutputError
-from geneva.model.computation import Carry, Computation
+from geneva.model.computation import Carry, Computation, Load
 from geneva.model.tables import TableRef
 from geneva.storage.columns.definitions import read_definition
 from geneva.storage.columns.dictionaries import DistinctValues, has_narrow_dictionary
@@ -272,6 +272,9 @@ def add_missing_fields(
 def verify_column(schema: pa.Schema, ref: TableRef, planned: Computation) -> None:
     """Make sure that the table still has what was planned; ColumnChangedError otherwise."""
     name = planned.name
+    if isinstance(planned.program, Load):
+        _verify_loaded(schema, ref, planned)
+        return
     if isinstance(planned.program, Carry):
         missing = [o.name for o in planned.outputs if not has_column(schema, o.name)]
         if missing:
@@ -298,6 +301,22 @@ def verify_column(schema: pa.Schema, ref: TableRef, planned: Computation) -> Non
             f"Column {name!r} of table {ref.name!r} changed its type from "
             f"{output.type} to {found.arrow_field.type} while it was being computed. "
             "Declare a UDF of the new type with alter_columns, then run the backfill again."
+        )
+
+
+def _verify_loaded(schema: pa.Schema, ref: TableRef, planned: Computation) -> None:
+    """Make sure that columns can still be loaded; ColumnChangedError otherwise."""
+    for output in planned.outputs:
+        there = has_column(schema, output.name)
+        if not there or schema.field(output.name).type != output.type:
+            what = "changed its type" if there else "was dropped"
+        elif read_definition(schema, output.name) is not None:
+            what = "became a computed column"
+        else:
+            continue
+        raise ColumnChangedError(
+            f"Column {output.name!r} of table {ref.name!r} {what} while it was being loaded. Look "
+            "at the table, then load it again."
         )
 
 

@@ -19,13 +19,14 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from geneva.model.computation import Computation, mixed_version
+from geneva.model.computation import Computation, Load, mixed_version
 from geneva.model.digests import Digests, digest_rows
 from geneva.model.rows import Mask, Offsets, RowRange, RowSet
 from geneva.model.tables import Reason, TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.columns.provenance import (
+    NULLS_PREFIX,
     NamedProvenance,
     input_signature,
     named,
@@ -219,8 +220,12 @@ def adoption_signature(computation: Computation, fragment: FragmentFacts) -> tup
 
 
 def output_file(computation: Computation, fragment: FragmentFacts) -> str | None:
-    """The file that holds the values; several, for a struct that grew, as one text."""
-    return "\n".join(file.path for file in fragment.files_of(computation.output_ids)) or None
+    """The file that holds the values; several, where they span several, as one text.
+
+    A file of NULLs holds none: it was put there to have one.
+    """
+    paths = (file.path for file in fragment.files_of(computation.output_ids))
+    return "\n".join(path for path in paths if not path.startswith(NULLS_PREFIX)) or None
 
 
 class ValidityReader:
@@ -279,8 +284,8 @@ class ValidityReader:
             fragment, together=files == values
         ):
             return None
-        needs_none = computation.receipt is None and computation.filled_flag is not None
-        right = ValueState.RIGHT if receipts or needs_none else ValueState.WITHOUT_RECEIPT
+        has_proof = receipts or not computation.runs_user_code
+        right = ValueState.RIGHT if has_proof else ValueState.WITHOUT_RECEIPT
         made_from = frozenset[str]() if computation.source is None else frozenset((found.inputs,))
         if found.complete:
             return _whole(rows, right, made_from)
@@ -539,6 +544,9 @@ class ValidityReader:
     def _by_value(self, fragment: FragmentFacts, rows: RowSet) -> Validity:
         """Without receipts: what has a value is unproven, or right where the source has it."""
         computation = self._computation
+        if isinstance(computation.program, Load):
+            # Whatever stands there: that it is what the source has is for a file to say.
+            return Validity(fragment.physical_rows, Reason.PARTIAL)
         flag = computation.filled_flag
         names = [flag.name] if flag is not None else [o.name for o in computation.outputs]
         present = np.zeros(fragment.physical_rows, dtype=np.bool_)

@@ -11,7 +11,7 @@ from lance.arrow import bfloat16_array
 from arrow_types import columns
 from geneva.errors import TypeMismatchError
 from geneva.spark.source.types import arrow_schema, spark_schema
-from geneva.spark.source.values import Unfit, cast, cast_batch
+from geneva.storage.lance.casts import Unfit, cast, cast_batch
 
 CASES = columns()
 

@@ -1,0 +1,1 @@
+"""Loading columns from elsewhere by key: the source is staged, then columns are filled from it."""

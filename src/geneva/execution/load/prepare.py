@@ -1,0 +1,245 @@
+"""What is asked of a load, checked against table and source before anything is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from geneva.errors import (
+    ColumnChangedError,
+    ColumnNotFoundError,
+    TypeMismatchError,
+    UserInputError,
+)
+from geneva.execution.backfill.subjects import SourceCheck
+from geneva.execution.load.source import LoadSource
+from geneva.model.computation import Computation, Input, Load, StagedKeys
+from geneva.model.sql import missing_column
+from geneva.model.tables import OnMissing, TableRef
+from geneva.options import JobOptions
+from geneva.render.text import did_you_mean
+from geneva.storage.columns.definitions import bound_output, read_computed_columns
+from geneva.storage.columns.publish import verify_column
+from geneva.storage.lance.casts import Unfit, check_castable
+from geneva.storage.lance.dataset import (
+    Dataset,
+    TableSnapshot,
+    check_column_name,
+    refuse_names_of_lance,
+)
+from geneva.storage.lance.fragments import holds_blob
+from geneva.storage.lance.trial import why_not_storable
+from geneva.storage.loads.files import check_columns
+from geneva.storage.loads.staging import SourceSchema
+from geneva.storage.views.definition import read_view, visible_schema
+from geneva.udf.types import is_binary, is_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadRequest:
+    """What was asked for."""
+
+    source: LoadSource
+    key: str
+    columns: tuple[str, ...]
+    on_missing: OnMissing
+    options: JobOptions
+
+    @property
+    def version(self) -> str:
+        """The same for the same source, columns and rule: what a loaded file is named after."""
+        asked = [self.source.fingerprint, self.key, *self.columns, self.on_missing.value]
+        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
+def read_request(
+    source: LoadSource, pk: Any, columns: Any, on_missing: Any, options: JobOptions
+) -> LoadRequest:
+    """Check what a user gave, as far as that can be without the table."""
+    if not isinstance(pk, str) or not pk:
+        raise UserInputError(f"pk must be the name of one column, not {pk!r}.")
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise UserInputError(f"columns must be names of columns, not {columns!r}.")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserInputError(f"Column {twice!r} is named twice in columns.")
+    if pk in names:
+        raise UserInputError(f"Column {pk!r} is the key: it can't be loaded as well.")
+    try:
+        rule = OnMissing(on_missing)
+    except ValueError:
+        known = [rule.value for rule in OnMissing]
+        raise UserInputError(
+            f"on_missing must be {', '.join(map(repr, known))}, not {on_missing!r}."
+            f"{did_you_mean(str(on_missing), known)}"
+        ) from None
+    return LoadRequest(source, pk, names, rule, options)
+
+
+def check_request(ref: TableRef, dataset: Dataset, request: LoadRequest) -> SourceSchema:
+    """Refuse what can't be loaded; return the columns of the source, in the table's types."""
+    source, table = request.source, visible_schema(dataset.schema)
+    check_columns(source.schema, [request.key, *request.columns], source.name)
+    if request.key not in table.names:
+        raise ColumnNotFoundError(missing_column(request.key, table))
+    key = pa.field(request.key, _plain_type(table.field(request.key).type), nullable=False)
+    _check_key(ref, key, source)
+    view = read_view(dataset.schema)
+    filled = {column.name for column in view.query.columns} if view is not None else set()
+    computed = {column.name: column.expression for column in read_computed_columns(dataset.schema)}
+    values = []
+    for name in request.columns:
+        if name in computed:
+            raise UserInputError(
+                f"Column {name!r} of table {ref.name!r} is computed, by {computed[name]}: what "
+                "was loaded into it would be computed over. Load into a column of another name, "
+                f"or drop this one first, with drop_columns([{name!r}])."
+            )
+        if name in filled:
+            raise UserInputError(
+                f"Column {name!r} of view {ref.name!r} comes from its query. Load it into the "
+                "table that the view is of, and refresh the view."
+            )
+        if name in table.names:
+            values.append(_existing(ref, table.field(name), request))
+        else:
+            values.append(_new(ref, dataset, name, source))
+    return SourceSchema(key, tuple(values))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """A type without dictionary: as values are staged."""
+    return kind.value_type if pt.is_dictionary(kind) else kind
+
+
+def _check_key(ref: TableRef, key: pa.Field, source: LoadSource) -> None:
+    given = _plain_type(source.schema.field(key.name).type)
+    for kind, where in ((key.type, f"table {ref.name!r}"), (given, source.name)):
+        if not _can_be_key(kind):
+            raise TypeMismatchError(
+                f"Column {key.name!r} of {where} can't be a key: it is {kind}. Keys are whole "
+                "numbers, texts, bytes, decimals, dates and times."
+            )
+    _check_castable(given, key, f"{source.name}, the key of table {ref.name!r}")
+
+
+def _can_be_key(kind: pa.DataType) -> bool:
+    return bool(
+        pt.is_integer(kind)
+        or is_text(kind)
+        or is_binary(kind)
+        or pt.is_fixed_size_binary(kind)
+        or pt.is_decimal(kind)
+        or pt.is_date(kind)
+        or pt.is_time(kind)
+        or pt.is_timestamp(kind)
+    )
+
+
+def _check_castable(given: pa.DataType, field: pa.Field, where: str) -> None:
+    try:
+        check_castable(given, field.type)
+    except (Unfit, pa.ArrowException) as error:
+        raise TypeMismatchError(
+            f"Column {field.name!r} of {where}: {error}. Cast it in the source."
+        ) from None
+
+
+def _existing(ref: TableRef, field: pa.Field, request: LoadRequest) -> pa.Field:
+    source = request.source
+    given = source.schema.field(field.name)
+    _refuse_blob(field, f"table {ref.name!r}")
+    _refuse_blob(given, source.name)
+    if not field.nullable and request.on_missing is OnMissing.NULL:
+        raise UserInputError(
+            f"Column {field.name!r} of table {ref.name!r} can't be NULL, as on_missing='null' "
+            "would make it in rows that the source has no key for."
+        )
+    staged = pa.field(field.name, _plain_type(field.type), nullable=field.nullable)
+    _check_castable(given.type, staged, f"{source.name}, for table {ref.name!r}")
+    return staged
+
+
+def _new(ref: TableRef, dataset: Dataset, name: str, source: LoadSource) -> pa.Field:
+    check_column_name(name)
+    refuse_names_of_lance([name])
+    if name in dataset.schema.names:
+        raise UserInputError(f"Column {name!r} of table {ref.name!r} is Geneva's own.")
+    given = source.schema.field(name)
+    _refuse_blob(given, source.name)
+    kind = _plain_type(_stored_type(given.type))
+    complaint = why_not_storable(str(dataset.data_storage_version), kind)
+    if complaint is None and pt.is_null(kind):
+        complaint = "all of it is NULL, so that nobody knows the type. Add the column first"
+    if complaint is not None:
+        raise TypeMismatchError(
+            f"Column {name!r} of {source.name} is {given.type}, which table {ref.name!r}, of "
+            f"storage version {dataset.data_storage_version}, can't hold: {complaint}."
+        )
+    return pa.field(name, kind)
+
+
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    """A type as tables have it: views of texts and bytes are a layout in memory."""
+    if pt.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if pt.is_binary_view(kind) else kind
+
+
+def _refuse_blob(field: pa.Field, where: str) -> None:
+    if holds_blob(field):
+        raise UserInputError(
+            f"Column {field.name!r} of {where} is a blob column, which load_columns can't load. "
+            "Load it as large_binary, into a column of another name."
+        )
+
+
+# ------------------------------------------------------------------------------------ the subject
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSubject:
+    """Columns of a table that are filled from a staged source."""
+
+    ref: TableRef
+    key: str
+    columns: tuple[str, ...]
+    version: str
+    program: Load
+
+    @classmethod
+    def of(cls, ref: TableRef, request: LoadRequest, keys: StagedKeys) -> LoadSubject:
+        """What was asked for, as a computation."""
+        program = Load(keys, request.on_missing)
+        return cls(ref, request.key, request.columns, request.version, program)
+
+    def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
+        """The computation at one version of the table."""
+        missing = [n for n in (self.key, *self.columns) if n not in snapshot.field_ids]
+        if missing:
+            raise ColumnChangedError(
+                f"Column {missing[0]!r} of table {self.ref.name!r} was dropped while columns were "
+                "being loaded. Look at the table, then load them again."
+            )
+        outputs = tuple(bound_output(snapshot, name) for name in self.columns)
+        identity = ["load_columns", *((output.name, output.field_ids) for output in outputs)]
+        computation = Computation(
+            id=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+            name=", ".join(self.columns),
+            version=self.version,
+            outputs=outputs,
+            program=self.program,
+            inputs=(Input(self.key, snapshot.field_ids[self.key]),),
+        )
+        verify_column(snapshot.schema, self.ref, computation)
+        return computation
+
+    def source_check(self, dataset: Dataset, computation: Computation) -> SourceCheck | None:
+        """There is no source table."""
+        return None
