@@ -136,7 +136,7 @@ def _base_of(archive: Path) -> Path:
 
 def _base_flags(java: JavaHome, archive: Path) -> list[str]:
     """Return the flags that name what to build on, made where the Java came without any."""
-    own = [java.executable, "-Xshare:on", "-version"]
+    own = [str(java.executable), "-Xshare:on", "-version"]
     if subprocess.run(own, capture_output=True, check=False).returncode == 0:
         return []
     flag = f"-XX:SharedArchiveFile={_base_of(archive)}"
