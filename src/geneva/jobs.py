@@ -24,6 +24,8 @@ from geneva.errors import (
     JobNotFoundError,
     JobTimeoutError,
     StorageFullError,
+    TableChangedError,
+    TableNotFoundError,
     UDFError,
 )
 from geneva.execution.apply.limits import budget_name, rate_name
@@ -62,7 +64,8 @@ from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, SameWork
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 from geneva.storage.jobs.output import JobOutput, OutputStore, TaskOutput
-from geneva.storage.lance.damage import damage_reason, is_storage_full
+from geneva.storage.lance.damage import damage_reason, is_damage, is_storage_full
+from geneva.storage.lance.dataset import dropped_meanwhile, has_versions
 
 _LOG = logging.getLogger("geneva")
 
@@ -253,18 +256,33 @@ class Job:
             if isinstance(error, UDFError):
                 error.internals = error.__traceback__
                 raise error.with_traceback(None) from error.__cause__
-            if not isinstance(error, GenevaError) and is_storage_full(error):
-                raise self._storage_full(error) from error
+            if (cause := self._cause(error)) is not None:
+                raise cause from error
             raise
 
-    def _storage_full(self, error: BaseException) -> StorageFullError:
-        full = StorageFullError(
-            f"No space is left to go on with the {self._work.job_type.lower()} of column "
-            f"{self._work.column!r} of table {self._work.table!r}: {damage_reason(error)}. Make "
-            "room and run again: what was saved before is kept."
-        )
-        full.job_id = self.job_id
-        return full
+    def _cause(self, error: BaseException) -> GenevaError | None:
+        """What an error comes from, where it doesn't say so itself."""
+        cause: GenevaError | None = None
+        if not isinstance(error, GenevaError) and is_storage_full(error):
+            cause = StorageFullError(
+                f"No space is left to go on with the {self._work.job_type.lower()} of column "
+                f"{self._work.column!r} of table {self._work.table!r}: {damage_reason(error)}. "
+                "Make room and run again: what was saved before is kept."
+            )
+        elif is_damage(error) or isinstance(error, JobError | TableChangedError):
+            cause = self._dropped()
+        if cause is not None:
+            cause.job_id = self.job_id
+        return cause
+
+    def _dropped(self) -> TableNotFoundError | None:
+        """The error for a table that is no longer there; which file is missed first is chance."""
+        read = {b.computation.source.ref for b in self._work.backfills if b.computation.source}
+        with suppress(OSError, ValueError):  # of a store that can't be reached nothing is known
+            for ref in [*self._work.refs, *read]:
+                if not has_versions(ref):
+                    return dropped_meanwhile(ref)
+        return None
 
     def _run(self) -> JobResult:
         for note in self._work.notes:
@@ -281,8 +299,11 @@ class Job:
                 self._record(self._ended(JobStatus.CANCELLED))
             raise
         except BaseException as error:
+            cause = self._cause(error) or error
             with _logged("note the end of", self.job_id):
-                self._record(self._ended(JobStatus.FAILED, f"{type(error).__name__}: {error}"))
+                self._record(self._ended(JobStatus.FAILED, f"{type(cause).__name__}: {cause}"))
+            if cause is not error:
+                raise cause from error
             raise
         self._record(self._ended(JobStatus.DONE))
         return self._result()

@@ -136,9 +136,14 @@ def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:
             raise
         latest = 0
     if latest < dataset.version:
-        raise TableNotFoundError(
-            f"{ref.name!r} was dropped while it was being computed. Nothing more is written to it."
-        )
+        raise dropped_meanwhile(ref)
+
+
+def dropped_meanwhile(ref: TableRef) -> TableNotFoundError:
+    """The error of a job one of whose tables was dropped, or its folder deleted."""
+    return TableNotFoundError(
+        f"{ref.name!r} was dropped while a job was at work on it. Nothing more is written to it."
+    )
 
 
 @lru_cache(maxsize=8)
