@@ -17,6 +17,7 @@ from geneva.storage.lance.dataset import Dataset, read_snapshot
 from geneva.storage.lance.expressions import RowReader, in_column
 from geneva.storage.lance.fragments import window_rows
 from geneva.storage.lance.lists import list_columns, runs_by_bytes
+from geneva.storage.lance.pieces import in_parts
 
 
 def evaluate(
@@ -30,6 +31,14 @@ def evaluate(
     paths = [p for c in columns if c.kind is not ColumnKind.SQL for p in c.inputs]
     reader = RowReader(dataset, paths, [c.expression for c in columns if c.kind is ColumnKind.SQL])
     size = batch_size or _window(dataset, [p for c in columns for p in c.inputs], ref)
+
+    def take(rows: RowIds) -> list[pa.Array]:
+        try:
+            return reader.take(rows)
+        except SQLExecutionError as error:
+            column = next(c.name for c in columns if c.expression == error.sql)
+            raise in_column(error, column) from None
+
     with ExitStack() as open_functions:
         appliers = {
             c.name: open_functions.enter_context(Applier(c.udf, pa.field(c.name, c.udf.data_type)))
@@ -37,22 +46,18 @@ def evaluate(
             if c.udf is not None
         }
         for start in range(0, len(ids), size):
-            try:
-                taken = reader.take(ids[start : start + size])
-            except SQLExecutionError as error:
-                column = next(c.name for c in columns if c.expression == error.sql)
-                raise in_column(error, column) from None
-            plain, computed = iter(taken[: len(paths)]), iter(taken[len(paths) :])
-            arrays: dict[str, pa.Array] = {}
-            for c in columns:
-                if c.kind is ColumnKind.SQL:
-                    arrays[c.name] = next(computed)
-                    continue
-                inputs = [next(plain) for _ in c.inputs]
-                arrays[c.name] = (
-                    _applied(appliers[c.name], inputs, c.inputs) if c.udf else inputs[0]
-                )
-            yield from _laid_out(columns, arrays)
+            for _, taken in in_parts(take, ids[start : start + size]):
+                plain, computed = iter(taken[: len(paths)]), iter(taken[len(paths) :])
+                arrays: dict[str, pa.Array] = {}
+                for c in columns:
+                    if c.kind is ColumnKind.SQL:
+                        arrays[c.name] = next(computed)
+                        continue
+                    inputs = [next(plain) for _ in c.inputs]
+                    arrays[c.name] = (
+                        _applied(appliers[c.name], inputs, c.inputs) if c.udf else inputs[0]
+                    )
+                yield from _laid_out(columns, arrays)
 
 
 def _window(dataset: Dataset, paths: Sequence[str], ref: TableRef) -> int:

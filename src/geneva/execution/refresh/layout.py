@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,7 +33,7 @@ from geneva.storage.lance.fragments import (
     window_rows,
 )
 from geneva.storage.lance.lists import list_columns, places_in_lists, runs_by_bytes
-from geneva.storage.lance.pieces import Piece
+from geneva.storage.lance.pieces import Piece, in_parts
 from geneva.storage.lance.source_rows import SourceRows, next_window
 from geneva.storage.views.definition import is_hidden
 from geneva.storage.views.explode import CHUNKS, stage_rewritten, write_chunk_rows
@@ -195,14 +197,14 @@ def _new_values(item: Rewrite, window: int) -> Iterator[Piece]:
     while at < len(item.rows):
         # A piece is laid out over all rows that it spans.
         end = int(np.searchsorted(item.rows, item.rows[at] + window))
-        some = slice(at, min(at + step, end))
-        values = _values_of(item, source, some)
-        yield Piece(item.rows[some], values)
-        at = some.stop
-        step = max(1, rows_for(values.nbytes, values.num_rows, 4 * step))
+        places = np.arange(at, min(at + step, end))
+        for some, values in in_parts(partial(_values_of, item, source), places):
+            yield Piece(item.rows[some], values)
+            step = max(1, rows_for(values.nbytes, values.num_rows, 4 * step))
+        at += len(places)
 
 
-def _values_of(item: Rewrite, source: SourceRows, some: slice) -> pa.RecordBatch:
+def _values_of(item: Rewrite, source: SourceRows, some: npt.NDArray[np.int64]) -> pa.RecordBatch:
     ids, owners = np.unique(item.ids[some], return_inverse=True)
     batch = source.take(ids)
     parents = pa.array(owners)

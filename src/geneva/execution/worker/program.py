@@ -24,7 +24,7 @@ from geneva.model.view_query import IS_SET
 from geneva.planning.batching import CallCost
 from geneva.storage.columns.functions import load_udf
 from geneva.storage.lance.casts import cast_batch
-from geneva.storage.lance.pieces import concat_batches, null_rows
+from geneva.storage.lance.pieces import concat_batches, no_room, null_rows
 from geneva.storage.loads.lookup import Found, open_lookup
 
 
@@ -183,12 +183,21 @@ def _carried(values: pa.Array, field: pa.Field) -> pa.Array:
     try:
         return values.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if _differ_in_indices(values.type, field.type):
+            raise no_room(field.type, field.name) from error
         altered = SQLExecutionError(
             f"the source's column is {values.type} by now, and a value of it does not fit the "
             f"view's {field.type} ({error}). Create the view anew, to give it the new type"
         )
         altered.column = field.name
         raise altered from error
+
+
+def _differ_in_indices(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether two types are dictionaries of the same values."""
+    if not (pa.types.is_dictionary(one) and pa.types.is_dictionary(other)):
+        return False
+    return bool(one.value_type == other.value_type)
 
 
 _LIVE: OrderedDict[tuple[object, ...], Program] = OrderedDict()

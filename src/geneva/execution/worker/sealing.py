@@ -20,7 +20,9 @@ def sealed(task: OpenTask, batches: Sequence[Computed]) -> Result:
     Several at once: what is done here costs the same for one row as for a thousand.
     """
     outputs = [
-        storable(task.dataset, concat([batch.outputs[i] for batch in batches]))
+        storable(
+            task.dataset, concat([batch.outputs[i] for batch in batches], task.schema.names[i])
+        )
         for i in range(len(batches[0].outputs))
     ]
     digests = None

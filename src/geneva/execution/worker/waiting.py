@@ -9,7 +9,7 @@ import numpy as np
 
 from geneva.execution.worker.records import Window
 from geneva.model.rows import Offsets, RowRange
-from geneva.storage.lance.pieces import Piece, concat_batches, merged
+from geneva.storage.lance.pieces import Piece, concat_inputs, merged
 
 
 class WaitingRows:
@@ -107,7 +107,7 @@ def _joined(windows: list[Window]) -> Window:
         windows[0],
         rows=RowRange(windows[0].rows.start, windows[-1].rows.end),
         offsets=np.concatenate([window.offsets for window in windows]),
-        inputs=concat_batches([window.inputs for window in windows]),
+        inputs=concat_inputs([window.inputs for window in windows]),
         known=merged(known) if known else None,
         seconds=sum(window.seconds for window in windows),
         digests=np.concatenate(digests) if digests else None,

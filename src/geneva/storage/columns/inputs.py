@@ -19,6 +19,7 @@ from geneva.storage.lance.fragments import (
     read_windows,
     rows_for,
 )
+from geneva.storage.lance.pieces import in_parts
 from geneva.storage.lance.source_rows import SourceRows
 
 _SPARSE = 0.2
@@ -106,7 +107,7 @@ class InputReader:
                 chunk = chunk[source.present(ids[chunk])]
                 if not len(chunk):
                     continue
-            taken = source.take(ids[chunk])
-            # Few times more at once: the next ones may be wider.
-            self._source_rows = rows_for(taken.nbytes, len(chunk), min(window, 4 * len(chunk)))
-            yield chunk, taken
+            for some, taken in in_parts(lambda rows: source.take(ids[rows]), chunk):
+                # Few times more at once: the next ones may be wider.
+                self._source_rows = rows_for(taken.nbytes, len(some), min(window, 4 * len(some)))
+                yield some, taken

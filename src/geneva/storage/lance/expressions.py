@@ -40,6 +40,7 @@ from geneva.render.text import shorten
 from geneva.storage.lance.dataset import has_path, quote_path
 from geneva.storage.lance.dense_rows import DenseRows
 from geneva.storage.lance.fragments import field_at, is_blob
+from geneva.storage.lance.pieces import noticing_full_dictionaries
 
 _T = TypeVar("_T")
 
@@ -337,8 +338,12 @@ class RowReader:
         return name
 
     def take(self, ids: npt.NDArray[np.uint64]) -> list[pa.Array]:
-        """The values for the rows `ids`, in that order: first the paths', then the expressions'."""
-        table = self._taken(ids).combine_chunks()
+        """The values for the rows `ids`, in that order: first the paths', then the expressions'.
+
+        DictionaryFull: rows of several fragments, to be read `in_parts`.
+        """
+        with noticing_full_dictionaries(len(ids)):
+            table = self._taken(ids).combine_chunks()
         if table.num_rows != len(ids):
             raise OSError(
                 f"{self._dataset.uri} at version {self._dataset.version} gave {table.num_rows} of "

@@ -32,6 +32,7 @@ from geneva.storage.lance.expressions import (
     single,
 )
 from geneva.storage.lance.fragments import is_blob
+from geneva.storage.lance.pieces import in_parts
 
 _ROWS_BY_ID = 2_048
 """Rows to read at once, by id."""
@@ -75,12 +76,11 @@ def select_by_id(dataset: lance.LanceDataset, condition: Expression, ids: RowIds
     reader = RowReader(dataset, [], [condition.sql])
     found = []
     for start in range(0, len(ids), _ROWS_BY_ID):
-        some = ids[start : start + _ROWS_BY_ID]
         try:
-            (mask,) = reader.take(some)
+            for some, (mask,) in in_parts(reader.take, ids[start : start + _ROWS_BY_ID]):
+                found.append(some[_is_true(mask)])
         except SQLExecutionError as error:
             raise _blamed(condition, error) from None
-        found.append(some[_is_true(mask)])
     return found
 
 

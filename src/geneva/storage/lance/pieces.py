@@ -1,12 +1,16 @@
-"""Values of some rows of a fragment, and putting them together."""
+"""Values of some rows, and putting them together, also where their dictionaries have no room."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.types as pt
 
 from geneva.errors import UDFOutputError
 from geneva.model.digests import Digests
@@ -62,13 +66,17 @@ def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     columns = [
-        concat([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)
+        concat([batch.column(i) for batch in batches], name)
+        for i, name in enumerate(batches[0].schema.names)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
 
 
-def concat(arrays: Sequence[pa.Array]) -> pa.Array:
-    """One array of many; dictionaries are unified. UDFOutputError when one has no room for all."""
+def concat(arrays: Sequence[pa.Array], name: str = "") -> pa.Array:
+    """One array of many; dictionaries are unified. UDFOutputError when one has no room for all.
+
+    `name` is the column's, for the error.
+    """
     if len(arrays) == 1:
         return arrays[0]
     kind = arrays[0].type
@@ -77,13 +85,83 @@ def concat(arrays: Sequence[pa.Array]) -> pa.Array:
         plain = pa.concat_arrays([array.dictionary_decode() for array in arrays])
         encoded = plain.dictionary_encode()
         if len(encoded.dictionary) > room(kind):
-            raise UDFOutputError(
-                f"Together the values of these rows are more than the {room(kind)} different ones "
-                f"that {kind.index_type} indices of {kind} can tell apart; nothing of it was "
-                "published. Declare the column with a wider index type, or without a dictionary."
-            )
+            raise no_room(kind, name)
         return encoded if encoded.type == kind else encoded.cast(kind)
     return pa.concat_arrays(arrays)
+
+
+def concat_inputs(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of many, for a function: a dictionary that has no room for all gets wider indices.
+
+    Rows of a view come from many fragments of its source, each of which has dictionaries of its
+    own.
+    """
+    try:
+        return concat_batches(batches)
+    except (UDFOutputError, pa.ArrowInvalid):
+        schema = batches[0].schema
+        wide = pa.schema([field.with_type(_widened(field.type)) for field in schema])
+        if wide == schema:
+            raise
+        return concat_batches([batch.cast(wide) for batch in batches])
+
+
+def _widened(kind: pa.DataType) -> pa.DataType:
+    """The type with indices of 32 bits in its dictionaries, at the top or in structs and lists."""
+    if pt.is_dictionary(kind):
+        return pa.dictionary(pa.int32(), kind.value_type)
+    if pt.is_struct(kind):
+        return pa.struct([field.with_type(_widened(field.type)) for field in kind])
+    if pt.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_widened(kind.value_type)))
+    return kind
+
+
+def no_room(kind: pa.DictionaryType, name: str = "") -> UDFOutputError:
+    """The error for rows that have together more values than a column's dictionary can hold."""
+    where = f"In column {name!r} the values" if name else "The values"
+    return UDFOutputError(
+        f"{where} of these rows are together more than the {room(kind)} different ones that "
+        f"{kind.index_type} indices of {kind} can tell apart; nothing of it was published. Declare "
+        "the column with a wider index type, or without a dictionary; a view can select it as "
+        f"SQL: cast({name or '...'} as string)."
+    )
+
+
+class DictionaryFull(Exception):
+    """Rows have together more values than the indices of their dictionaries can tell apart."""
+
+
+_FULL_SIGNS = ("dictionary key bigger than the key type", "requires a larger index type")
+
+
+@contextmanager
+def noticing_full_dictionaries(rows: int) -> Iterator[None]:
+    """Raise DictionaryFull in place of what Lance or Arrow raise, where fewer rows may do."""
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        if rows > 1 and any(sign in str(error).lower() for sign in _FULL_SIGNS):
+            raise DictionaryFull(str(error)) from error
+        raise
+
+
+_Number = TypeVar("_Number", bound=np.generic)
+_Read = TypeVar("_Read")
+
+
+def in_parts(
+    take: Callable[[npt.NDArray[_Number]], _Read], rows: npt.NDArray[_Number]
+) -> Iterator[tuple[npt.NDArray[_Number], _Read]]:
+    """Read rows, in halves of halves where their dictionaries have no room for all of them."""
+    try:
+        taken = take(rows)
+    except DictionaryFull:
+        half = len(rows) // 2
+        yield from in_parts(take, rows[:half])
+        yield from in_parts(take, rows[half:])
+    else:
+        yield rows, taken
 
 
 def room(kind: pa.DictionaryType) -> int:

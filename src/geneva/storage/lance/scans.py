@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import lance
@@ -24,6 +25,7 @@ from geneva.storage.lance.fragments import (
     window_rows,
 )
 from geneva.storage.lance.matching_rows import condition_batches, condition_mask
+from geneva.storage.lance.pieces import in_parts, noticing_full_dictionaries
 
 ROW_ID, ROW_ADDRESS = "_rowid", "_rowaddr"
 _ROWS = MAX_WINDOW_ROWS
@@ -201,21 +203,17 @@ def _taken(
     dataset: lance.LanceDataset, scan: Scan, part: ScanPart, matches: _Matches
 ) -> Iterator[pa.RecordBatch]:
     """The rows that match, read by their ids."""
-    addresses, ids = matches.addresses[matches.mask], matches.ids[matches.mask]
+    matching = np.flatnonzero(matches.mask)
     window = _batch_rows(dataset, scan, part)
-    for start in range(0, len(ids), window):
-        some = slice(start, start + window)
-        batch = _take(dataset, scan, part, ids[some])
-        if batch.num_rows != len(ids[some]):
-            raise OSError(
-                f"{dataset.uri} at version {dataset.version} gave {batch.num_rows} of "
-                f"{len(ids[some])} rows asked for by id"
-            )
-        if scan.row_id:
-            batch = batch.append_column(ROW_ID, pa.array(ids[some]))
-        if scan.row_address:
-            batch = batch.append_column(ROW_ADDRESS, pa.array(addresses[some]))
-        yield batch.select([*(column.name for column in scan.columns), *_meta(scan)])
+    for start in range(0, len(matching), window):
+        chosen = matching[start : start + window]
+        take = partial(_take, dataset, scan, part, matches.ids)
+        for places, batch in in_parts(take, chosen):
+            if scan.row_id:
+                batch = batch.append_column(ROW_ID, pa.array(matches.ids[places]))
+            if scan.row_address:
+                batch = batch.append_column(ROW_ADDRESS, pa.array(matches.addresses[places]))
+            yield batch.select([*(column.name for column in scan.columns), *_meta(scan)])
 
 
 def _meta(scan: Scan) -> list[str]:
@@ -225,12 +223,19 @@ def _meta(scan: Scan) -> list[str]:
 
 
 def _take(
-    dataset: lance.LanceDataset, scan: Scan, part: ScanPart, ids: npt.NDArray[np.uint64]
+    dataset: lance.LanceDataset,
+    scan: Scan,
+    part: ScanPart,
+    every: npt.NDArray[np.uint64],
+    places: npt.NDArray[np.int64],
 ) -> pa.RecordBatch:
+    """The rows whose ids are at these places."""
+    ids = every[places]
     # With one of our own: Lance takes no rows of no columns.
     columns = {**_how(scan, dataset.schema)["columns"], _PLACE: "_rowaddr"}
     if not _reads_blobs(dataset.schema, scan):
-        table = dataset._take_rows(ids.tolist(), columns)
+        with noticing_full_dictionaries(len(ids)):
+            table = dataset._take_rows(ids.tolist(), columns)
     else:
         # Taking rows knows no blob handling: it would give descriptors instead of bytes.
         table = dataset.scanner(
@@ -240,6 +245,11 @@ def _take(
             blob_handling="all_binary",
             scan_in_order=True,
         ).to_table()
+    if table.num_rows != len(ids):
+        raise OSError(
+            f"{dataset.uri} at version {dataset.version} gave {table.num_rows} of {len(ids)} rows "
+            "asked for by id"
+        )
     return pa.RecordBatch.from_arrays(
         [single(column) for column in table.columns], names=table.column_names
     )

@@ -19,6 +19,7 @@ from geneva.model.tables import TableRef
 from geneva.storage.lance.dataset import open_pinned
 from geneva.storage.lance.expressions import RowReader, in_column
 from geneva.storage.lance.fragments import rows_for, rows_of_types
+from geneva.storage.lance.pieces import in_parts
 from geneva.storage.lance.row_ids import read_matching_ids, sorted_ids
 
 _FIRST_ROWS, _MAX_ROWS = 32, 1_024
@@ -65,7 +66,7 @@ class SourceRows:
         return _reader(self.ref, self.version, texts, self.scope)
 
     def take(self, ids: npt.NDArray[Any]) -> pa.RecordBatch:
-        """The rows of these ids, in their order."""
+        """The rows of these ids, in their order; DictionaryFull: to be read `in_parts`."""
         if not self.expressions:
             # Nothing to read, but as many rows: a batch without columns has none.
             return pa.record_batch([pa.nulls(len(ids))], names=["nothing"])
@@ -87,10 +88,10 @@ class SourceRows:
         """The rows of these ids, in their order, as few at a time as memory needs."""
         at, step = 0, next_window(0, 0)
         while at < len(ids):
-            batch = self.take(ids[at : at + step])
-            at += batch.num_rows
-            step = next_window(batch.nbytes, batch.num_rows)
-            yield batch
+            for some, batch in in_parts(self.take, ids[at : at + step]):
+                at += len(some)
+                step = next_window(batch.nbytes, batch.num_rows)
+                yield batch
 
 
 @lru_cache(maxsize=8)

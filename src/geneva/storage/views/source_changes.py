@@ -37,6 +37,7 @@ from geneva.storage.lance.dataset import (
     quote_path,
 )
 from geneva.storage.lance.fragments import field_at, holds_blob, read_windows, window_rows
+from geneva.storage.lance.pieces import in_parts, noticing_full_dictionaries
 from geneva.storage.lance.row_ids import (
     NO_IDS,
     among,
@@ -299,11 +300,15 @@ class _Comparison:
             return
         step = self._window(columns, [fragment_facts(f) for f in self._new.values()])
         was_at = [c.before for c in columns if c.before is not None]
-        for some in (ids[at : at + step] for at in range(0, len(ids), step)):
-            was = _take(self._before, some, was_at)
-            now = _take(self._after, some, [c.path for c in columns])
-            for column, old, new in zip(columns, was, now, strict=True):
-                yield column, some[~equal_rows(old, new)]
+        is_at = [c.path for c in columns]
+
+        def take(some: RowIds) -> tuple[list[pa.Array], list[pa.Array]]:
+            return _take(self._before, some, was_at), _take(self._after, some, is_at)
+
+        for window in (ids[at : at + step] for at in range(0, len(ids), step)):
+            for some, (was, now) in in_parts(take, window):
+                for column, old, new in zip(columns, was, now, strict=True):
+                    yield column, some[~equal_rows(old, new)]
 
 
 def _open(ref: TableRef, version: int, which: str) -> lance.LanceDataset:
@@ -372,7 +377,8 @@ def _take(dataset: lance.LanceDataset, ids: RowIds, paths: Sequence[str]) -> lis
         ]
         table = pa.concat_tables(parts).sort_by("_rowid")
     else:
-        table = dataset._take_rows(pa.array(ids), projection)
+        with noticing_full_dictionaries(len(ids)):
+            table = dataset._take_rows(pa.array(ids), projection).combine_chunks()
     if table.num_rows != len(ids):
         raise OSError(
             f"version {dataset.version} of {dataset.uri} gave {table.num_rows} of {len(ids)} rows "
