@@ -221,7 +221,8 @@ class Query:
             raise UserInputError("batch_size must be 1 or more.")
         refuse_nested_blobs(self._columns())
         dataset, columns = self._dataset(), self._columns()
-        batches = evaluate(dataset, columns, self._row_ids(dataset), batch_size, self.source)
+        env = self._source.table._connection._variables
+        batches = evaluate(dataset, columns, self._row_ids(dataset), batch_size, self.source, env)
         return pa.RecordBatchReader.from_batches(self.schema, batches)
 
     def to_arrow(self) -> pa.Table:

@@ -155,6 +155,20 @@ def test_variables_are_there_while_values_are_verified(
     assert not {"PREVIEW_A", "PREVIEW_B"} & set(os.environ)
 
 
+def test_variables_are_there_while_a_query_is_evaluated(tmp_path: Path):
+    import os
+
+    def seen(id: int) -> str:
+        return f"{os.environ['PREVIEW_A']}{os.environ.get('PREVIEW_B', '-')}"
+
+    db = geneva.connect(tmp_path, env={"PREVIEW_A": "1"})
+    table = db.create_table("t", pa.table({"id": [7, 8]}))
+    query = table.query().add_column({"v": udf(seen, env={"PREVIEW_B": "2"}), "w": udf(seen)})
+    for batch in query.to_batches(batch_size=1):
+        assert (batch["v"].to_pylist(), batch["w"].to_pylist()) == (["12"], ["1-"])
+        assert not {"PREVIEW_A", "PREVIEW_B"} & set(os.environ), "not between batches"
+
+
 def test_usage_is_shown(local_db: Connection):
     def paid(id: int) -> int:
         geneva.report_usage(tokens=10, cost=0.5)

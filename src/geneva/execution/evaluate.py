@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from geneva.errors import SQLExecutionError
 from geneva.execution.apply.batch import Applier
+from geneva.execution.worker.surroundings import enter_function, trying_functions
 from geneva.model.rows import RowIds
 from geneva.model.tables import TableRef
 from geneva.model.view_query import SOURCE_ROW_ID, ColumnKind, QueryColumn
@@ -26,8 +27,12 @@ def evaluate(
     ids: RowIds,
     batch_size: int | None,
     ref: TableRef,
+    env: Mapping[str, str],
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a query: read by id, computed column by column, chunks laid out."""
+    """The rows of a query: read by id, computed column by column, chunks laid out.
+
+    Functions find the variables of `env`, and their own; whoever asks for the rows does not.
+    """
     paths = [p for c in columns if c.kind is not ColumnKind.SQL for p in c.inputs]
     reader = RowReader(dataset, paths, [c.expression for c in columns if c.kind is ColumnKind.SQL])
     size = batch_size or _window(dataset, [p for c in columns for p in c.inputs], ref)
@@ -47,17 +52,31 @@ def evaluate(
         }
         for start in range(0, len(ids), size):
             for _, taken in in_parts(take, ids[start : start + size]):
-                plain, computed = iter(taken[: len(paths)]), iter(taken[len(paths) :])
-                arrays: dict[str, pa.Array] = {}
-                for c in columns:
-                    if c.kind is ColumnKind.SQL:
-                        arrays[c.name] = next(computed)
-                        continue
-                    inputs = [next(plain) for _ in c.inputs]
-                    arrays[c.name] = (
-                        _applied(appliers[c.name], inputs, c.inputs) if c.udf else inputs[0]
-                    )
-                yield from _laid_out(columns, arrays)
+                yield from _laid_out(columns, _computed(columns, taken, appliers, env))
+
+
+def _computed(
+    columns: Sequence[QueryColumn],
+    taken: Sequence[pa.Array],
+    appliers: Mapping[str, Applier],
+    env: Mapping[str, str],
+) -> dict[str, pa.Array]:
+    """The columns of rows that were read: `taken` is first what paths read, then what SQL gave."""
+    paths = sum(len(c.inputs) for c in columns if c.kind is not ColumnKind.SQL)
+    read, of_sql = iter(taken[:paths]), iter(taken[paths:])
+    arrays: dict[str, pa.Array] = {}
+    for c in columns:
+        if c.kind is ColumnKind.SQL:
+            arrays[c.name] = next(of_sql)
+            continue
+        inputs = [next(read) for _ in c.inputs]
+        if c.udf is None:
+            (arrays[c.name],) = inputs
+            continue
+        with trying_functions(env):
+            enter_function(c.udf)
+            arrays[c.name] = _applied(appliers[c.name], inputs, c.inputs)
+    return arrays
 
 
 def _window(dataset: Dataset, paths: Sequence[str], ref: TableRef) -> int:
