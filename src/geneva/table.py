@@ -54,7 +54,12 @@ from geneva.storage.jobs.failures import ErrorRecord
 from geneva.storage.lance.dataset import open_dataset, read_snapshot
 from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.lancedb_methods import TableMethods
-from geneva.storage.views.definition import read_view, reads_source, visible_schema
+from geneva.storage.views.definition import (
+    present_definitions,
+    read_view,
+    reads_source,
+    visible_schema,
+)
 from geneva.storage.views.explode import drop_hidden_branches
 from geneva.trust.policy import StoredFunction
 from geneva.udf.chunker import Chunker
@@ -406,12 +411,17 @@ class Table(TableMethods):
         return removed + self._connection._remove_dead(self.ref.name, [self.ref], older_than)
 
     def computed_columns(self) -> dict[str, ColumnDefinition]:
-        """The computed columns and what is known of their UDFs. Runs no user code."""
-        return read_definitions(self._table.schema)
+        """The computed columns and what is known of their UDFs. Runs no user code.
+
+        Inputs are named as they are now, also where they were renamed since the declaration.
+        """
+        if not read_definitions(self._table.schema):
+            return {}
+        return present_definitions(open_dataset(self.ref, self.version))
 
     def list_computed_columns(self) -> list[ComputedColumn]:
         """All computed columns: by UDF, for `backfill`, and LanceDB's own, for `refresh_column`."""
-        return read_computed_columns(self._table.schema)
+        return read_computed_columns(self._table.schema, self.computed_columns())
 
     def add_columns(
         self,

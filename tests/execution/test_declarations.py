@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from geneva import Connection, Table, udf
+from geneva.cli.summaries import table_description
 from geneva.errors import (
     ColumnExistsError,
     ColumnNotFoundError,
@@ -229,6 +230,19 @@ class TestRefusals:
         table.backfill("x")
         assert column(table, "x") == [0, 3, 6]
         assert calls.rows == [0, 1, 2]
+
+    def test_a_renamed_input_is_shown_under_its_new_name(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        before = table.version
+        table.alter_columns({"path": "id", "rename": "number"})
+        table.add_columns({"id": "number + 100"})
+        assert table.computed_columns()["x"].inputs == ("number",)
+        (shown,) = [c for c in table.list_computed_columns() if c.kind == "udf"]
+        assert (shown.inputs, shown.expression) == (("number",), "triple(number)")
+        assert "triple(number)" in table._repr_html_()
+        assert table_description(table)["computed_columns"][0]["inputs"] == ["number"]
+        table.checkout(before)
+        assert table.computed_columns()["x"].inputs == ("id",)
 
 
 class TestAltering:

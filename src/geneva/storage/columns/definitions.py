@@ -43,9 +43,14 @@ class ComputedColumn:
     """The call, or the expression."""
 
 
-def read_computed_columns(schema: pa.Schema) -> list[ComputedColumn]:
-    """All computed columns of a table: Geneva's and LanceDB's own, in the table's order."""
-    ours = read_definitions(schema)
+def read_computed_columns(
+    schema: pa.Schema, definitions: Mapping[str, ColumnDefinition] | None = None
+) -> list[ComputedColumn]:
+    """All computed columns of a table: Geneva's and LanceDB's own, in the table's order.
+
+    `definitions` are Geneva's, where they are read already.
+    """
+    ours = read_definitions(schema) if definitions is None else definitions
     found = (_computed_column(field, ours.get(field.name)) for field in schema)
     return [column for column in found if column is not None]
 

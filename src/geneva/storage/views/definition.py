@@ -23,13 +23,15 @@ from lance import LanceOperation, Transaction
 from geneva.errors import TableChangedError, UserInputError
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import Mask, RowSet
-from geneva.model.tables import TableRef
+from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.view_query import IS_SET, SOURCE_ROW_ID, SYSTEM_COLUMNS, ViewQuery
 from geneva.storage.columns.definitions import (
     column_uuid,
     define_column,
     defined_field,
+    read_definitions,
     receipt_field,
+    with_present_inputs,
 )
 from geneva.storage.lance.dataset import FieldsNow
 from geneva.storage.lance.fragments import BLOB_KEY, field_at, is_blob
@@ -169,6 +171,18 @@ def source_udf_field(
 def reads_source(arrow_field: pa.Field) -> bool:
     """Whether a view's column is computed from the source, and not from the view's own columns."""
     return READS_SOURCE.encode() in (arrow_field.metadata or {})
+
+
+def present_definitions(dataset: lance.LanceDataset) -> dict[str, ColumnDefinition]:
+    """Every computed column, with its inputs as they are called now: they may have been renamed.
+
+    A view's columns that are computed from its source have the names of the source's columns.
+    """
+    fields = FieldsNow.of(dataset)
+    return {
+        name: found if reads_source(found.arrow_field) else with_present_inputs(found, fields)
+        for name, found in read_definitions(dataset.schema).items()
+    }
 
 
 def read_view(schema: pa.Schema) -> ViewInfo | None:
