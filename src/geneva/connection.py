@@ -49,7 +49,7 @@ from geneva.planning.estimates import Measured
 from geneva.query import Query
 from geneva.render.text import did_you_mean, one_line
 from geneva.search import Search
-from geneva.secret_values import checked_variables
+from geneva.secret_values import checked_variables, names_a_key
 from geneva.storage.checkpoints.cleanup import CleanupReport
 from geneva.storage.checkpoints.dead_jobs import A_DAY
 from geneva.storage.columns.copies import copy_table, how_to_get_stable_ids
@@ -697,7 +697,16 @@ class Connection(ConnectionMethods):
         self._clusters.delete(name)
 
     def define_manifest(self, name: str, manifest: GenevaManifest) -> None:
-        """Keep a manifest in the database under a name, instead of the one that is there."""
+        """Keep a manifest in the database under a name, instead of the one that is there.
+
+        Its variables are there for everybody to read, so that keys are refused.
+        """
+        if keys := [variable for variable in manifest.env_vars if names_a_key(variable)]:
+            raise UserInputError(
+                f"Manifest {name!r} would keep {keys[0]!r} in the database, for everybody to read, "
+                "and by its name that is a key. Give it to geneva.connect(env={...}), which keeps "
+                "it nowhere; or use the manifest as it is: context(manifest=manifest)."
+            )
         self._manifests.put(name, replace(manifest, name=name, checksum="").as_dict())
 
     def list_manifests(self) -> list[GenevaManifest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -77,6 +78,28 @@ def checked_variables(env: Mapping[Any, Any] | None) -> Mapping[str, str]:
                 f"env: the value of {name!r} must be a string, not a {type(value).__name__}."
             )
     return env or {}
+
+
+_KEY_WORDS = frozenset(
+    {
+        "apikey",
+        "auth",
+        "credential",
+        "credentials",
+        "key",
+        "passphrase",
+        "passwd",
+        "password",
+        "secret",
+        "token",
+    }
+)
+
+
+def names_a_key(variable: str) -> bool:
+    """Whether an environment variable is named as if its value were secret, such as HF_TOKEN."""
+    words = re.split(r"[^a-z]+", variable.lower())
+    return bool(_KEY_WORDS.intersection(words)) and "public" not in words
 
 
 def _open_secrets(sealed: bytes) -> Secrets:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from geneva.secret_values import Secrets
+
 if TYPE_CHECKING:
     from geneva.manifest.builder import (
         CondaManifestBuilder,
@@ -53,7 +55,7 @@ class GenevaManifest:
     requirements_path: str | None = None
     conda: dict[str, Any] = field(default_factory=dict)
     conda_environment_path: str | None = None
-    env_vars: dict[str, str] = field(default_factory=dict)
+    env_vars: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Know the checksum."""
@@ -66,6 +68,11 @@ class GenevaManifest:
         for name in ("checksum", "created_at", "created_by"):
             del facts[name]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with values of variables that nobody reads by the way: it goes with functions."""
+        facts = self.as_dict()
+        return _opened, (facts, Secrets(facts.pop("env_vars")))
 
     def as_dict(self) -> dict[str, Any]:
         """The manifest as plain values."""
@@ -97,3 +104,7 @@ class GenevaManifest:
         from geneva.manifest.builder import SiteManifestBuilder
 
         return SiteManifestBuilder(name)
+
+
+def _opened(facts: dict[str, Any], env_vars: Secrets) -> GenevaManifest:
+    return GenevaManifest(**facts, env_vars=dict(env_vars))

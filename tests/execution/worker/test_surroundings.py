@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from geneva import udf
+from geneva import Connection, udf
 from geneva.errors import UserInputError
 from geneva.execution.worker.surroundings import Surroundings, enter_function, enter_job
 from geneva.manifest import GenevaManifest
 from geneva.model.tables import Secrets
+from geneva.secret_values import names_a_key
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
+from support import make_table
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +76,46 @@ def test_variables_are_stored_with_a_function_and_shown_nowhere():
     data = serialize_udf(function)
     assert b"s3cr3t" not in data
     assert deserialize_udf(data, udf_digest(data)).env["GENEVA_TEST_KEY"] == "s3cr3t-value"
+
+
+def test_those_of_a_manifest_are_shown_nowhere_either(local_db: Connection):
+    manifest = GenevaManifest.create_pip("m").env_vars({"GENEVA_TEST_KEY": "s3cr3t-value"}).build()
+
+    def f(id: int) -> int:
+        return id
+
+    function = udf(f, manifest=manifest)
+    assert "s3cr3t" not in repr(function)
+    assert "s3cr3t" not in repr(manifest)
+    data = serialize_udf(function)
+    assert b"s3cr3t" not in data
+    assert deserialize_udf(data, udf_digest(data)).manifest == manifest
+    table = make_table(local_db, [1])
+    table.add_columns({"x": function})
+    stored = b"".join(table.to_lance().schema.field("x").metadata.values())
+    assert b"s3cr3t" not in stored
+    assert b"GENEVA_TEST_KEY" in stored
+    with pytest.raises(UserInputError, match=r"'GENEVA_TEST_KEY' .*connect\(env=") as refused:
+        local_db.define_manifest("m", manifest)
+    assert "s3cr3t" not in str(refused.value)
+    assert local_db.list_manifests() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_key"),
+    [
+        ("HF_TOKEN", True),
+        ("aws_secret_access_key", True),
+        ("DB_PASSWORD", True),
+        ("OPENAI_API_KEY", True),
+        ("TOKENIZERS_PARALLELISM", False),
+        ("KEYBOARD", False),
+        ("SSH_PUBLIC_KEY", False),
+        ("OMP_NUM_THREADS", False),
+    ],
+)
+def test_variables_that_are_keys_by_their_names(name: str, *, is_key: bool):
+    assert names_a_key(name) is is_key
 
 
 @pytest.mark.parametrize("env", [{"A=B": "1"}, {"": "1"}, {"A": 12345}, {"A": "a\0b"}])

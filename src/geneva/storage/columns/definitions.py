@@ -206,10 +206,12 @@ def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:
 
 
 def _snapshot(manifest: Any) -> str | None:
-    """A manifest as it is now, for the metadata."""
+    """A manifest as it is now, for the metadata; of variables only the names."""
     if manifest is None:
         return None
     facts = manifest.as_dict() if hasattr(manifest, "as_dict") else {"name": str(manifest)}
+    if "env_vars" in facts:
+        facts["env_vars"] = dict.fromkeys(facts["env_vars"])
     return json.dumps(facts, sort_keys=True)
 
 
