@@ -28,7 +28,8 @@ class RateLimit:
     """All functions of the database with the same key share one limit, whichever job they run in;
     None: the function has a limit of its own in each job."""
     tokens: Callable[..., float] | None = None
-    """How many tokens a call will use, by its arguments. None: as many as those before it."""
+    """How many tokens a call will use, by its inputs (those of `prepare`, where a class has one).
+    None: as many as those before it."""
     max_attempts: int = 10
     """How often a call is made that the service refuses as too many; then it has failed."""
 

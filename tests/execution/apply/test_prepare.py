@@ -18,7 +18,7 @@ import pytest
 
 import geneva
 from conftest import connect
-from geneva import UDF, skip_on_error, udf
+from geneva import UDF, RateLimit, skip_on_error, udf
 from geneva.config import Settings
 from geneva.errors import InvalidUDFError, UDFExecutionError, UDFTimeoutError
 from geneva.execution.apply.batch import Applier
@@ -121,6 +121,24 @@ def test_batches_are_prepared_at_the_same_time(tmp_path: Path, notes: Notes) -> 
     assert len(notes.threads("prepare")) == 3
     order = [line.split('"')[1] for line in Path(notes.path).read_text().splitlines()]
     assert order[1:4] == ["prepare"] * 3
+
+
+def test_tokens_are_counted_by_the_inputs(tmp_path: Path, notes: Notes) -> None:
+    """And not by what `prepare` made of them, whichever of the two a call is made with."""
+    path = str(tmp_path / "counted")
+
+    def tokens(id: pa.Array) -> float:
+        with open(path, "a") as file:  # noqa: PTH123
+            file.write(json.dumps(id.to_pylist()) + "\n")
+        return 1
+
+    limit = RateLimit(tokens_per_minute=1_000_000, tokens=tokens)
+    function = declared(rate_limit=limit, on_error=skip_on_error())(notes.path, bad=7)
+    table, _ = run(tmp_path, function, [10])
+    assert by_id(table, "c") == {**{i: 2 * i + 1 for i in range(10)}, 7: None}
+    counted = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    assert counted[0] == [0, 1, 2, 3, 4]
+    assert [7] in counted, "by itself, at last"
 
 
 def test_a_row_that_can_not_be_prepared_is_named(tmp_path: Path, notes: Notes) -> None:

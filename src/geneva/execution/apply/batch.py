@@ -136,7 +136,8 @@ class Applier:
         if prepared is not None:
             second = self._guarded(live, guard, strategy.current_row)
             if limiter is not None:
-                second = limiter.limited(second)
+                inputs = compact_batch(batch)
+                second = limiter.limited(second, arguments(inputs, self.udf.arg_type))
             call.prepared = lambda: second(prepared.result())
         values = strategy.values_of(function)
         failures = tuple(call.failures[row] for row in sorted(call.failures))

@@ -120,12 +120,20 @@ class Limiter:
         self._tokens = _Reserved(_MINUTE_SECONDS / tpm, "tokens_at") if tpm else None
         self.waited_seconds = 0.0
 
-    def limited(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function so that its calls wait for their turn, and for the service."""
+    def limited(
+        self,
+        function: Callable[..., Any],
+        inputs: tuple[Any, ...] | None = None,
+    ) -> Callable[..., Any]:
+        """Wrap a function so that its calls wait for their turn, and for the service.
+
+        `inputs` are those of its one call, where it is called with what `prepare` made of them:
+        tokens are counted by the inputs.
+        """
 
         def call(*args: Any) -> Any:
             for attempt in itertools.count(1):
-                self._sleep(self._start(args))
+                self._sleep(self._start(args if inputs is None else inputs))
                 try:
                     return function(*args)
                 except USER_FAILURES as error:
