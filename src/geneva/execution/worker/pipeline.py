@@ -78,7 +78,7 @@ class Pipeline:
 
     def _run_threads(self, parts: tuple[PartWork, ...]) -> None:
         halt = Halt()
-        ahead = ReadAhead(self._reader, parts, halt)
+        ahead = ReadAhead(self._reader, parts, halt, self._task.work.sizes.batch_size)
         behind = WriteBehind(self._settler, halt)
         reader = Stage("geneva-reader", ahead.run, halt)
         writer = Stage("geneva-writer", behind.run, halt)
@@ -129,20 +129,20 @@ class Pipeline:
             search = PoisonSearch(self._task.store, key, is_retry=self._is_retry)
             yield from runner.begin(part, search)
             error: Exception | None = None
-            items = ahead.next_part()
+            groups = ahead.next_part()
             while True:
                 try:
-                    item = next(items, None)
+                    group = next(groups, None)
                 except Damaged as damage:
                     error = damage
                     break
                 except (SQLExecutionError, UDFOutputError) as failed:
                     error = BatchFailed(failed, part.rows, None, ())
                     break
-                if item is None:
+                if group is None:
                     break
                 # What the writer can't write is not worth computing.
                 if self._settler.given_up is not part:
-                    yield from runner.run(item)
+                    yield from runner.run(*group)
             yield from runner.end(error)
         yield from runner.finish()
