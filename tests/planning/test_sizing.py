@@ -144,6 +144,26 @@ def test_tasks_are_at_hand_while_one_waits_for_others_of_its_batch() -> None:
     assert max_in_flight(1_000, 62) == 2_000
 
 
+def test_a_slot_that_is_alone_gets_everything_for_a_while_and_then_a_minute_at_a_time() -> None:
+    plans = [new_fragment(i, RowSet.full(100_000)) for i in range(8)]
+    queue = WorkQueue(plans, None)
+    assert queue.max_seconds(1, None) == 10
+    everything = queue.take(queue.share(1, None))
+    assert [part.plan for part in everything] == plans
+    assert not queue
+    queue.put_back(plans[2:])
+    assert queue.remaining_rows == 600_000
+    assert queue.max_seconds(1, 5_000.0) is None
+    assert [part.plan for part in queue.take(queue.share(1, 5_000.0))] == plans[2:5]
+    assert len(queue.take(queue.share(1, 1_000_000.0))) == 3
+    assert not queue
+
+
+@pytest.mark.parametrize(("slots", "task_size"), [(2, None), (1, 10)])
+def test_other_tasks_end_with_their_rows(slots: int, task_size: int | None) -> None:
+    assert WorkQueue([], task_size).max_seconds(slots, None) is None
+
+
 # ------------------------------------------------------------------------------------- batches
 
 COUNTS = st.one_of(st.none(), st.integers(1, 1_000))

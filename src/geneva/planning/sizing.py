@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from geneva.model.rows import RowRange
@@ -17,6 +17,8 @@ _MIN_TASK_SECONDS = 0.15
 """A task shorter than this is mostly overhead."""
 _MAX_TASK_SECONDS = 60.0
 """A task longer than this is late with its first result and dear to lose."""
+_FIRST_SECONDS = 10.0
+"""How long a slot that is alone works on its first task, whose rows nobody can count beforehand."""
 _SHARES_AHEAD = 1.25
 """A task gets an even share of what is left, over this: so that the last tasks are small ones."""
 _SPLIT_TOLERANCE = 1.5
@@ -76,8 +78,12 @@ class WorkQueue:
         """How many rows the next task should compute."""
         if self._task_size is not None:
             return self._task_size
-        share = self.remaining_rows / (_SHARES_AHEAD * slots)
-        if rows_per_second is None:
+        # One slot has nobody to end together with, and is idle between two tasks.
+        share = self.remaining_rows / (_SHARES_AHEAD * slots if slots > 1 else 1)
+        if rows_per_second is not None:
+            share = min(share, rows_per_second * _MAX_TASK_SECONDS)
+            share = max(share, rows_per_second * _MIN_TASK_SECONDS)
+        elif slots > 1:  # else the task ends by the clock: see `max_seconds`
             if self._all_rows <= _FEW_ROWS * slots:
                 # Several small tasks cost more than slots that end unevenly.
                 share = self._all_rows / slots
@@ -85,10 +91,17 @@ class WorkQueue:
                 # Nobody knows yet how long a row takes, and on many slots shares of everything
                 # would be most of the work, in tasks of hours.
                 share = min(share, max(_FIRST_ROWS, self._waiting[0].weight))
-        else:
-            share = min(share, rows_per_second * _MAX_TASK_SECONDS)
-            share = max(share, rows_per_second * _MIN_TASK_SECONDS)
         return max(1, math.ceil(share / self._batch_size)) * self._batch_size
+
+    def max_seconds(self, slots: int, rows_per_second: float | None) -> float | None:
+        """For how long the next task may begin with other fragments; None: it does all it has."""
+        is_blind = rows_per_second is None and self._task_size is None
+        return _FIRST_SECONDS if slots == 1 and is_blind else None
+
+    def put_back(self, plans: Sequence[FragmentPlan]) -> None:
+        """Queue fragments first that a task was given, and has not begun with."""
+        self._waiting.extendleft(reversed(plans))
+        self.remaining_rows += sum(plan.weight for plan in plans)
 
     def take(self, rows: int) -> tuple[Part, ...]:
         """Cut the next task, of about `rows` rows to run."""

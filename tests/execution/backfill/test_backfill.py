@@ -22,6 +22,7 @@ from geneva.errors import (
     UserInputError,
 )
 from geneva.execution.runner import InProcessRunner
+from geneva.planning import sizing
 from support import (
     Calls,
     by_id,
@@ -300,6 +301,23 @@ class TestParameters:
         table.add_columns({"x": tripled(calls)})
         assert table.backfill("x", task_size=4).progress.tasks == 3
         assert calls.rows == list(range(12))
+
+    def test_a_slot_that_is_alone_gets_one_task(self, local_db: Connection, calls: Calls) -> None:
+        table = make_table(local_db, [20_000, 2, 2, 2])
+        table.add_columns({"x": tripled(calls)})
+        assert table.backfill("x", concurrency=1).progress.tasks == 1
+        assert len(calls.rows) == 20_006
+
+    def test_what_it_has_no_time_to_begin_with_comes_next(
+        self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sizing, "_FIRST_SECONDS", 0.0)
+        table = make_table(local_db, [3, 2, 2])
+        table.add_columns({"x": tripled(calls)})
+        result = table.backfill("x", concurrency=1)
+        assert result.progress.tasks == 2, "one fragment, and all others when its speed is known"
+        assert calls.rows == list(range(7))
+        assert by_id(table, "x") == {i: 3 * i for i in range(7)}
 
     def test_a_checkpoint_size_is_kept_to_exactly(self, db: Connection, calls: Calls) -> None:
         table = make_table(db, [10, 4])

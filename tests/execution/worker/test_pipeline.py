@@ -75,6 +75,14 @@ def test_a_failure_saves_what_was_computed_and_ends_the_task(task: OpenTask) -> 
     assert list(Path(task.work.ref.uri, "data").glob("geneva-*")) == []
 
 
+def test_parts_that_there_is_no_time_for_are_left(task: OpenTask) -> None:
+    parts = [make_part(10, RowRange(at, at + 2)) for at in (0, 2, 4)]
+    report = Pipeline(task, is_retry=False).run(parts, max_seconds=0.0)
+    assert [result.rows for result in report.results] == [RowRange(0, 2)]
+    assert TaskReport.from_json(report.to_json()).parts_left == 2
+    assert Pipeline(task, is_retry=False).run(parts).parts_left == 0
+
+
 def test_what_was_saved_is_not_computed_again(task: OpenTask) -> None:
     Pipeline(task, is_retry=False).run([make_part(10)])
     part = make_part(10, RowRange(0, 6), covered=(RowRange(0, 6),))

@@ -8,9 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from geneva.execution.apply.compact import is_compact
+from geneva.execution.worker.read_ahead import ReadAhead
 from geneva.execution.worker.reader import Reader
 from geneva.execution.worker.records import Durable, OpenTask, Result, Window
 from geneva.execution.worker.task import RowFailure
+from geneva.execution.worker.threads import Halt
 from geneva.execution.worker.writer import Writer
 from geneva.model.rows import RowRange, RowSet
 from geneva.storage.checkpoints.reuse import BatchCheckpoint, Reuse
@@ -130,3 +133,33 @@ def test_a_reader_goes_on_with_the_next_part(task: OpenTask) -> None:
         found = [row for item in shown(reader.read(make_part(10, rows))) for row in item[3]]
         assert found == list(range(rows.start, rows.end))
     assert reader.clock.read > 0
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 9, 100])
+def test_batches_of_a_given_size_are_cut_ahead_each_in_buffers_of_its_own(
+    task: OpenTask, batch_size: int
+) -> None:
+    save(task, make_result(3, 6))
+    part = make_part(10, covered=(RowRange(3, 6),))
+    ahead = ReadAhead(Reader(task), [part, make_part(10)], Halt(), batch_size)
+    ahead.run()
+    for expected in ([[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]], [[*range(10)]]):
+        items = [item for group in ahead.next_part() for item in group]
+        sizes = [len(rows) for *_, rows in shown(items)]
+        found = [row for *_, rows in shown(items) for row in rows]
+        assert found == [*range(10)]
+        assert sizes == [
+            size
+            for rows in expected
+            for size in ([3] if rows == [3, 4, 5] else _cut(len(rows), batch_size))
+        ]
+        for item in items:
+            if isinstance(item, Window):
+                assert is_compact(item.inputs.column(0))
+                assert item.inputs.column(0).to_pylist() == item.offsets.tolist()
+                assert item.digests is not None
+                assert len(item.digests) == len(item.offsets)
+
+
+def _cut(rows: int, size: int) -> list[int]:
+    return [min(size, rows - at) for at in range(0, rows, size)]

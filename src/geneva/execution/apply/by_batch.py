@@ -99,12 +99,14 @@ def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
     if prepared is not None:
         result = prepared()
     else:
-        batch = compact_batch(call.batch.slice(start, size))
+        is_whole = size == call.batch.num_rows
+        batch = compact_batch(call.batch if is_whole else call.batch.slice(start, size))
         result = yield Call(arguments(batch, call.udf.arg_type))
     array = result_to_array(result, call.output.type, call.refuse, start)
     if len(array) != size:
         call.refuse(None, f"returned {len(array)} values for a batch of {size} rows")
-    # A copy: Lance panics on sliced structs, and a view would keep the inputs in memory.
+    # A copy, before the next call: functions return memory that they use again, or views of their
+    # inputs, which would keep these. And Lance panics on sliced structs.
     own = pa.concat_arrays([array, array[:0]])
     call.check_nulls(own, start)
     return own

@@ -93,16 +93,21 @@ class Dispatcher:
             if isinstance(future.exception(), WorkerLostError):
                 self._submit_again(tasks, future)
                 continue
-            self._unheard.extend(map(TaskReport.from_json, future.result()))
+            self._take_reports(tasks, future)
         yield from self._heard()
 
     def finished(self) -> Iterator[TaskReport]:
         """Yield the reports of tasks that have ended well by now, and that nobody has heard yet."""
         for future in [*self._in_flight]:
             if future.done() and future.exception() is None:
-                del self._in_flight[future]
-                self._unheard.extend(map(TaskReport.from_json, future.result()))
+                self._take_reports(self._in_flight.pop(future), future)
         yield from self._heard()
+
+    def _take_reports(self, tasks: list[Task], done: Future[list[str]]) -> None:
+        for task, report in zip(tasks, map(TaskReport.from_json, done.result()), strict=True):
+            if report.parts_left:
+                self._tasks.put_back(task.parts[-report.parts_left :])
+            self._unheard.append(report)
 
     def _heard(self) -> Iterator[TaskReport]:
         while self._unheard:

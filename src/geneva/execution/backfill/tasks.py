@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from geneva.execution.backfill.prepare import PreparedBackfill
@@ -55,11 +56,17 @@ class TaskQueue:
                 return Task(self._work, parts)
         if not self._queue:
             return None
+        max_seconds = self._queue.max_seconds(slots, rows_per_second)
         taken = self._queue.take(self._queue.share(slots, rows_per_second))
         for part in taken:
             if not part.whole:
                 self._splits.setdefault(part.plan.fragment_id, _Split())
-        return Task(self._work, tuple(map(self._prepared.part_work, taken)))
+        parts = tuple(map(self._prepared.part_work, taken))
+        return Task(self._work, parts, max_seconds=max_seconds)
+
+    def put_back(self, parts: Sequence[PartWork]) -> None:
+        """Queue whole fragments once more that a task had no time to begin with."""
+        self._queue.put_back([self._plans[part.fragment_id] for part in parts])
 
     def try_again(self, unreadable: UnreadablePart) -> bool:
         """Queue a part once more that could not be read; False: it was tried often enough."""

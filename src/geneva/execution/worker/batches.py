@@ -75,6 +75,8 @@ class _Batch:
     """What the program prepares of it."""
     ahead: CallsAhead | None = None
     """The calls for it, where they may be made before its turn."""
+    nbytes: int = 0
+    """The size of its inputs, where they are held before its turn."""
 
 
 Event = PartBegins | Computed | Result | PartEnds
@@ -121,18 +123,23 @@ class BatchRunner:
         self._queued.append(PartBegins(part, search))
         yield from self._run_queued()
 
-    def run(self, item: Window | Result) -> Iterator[Event]:
-        """Compute a window; pass on what has its values already.
+    def run(self, *items: Window | Result) -> Iterator[Event]:
+        """Compute windows, all of them at hand at once; pass on what has its values already.
 
         Raises BatchFailed when the user's function fails and its policy doesn't skip the row.
         """
-        if isinstance(item, Window):
-            self._waiting.add(item)
-            yield from self._cut(is_last=not self._pacing.has_exact_batches)
-            return
+        for item in items:
+            if isinstance(item, Window):
+                self._waiting.add(item)
+            else:
+                yield from self._pass_on(item)
+        yield from self._cut(is_last=not self._pacing.has_exact_batches)
+
+    def _pass_on(self, result: Result) -> Iterator[Event]:
         yield from self._cut(is_last=True)
-        self._rows_cut = 0 if item.durable is Durable.ALREADY else self._rows_cut + item.num_rows
-        self._queued.append(item)
+        is_durable = result.durable is Durable.ALREADY
+        self._rows_cut = 0 if is_durable else self._rows_cut + result.num_rows
+        self._queued.append(result)
         yield from self._run_queued()
 
     def end(self, error: Exception | None = None) -> Iterator[Event]:
@@ -256,9 +263,11 @@ class BatchRunner:
             prepared = program.prepare(window.inputs, BatchGuard(search, window.offsets))
         known = len(window.known.offsets) if window.known is not None else 0
         self._rows_cut += len(window.offsets) + known
-        self._queued.append(_Batch(program, window, search, prepared, ahead))
+        may_wait = prepared is not None or ahead is not None
+        nbytes = window.inputs.nbytes if may_wait else 0
+        self._queued.append(_Batch(program, window, search, prepared, ahead, nbytes))
         self._queued_batches += 1
-        self._queued_bytes += window.inputs.nbytes
+        self._queued_bytes += nbytes
         self._max_queued = program.prepares if prepared is not None else 0
 
     def _run_queued(self, *, is_last: bool = False) -> Iterator[Event]:
@@ -270,7 +279,7 @@ class BatchRunner:
             self._queued.popleft()
             if isinstance(queued, _Batch):
                 self._queued_batches -= 1
-                self._queued_bytes -= queued.window.inputs.nbytes
+                self._queued_bytes -= queued.nbytes
                 computed = self._run_batch(queued)
                 if queued.ahead is not None and queued.ahead.is_taken:
                     queued.ahead.close()
@@ -393,7 +402,8 @@ class BatchRunner:
                 guard = BatchGuard(search, batch.offsets)
                 applied = program.run(batch.inputs, guard, queued.prepared)
         self._rows_called += len(batch.offsets)
-        program.cost = program.cost.after(len(batch.offsets), time.perf_counter() - started)
+        if not self._pacing.has_exact_batches:
+            program.cost = program.cost.after(len(batch.offsets), time.perf_counter() - started)
         return applied
 
     def _check_failures(self, failures: tuple[RowFailure, ...]) -> None:
@@ -422,7 +432,8 @@ def _computed(
     rows_run: int = 0,
     rows_unmatched: int = 0,
 ) -> Computed:
-    size = sum(output.nbytes for output in outputs) + 8 * len(batch.offsets)
+    # Not `nbytes`: that lets go of the interpreter, and the next call would wait for it.
+    size = sum(output.get_total_buffer_size() for output in outputs) + 8 * len(batch.offsets)
     return Computed(
         rows=batch.rows,
         offsets=batch.offsets,

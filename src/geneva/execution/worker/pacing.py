@@ -52,7 +52,8 @@ class Pacing:
 
         `rows_before`: rows since the last checkpoint, when the batch will be run.
         """
-        size = rule.batch_rows(cost.next_rows())
+        is_given = rule.first == rule.max_rows
+        size = rule.first if is_given else rule.batch_rows(cost.next_rows())
         if self._max_rows is not None:
             size = max(rule.first, min(size, self._max_rows))
         full = rule.checkpoint_rows or rule.max_checkpoint_rows

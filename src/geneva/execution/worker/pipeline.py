@@ -20,6 +20,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 
@@ -46,22 +48,33 @@ class Pipeline:
     def __init__(self, task: OpenTask, *, is_retry: bool) -> None:
         """`is_retry`: an earlier attempt at the task was lost."""
         self._task, self._is_retry = task, is_retry
+        self._parts_begun = 0
         self._reader = Reader(task)
         self._runner = BatchRunner(task)
         self._writer = Writer(task)
         self._settler = PartSettler(task, self._writer)
 
-    def run(self, parts: Iterable[PartWork], done: Iterable[PartResult] = ()) -> TaskReport:
-        """Do the parts in order, up to a failure; report on them after those `done` before."""
+    def run(
+        self,
+        parts: Iterable[PartWork],
+        done: Iterable[PartResult] = (),
+        max_seconds: float | None = None,
+    ) -> TaskReport:
+        """Do the parts in order, up to a failure; report on them after those `done` before.
+
+        After `max_seconds` no other part is begun: the rest is reported as left.
+        """
         parts = tuple(parts)
+        self._deadline = time.monotonic() + (math.inf if max_seconds is None else max_seconds)
         try:
             if parts:
                 self._run_threads(parts)
         finally:
             self._runner.close()
         outcomes, failure = self._settler.outcomes, self._settler.failure
-        if failure is None and len(outcomes) != len(parts):
-            raise AssertionError(f"{len(outcomes)} of {len(parts)} parts are settled")
+        begun = self._parts_begun
+        if failure is None and len(outcomes) != begun:
+            raise AssertionError(f"{len(outcomes)} of {begun} parts are settled")
         stages = (self._reader, self._runner, self._writer)
         timings = [stage.clock.timings() for stage in stages]
         return TaskReport(
@@ -69,6 +82,7 @@ class Pipeline:
             failure=failure,
             unreadable=tuple(found for found in outcomes if isinstance(found, UnreadablePart)),
             timings=timings[0].plus(timings[1]).plus(timings[2]),
+            parts_left=len(parts) - begun if failure is None else 0,
             recorded=tuple(self._writer.recorded),
             retries=self._runner.retries,
             tokens=self._runner.usage.tokens,
@@ -78,7 +92,7 @@ class Pipeline:
 
     def _run_threads(self, parts: tuple[PartWork, ...]) -> None:
         halt = Halt()
-        ahead = ReadAhead(self._reader, parts, halt)
+        ahead = ReadAhead(self._reader, parts, halt, self._task.work.sizes.batch_size)
         behind = WriteBehind(self._settler, halt)
         reader = Stage("geneva-reader", ahead.run, halt)
         writer = Stage("geneva-writer", behind.run, halt)
@@ -125,24 +139,27 @@ class Pipeline:
         """What the program makes of the parts."""
         runner = self._runner
         for part in parts:
+            if self._parts_begun and time.monotonic() > self._deadline:
+                break
+            self._parts_begun += 1
             key = note_key(self._task.work.job_id, part)
             search = PoisonSearch(self._task.store, key, is_retry=self._is_retry)
             yield from runner.begin(part, search)
             error: Exception | None = None
-            items = ahead.next_part()
+            groups = ahead.next_part()
             while True:
                 try:
-                    item = next(items, None)
+                    group = next(groups, None)
                 except Damaged as damage:
                     error = damage
                     break
                 except (SQLExecutionError, UDFOutputError) as failed:
                     error = BatchFailed(failed, part.rows, None, ())
                     break
-                if item is None:
+                if group is None:
                     break
                 # What the writer can't write is not worth computing.
                 if self._settler.given_up is not part:
-                    yield from runner.run(item)
+                    yield from runner.run(*group)
             yield from runner.end(error)
         yield from runner.finish()

@@ -30,9 +30,11 @@ def run_task(task: Task) -> str:
     # The output of the user's own process is not ours to lead elsewhere.
     capture = captured(task.work.job_id, place) if is_spark_worker() else nullcontext(lambda: "")
     with capture as output:
-        pipeline = Pipeline(open_task(task.work), is_retry=is_retry(task))
+        again = is_retry(task)
+        pipeline = Pipeline(open_task(task.work), is_retry=again)
         parts, done = resume_task(task)
-        report = replace(pipeline.run(parts, done), output=output())
+        max_seconds = None if again else task.max_seconds
+        report = replace(pipeline.run(parts, done, max_seconds), output=output())
     seconds = time.monotonic() - started
     return replace(report, seconds=seconds, memory_bytes=_peak_memory()).to_json()
 

@@ -115,6 +115,8 @@ class Task:
     parts: tuple[PartWork, ...]
     attempt: int = 0
     """How often it was submitted before, and lost with its workers."""
+    max_seconds: float | None = None
+    """For how long a first attempt may begin with other parts; None: it does all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,8 @@ class TaskReport:
     failure: PartFailure | None = None
     unreadable: tuple[UnreadablePart, ...] = ()
     timings: Timings = field(default_factory=Timings)
+    parts_left: int = 0
+    """The last parts, which it had no time to begin with."""
     recorded: tuple[tuple[int, ...], ...] = ()
     """Fragments whose staged files are on record, those of one record together: it has the key of
     the first."""
@@ -235,6 +239,7 @@ class TaskReport:
             failure=_failure(failure) if failure is not None else None,
             unreadable=tuple(_unreadable(item) for item in record["unreadable"]),
             timings=Timings(**record["timings"]),
+            parts_left=record["parts_left"],
             recorded=tuple(map(tuple, record["recorded"])),
             retries=record["retries"],
             tokens=record["tokens"],

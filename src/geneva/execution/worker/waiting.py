@@ -18,6 +18,8 @@ class WaitingRows:
     def __init__(self) -> None:
         """Start empty."""
         self._windows: deque[Window] = deque()
+        self._taken = 0
+        """Rows of the first window that are gone."""
         self._rows = 0
 
     def __len__(self) -> int:
@@ -31,72 +33,62 @@ class WaitingRows:
 
     def first(self, rows: int) -> Offsets:
         """The first rows that wait."""
-        if rows <= len(self._windows[0].offsets):
-            return self._windows[0].offsets[:rows]
-        return np.concatenate([window.offsets for window in self._windows])[:rows]
+        offsets = self._windows[0].offsets[self._taken : self._taken + rows]
+        if len(offsets) == min(rows, self._rows):
+            return offsets
+        others = [window.offsets for window in self._windows]
+        return np.concatenate(others)[self._taken : self._taken + rows]
 
     def all(self) -> Window:
         """All rows that wait, as one window. They wait on."""
-        if len(self._windows) > 1:
-            self._windows = deque([_joined([*self._windows])])
-        return self._windows[0]
+        rest = self.take(self._rows)
+        self.add(rest)
+        return rest
 
     def take(self, rows: int) -> Window:
         """The first rows that wait, as one window; the arrays are copied only to be joined."""
         self._rows -= rows
         taken: list[Window] = []
         while rows:
-            window = self._windows.popleft()
-            if len(window.offsets) > rows:
-                window, rest = _cut(window, rows)
-                self._windows.appendleft(rest)
-            taken.append(window)
-            rows -= len(window.offsets)
+            window = self._windows[0]
+            end = min(self._taken + rows, len(window.offsets))
+            taken.append(_cut(window, self._taken, end))
+            rows -= end - self._taken
+            self._taken = end
+            if end == len(window.offsets):
+                self._windows.popleft()
+                self._taken = 0
         return taken[0] if len(taken) == 1 else _joined(taken)
 
 
-def _cut(window: Window, rows: int) -> tuple[Window, Window]:
-    """The first rows of a window, and the others. Reading is the work of the first ones."""
-    end = int(window.offsets[rows - 1]) + 1
-    before, behind = _cut_piece(window.known, end)
-    digests = window.digests
-    first = Window(
-        rows=RowRange(window.rows.start, end),
-        offsets=window.offsets[:rows],
-        inputs=window.inputs.slice(0, rows),
-        known=before,
-        seconds=window.seconds,
-        digests=digests[:rows] if digests is not None else None,
+def _cut(window: Window, first: int, last: int) -> Window:
+    """Some rows of a window. Reading is the work of its first ones."""
+    if first == 0 and last == len(window.offsets):
+        return window
+    start = int(window.offsets[first - 1]) + 1 if first else window.rows.start
+    is_end = last == len(window.offsets)
+    rows = RowRange(start, window.rows.end if is_end else int(window.offsets[last - 1]) + 1)
+    return Window(
+        rows=rows,
+        offsets=window.offsets[first:last],
+        inputs=window.inputs.slice(first, last - first),
+        known=_cut_piece(window.known, rows),
+        seconds=0.0 if first else window.seconds,
+        digests=window.digests[first:last] if window.digests is not None else None,
     )
-    rest = Window(
-        rows=RowRange(end, window.rows.end),
-        offsets=window.offsets[rows:],
-        inputs=window.inputs.slice(rows),
-        known=behind,
-        digests=digests[rows:] if digests is not None else None,
-    )
-    return first, rest
 
 
-def _cut_piece(piece: Piece | None, end: int) -> tuple[Piece | None, Piece | None]:
-    """A piece before an offset, and from there on; None where nothing is."""
+def _cut_piece(piece: Piece | None, rows: RowRange) -> Piece | None:
+    """A piece between two offsets; None where nothing is."""
     if piece is None:
-        return None, None
-    at = int(np.searchsorted(piece.offsets, end))
-    if at == 0 or at == len(piece.offsets):
-        return (piece, None) if at else (None, piece)
-    digests = piece.digests
-    return (
-        Piece(
-            piece.offsets[:at],
-            piece.values.slice(0, at),
-            digests[:at] if digests is not None else None,
-        ),
-        Piece(
-            piece.offsets[at:],
-            piece.values.slice(at),
-            digests[at:] if digests is not None else None,
-        ),
+        return None
+    first, last = np.searchsorted(piece.offsets, (rows.start, rows.end)).tolist()
+    if first == last:
+        return None
+    return Piece(
+        piece.offsets[first:last],
+        piece.values.slice(first, last - first),
+        piece.digests[first:last] if piece.digests is not None else None,
     )
 
 

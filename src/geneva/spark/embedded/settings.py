@@ -75,6 +75,9 @@ def _container_cores(cgroup: Path, otherwise: int) -> int:
         return otherwise
 
 
+_ALLOCATOR = {"MIMALLOC_PURGE_DELAY": "1000"}
+"""Arrow's memory is given back to the system after a second, not after 10 ms: results come and go
+more often than that, and copying 1.5 MB into pages that were given back takes twice as long."""
 WORKER_DAEMON = "geneva.spark.worker_daemon"
 """The module that Python workers are forked from: it has imported what they need."""
 TASK_SETTINGS = {
@@ -171,6 +174,7 @@ def start_jvm(command: Sequence[str], directory: Path) -> Jvm:
     """Start the JVM of ``gateway_command``, with its output in a log, and wait until it answers."""
     answer, log = directory / "gateway", directory / LOG_NAME
     environ = {
+        **_ALLOCATOR,
         **os.environ,
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer),
         "PYSPARK_PYTHON": sys.executable,
