@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 import pyarrow as pa
 
 from geneva.errors import ColumnExistsError, ColumnNotFoundError, InvalidUDFError, UserInputError
-from geneva.execution.declarations import refuse_blob_output
+from geneva.execution.declarations import refuse_blob_inside
 from geneva.model.sql import missing_column
 from geneva.model.view_query import ColumnKind, QueryColumn
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path
@@ -92,14 +92,18 @@ def _computed_by_sql(dataset: Dataset, name: str, sql: str) -> QueryColumn:
 
 def _computed_by_udf(dataset: Dataset, name: str, udf: UDF, inputs: Any) -> QueryColumn:
     bound, paths = _bound(dataset, udf, inputs)
-    refuse_blob_output(name, udf)
+    refuse_blob_inside(name, udf)
     made = pa.field(name, udf.data_type, metadata=dict(udf.field_metadata) or None)
     return QueryColumn(name, ColumnKind.UDF, "", paths, (made,), bound)
 
 
 def _chunked(dataset: Dataset, name: str, chunker: Chunker, inputs: Any) -> QueryColumn:
     chunker.check_bound()
-    refuse_blob_output(name, chunker.udf)
+    if holds_blob(pa.field(name, chunker.udf.data_type)):
+        raise InvalidUDFError(
+            f"Column {name!r}: a chunker can't yield blobs (lance-encoding:blob). Let it yield "
+            "large_binary values: these are stored well without."
+        )
     bound, paths = _bound(dataset, chunker.udf, inputs)
     fields = tuple(f.with_nullable(True) for f in chunker.output_schema)
     for made in fields:

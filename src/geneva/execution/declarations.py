@@ -46,6 +46,7 @@ from geneva.storage.columns.definitions import (
 )
 from geneva.storage.columns.dictionaries import has_narrow_dictionary
 from geneva.storage.columns.functions import load_udf, stage_udf
+from geneva.storage.lance.blobs import stored_field
 from geneva.storage.lance.dataset import (
     Dataset,
     FieldsNow,
@@ -60,6 +61,7 @@ from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.views.definition import is_view, reads_source, visible_schema
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
+from geneva.udf.types import value_type
 
 KEEP_COMPUTED = "computed"
 """What `alter_columns` can be told to keep of a column that gets another UDF."""
@@ -159,7 +161,7 @@ def add_udf_columns(
     refuse_names_of_lance(columns)
     for name, (udf, _) in columns.items():
         check_column_name(name)
-        refuse_blob_output(name, udf)
+        refuse_blob_inside(name, udf)
         _refuse_unstorable(ref, dataset, name, udf)
         clash = next((n for n in schema.names if n.lower() == name.lower()), None)
         if clash is not None:
@@ -176,11 +178,16 @@ def add_udf_columns(
     commit_new_columns(
         dataset,
         [
-            declare(define_column(fields, name, udf, inputs, stage_udf(ref, udf)))
+            declare(_stored(dataset, define_column(fields, name, udf, inputs, stage_udf(ref, udf))))
             for name, (udf, inputs) in resolved.items()
         ],
     )
     warn_of_narrow_dictionaries(ref, {name: udf for name, (udf, _) in columns.items()})
+
+
+def _stored(dataset: Dataset, definition: ColumnDefinition) -> ColumnDefinition:
+    """The definition of a new column, of the type that the table's format has for it."""
+    return replace(definition, arrow_field=stored_field(dataset, definition.arrow_field))
 
 
 def warn_of_narrow_dictionaries(ref: TableRef, udfs: Mapping[str, UDF]) -> None:
@@ -197,17 +204,29 @@ def warn_of_narrow_dictionaries(ref: TableRef, udfs: Mapping[str, UDF]) -> None:
             )
 
 
-def refuse_blob_output(name: str, udf: UDF) -> None:
-    """Blob columns of format 2.2 can't be filled file by file: what is written can't be read."""
-    if holds_blob(pa.field(name, udf.data_type, metadata=udf.field_metadata)):
+def refuse_blob_inside(name: str, udf: UDF) -> None:
+    """A function may return blobs, but none inside of structs or lists."""
+    made = _output_field(name, udf)
+    if holds_blob(made) and not is_blob(made):
         raise InvalidUDFError(
-            f"Column {name!r} can't be a computed blob column (lance-encoding:blob). Leave that "
-            "field metadata out: large_binary values are stored well without it."
+            f"Column {name!r} can't be of type {udf.data_type}: there are blobs inside of it. A "
+            "function returns one blob per row, or plain large_binary values inside of structs."
         )
+    if is_blob(made) and made.type != pa.large_binary():
+        raise InvalidUDFError(
+            f"Column {name!r} can't be a blob column (lance-encoding:blob) of type {made.type}: "
+            "declare it with data_type=pa.large_binary()."
+        )
+
+
+def _output_field(name: str, udf: UDF) -> pa.Field:
+    return pa.field(name, udf.data_type, metadata=udf.field_metadata)
 
 
 def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, udf: UDF) -> None:
     """Refuse a type whose NULLs the table's format can't hold: the table could not be changed."""
+    if is_blob(_output_field(name, udf)):
+        return
     complaint = why_not_storable(str(dataset.data_storage_version), udf.data_type)
     if complaint is not None:
         raise InvalidUDFError(
@@ -348,12 +367,7 @@ def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDe
             f"Column {name!r} is not defined in this table ({ref.name!r})."
             + (did_you_mean(name, schema.names) or f" It has {schema.names}.")
         )
-    kind = schema.field(name).type
-    if is_blob(schema.field(name)):
-        raise InvalidUDFError(
-            f"Column {name!r} of table {ref.name!r} is a blob column (lance-encoding:blob), which "
-            "can't be computed. Compute a plain large_binary column instead."
-        )
+    kind = value_type(schema.field(name).type)
     if udf.data_type != kind:
         raise TypeMismatchError(
             f"Type mismatch for column {name!r}: it is {kind}, and UDF {udf.name!r} returns "

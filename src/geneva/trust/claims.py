@@ -17,6 +17,7 @@ import pyarrow as pa
 from geneva.model.computation import Computation, Udf
 from geneva.model.tables import ColumnDefinition
 from geneva.trust.keys import SigningKey, VerifyingKey
+from geneva.udf.types import value_type
 
 _FORMAT = 1
 
@@ -86,7 +87,7 @@ def type_text(kind: pa.DataType) -> str:
         case pa.MapType():
             return f"map<{type_text(kind.key_type)}, {type_text(kind.item_type)}>"
         case _:
-            return str(kind).replace("_view", "")
+            return str(value_type(kind)).replace("_view", "")
 
 
 def claim_of_definition(definition: ColumnDefinition, by: str, at: str) -> Claim:

@@ -38,6 +38,7 @@ from geneva.udf.inputs import ResolvedInput, resolve_inputs
 from geneva.udf.pickling import culprit, dumped, serializing
 from geneva.udf.policy import FAIL_FAST, ErrorPolicy, OnError, policy_of
 from geneva.udf.shipped_modules import ShippedModule
+from geneva.udf.types import BLOB_MARK, is_blob_type
 from geneva.udf.usage import RateLimit
 
 if TYPE_CHECKING:
@@ -399,6 +400,10 @@ def udf(
         if declared is None:
             declared = pa.field("", inferred_type(shown_name, target, arg_type), nullable)
         metadata = {k.decode(): v.decode() for k, v in (declared.metadata or {}).items()}
+        if is_blob_type(declared.type):
+            # What a function returns are bytes; how a table stores them is a matter of its format.
+            declared = declared.with_type(pa.large_binary())
+            metadata[BLOB_MARK] = "true"
         return UDF(
             func=target,
             name=shown_name,

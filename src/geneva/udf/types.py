@@ -23,6 +23,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+BLOB_MARK = "lance-encoding:blob"
+"""Field metadata of a column whose bytes Lance keeps out of line."""
+
+
+def is_blob_type(kind: pa.DataType) -> bool:
+    """Whether a type is Lance's own one for blobs, of format 2.2 and later."""
+    return getattr(kind, "extension_name", "") == "lance.blob.v2"
+
+
+def value_type(kind: pa.DataType) -> pa.DataType:
+    """The type that values of a column have in memory: those of blobs are their bytes."""
+    return pa.large_binary() if is_blob_type(kind) else kind
+
+
 _PLAIN_TYPES: dict[Any, pa.DataType] = {
     bool: pa.bool_(),
     int: pa.int64(),

@@ -30,7 +30,7 @@ from geneva.storage.columns.staged_files import (
     written_schema,
 )
 from geneva.storage.lance.damage import reading
-from geneva.storage.lance.fragments import fitting_window, read_windows
+from geneva.storage.lance.fragments import fitting_window, is_blob, read_windows
 from geneva.storage.lance.pieces import Piece
 
 
@@ -54,8 +54,16 @@ class ColumnFile:
             file.failed_after,
             computed=part.compute if part.compute != file.valid_after else None,
         )
+        # A file's name can't be changed, and blobs are not copied: if rows may be skipped, it
+        # doesn't promise all of them.
+        self._has_blobs = any(is_blob(field) for field in self._schema)
+        may_skip = self._has_blobs and bool(task.work.computation.error_policy)
         self._writer = ColumnFileWriter(
-            task.work.ref, task.dataset, self._schema, self._provenance, complete=file.complete
+            task.work.ref,
+            task.dataset,
+            self._schema,
+            self._provenance,
+            complete=file.complete and not may_skip,
         )
         self._distinct = DistinctValues(task.dataset)
         self._at = part.rows.start
@@ -67,10 +75,11 @@ class ColumnFile:
     def finish(self, failed: RowSet | None) -> StagedFile:
         """Write the rows behind the last piece, and stage the file."""
         self._write(self._layout.finish())
-        path, rows = self._writer.path, self._writer.close()
+        known = self._provenance if failed is None else self._with_failed(failed)
+        path, rows = self._writer.path, self._writer.close(known if self._has_blobs else None)
         size: int | None = self._writer.size_bytes
         self._check_readable(path)
-        if failed is not None:
+        if failed is not None and not self._has_blobs:
             (path, rows), size = self._restage(path, failed), None
         part = self._part
         if rows != part.physical_rows:
@@ -108,18 +117,27 @@ class ColumnFile:
 
         That is known only now, and a file's name can't be changed; the usual case never pays.
         """
-        task, planned = self._task, self._provenance
-        known = replace(
+        task = self._task
+        batches = read_columns(task.work.ref, path, batch_size=self._part.window)
+        staged = stage_columns(
+            task.work.ref,
+            task.dataset,
+            self._schema,
+            batches,
+            self._with_failed(failed),
+            complete=False,
+        )
+        drop_staged(task.work.ref, path)
+        return staged
+
+    def _with_failed(self, failed: RowSet) -> Provenance:
+        """What the file holds, given the rows that were skipped."""
+        planned = self._provenance
+        return replace(
             planned,
             valid=planned.valid.minus(failed),
             failed=failed.union(planned.failed) if planned.failed is not None else failed,
         )
-        batches = read_columns(task.work.ref, path, batch_size=self._part.window)
-        staged = stage_columns(
-            task.work.ref, task.dataset, self._schema, batches, known, complete=False
-        )
-        drop_staged(task.work.ref, path)
-        return staged
 
 
 def too_many_values(overflow: Overflow, rows: RowRange, offset: int) -> BatchFailed:

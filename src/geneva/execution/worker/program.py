@@ -239,7 +239,7 @@ def _make(work: ColumnWork) -> Program:
     computation = work.computation
     match computation.program:
         case Carry():
-            return Carrier([pa.field(output.name, output.type) for output in computation.outputs])
+            return Carrier([pa.field(o.name, o.type) for o in computation.outputs])
         case Load() as program:
             return Loader(work, program)
         case Udf(digest=digest, nullable=nullable):

@@ -17,6 +17,7 @@ from geneva.storage.checkpoints.staging import open_checkpoints, read_work
 from geneva.storage.checkpoints.store import CheckpointKey, CheckpointStore
 from geneva.storage.columns.provenance import parse_file_name
 from geneva.storage.columns.staged_files import drop_staged
+from geneva.storage.lance.blobs import data_file_of
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.loads.staging import delete_loads
 
@@ -107,15 +108,20 @@ def recorded_paths(ref: TableRef) -> set[str]:
 def computed_files(dataset: lance.LanceDataset, before: datetime | None = None) -> dict[str, int]:
     """The data files of ours in a table's folder, and their bytes, published or not.
 
-    `before`: only those that are older, by the store's clock.
+    The bytes of blobs beside a data file count as its own, also where it was never finished.
+    `before`: only those that are older, by the store's clock, as all that belongs to them.
     """
-    return {
-        path: int(row["size_bytes"])
-        for row in dataset.all_files().read_all().to_pylist()
-        if row["path"].startswith("data/")
-        and (before is None or row["last_modified"] < before)
-        and parse_file_name(path := row["path"].removeprefix("data/")) is not None
-    }
+    found: dict[str, int] = {}
+    young: set[str] = set()
+    for row in dataset.all_files().read_all().to_pylist():
+        if not row["path"].startswith("data/"):
+            continue
+        path = data_file_of(row["path"].removeprefix("data/"))
+        if parse_file_name(path) is not None:
+            found[path] = found.get(path, 0) + int(row["size_bytes"])
+            if before is not None and row["last_modified"] >= before:
+                young.add(path)
+    return {path: size for path, size in found.items() if path not in young}
 
 
 def unreferenced(ref: TableRef, files: Mapping[str, int], kept: set[str]) -> dict[str, int]:

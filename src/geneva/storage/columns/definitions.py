@@ -17,6 +17,7 @@ from geneva.model.tables import ColumnDefinition, Sizes
 from geneva.storage.columns.receipts import RECEIPT_TYPE
 from geneva.storage.lance.dataset import FieldsNow, TableSnapshot, has_path, nodes_of
 from geneva.udf.declare import UDF
+from geneva.udf.types import value_type
 
 _PREFIX = "virtual_column"
 _LANCEDB_COMPUTED = "computed_column"
@@ -182,7 +183,8 @@ def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Com
 
 def bound_output(snapshot: TableSnapshot, name: str) -> Output:
     """A column of the table, as one that is filled."""
-    return Output(name, snapshot.field_ids[name], snapshot.schema.field(name).type)
+    kind = value_type(snapshot.schema.field(name).type)
+    return Output(name, snapshot.field_ids[name], kind)
 
 
 def _udf_part(udf: UDF, digest: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from geneva.storage.lance.dataset import (
     read_snapshot,
 )
 from geneva.storage.lance.transactions import JOB_PROPERTY, PLANNED_PROPERTY, read_transaction
+from geneva.udf.types import value_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,7 @@ def verify_column(schema: pa.Schema, ref: TableRef, planned: Computation) -> Non
             "new one."
         )
     (output,) = planned.outputs
-    if found.arrow_field.type != output.type:
+    if value_type(found.arrow_field.type) != output.type:
         raise ColumnChangedError(
             f"Column {name!r} of table {ref.name!r} changed its type from "
             f"{output.type} to {found.arrow_field.type} while it was being computed. "
@@ -308,7 +309,7 @@ def _verify_loaded(schema: pa.Schema, ref: TableRef, planned: Computation) -> No
     """Make sure that columns can still be loaded; ColumnChangedError otherwise."""
     for output in planned.outputs:
         there = has_column(schema, output.name)
-        if not there or schema.field(output.name).type != output.type:
+        if not there or value_type(schema.field(output.name).type) != output.type:
             what = "changed its type" if there else "was dropped"
         elif read_definition(schema, output.name) is not None:
             what = "became a computed column"

@@ -11,11 +11,16 @@ from typing import Any
 
 import lance
 import pyarrow as pa
-from lance.file import LanceFileReader, LanceFileSession, LanceFileWriter
+from lance.file import LanceFileReader, LanceFileSession
 
 from geneva.model.tables import TableRef
 from geneva.storage.columns.dictionaries import has_dictionary, has_narrow_dictionary
 from geneva.storage.columns.provenance import NULLS_PREFIX, PROVENANCE_METADATA, Provenance
+from geneva.storage.lance.blobs import (
+    BlobWriter,
+    delete_blobs_beside,
+    has_descriptors,
+)
 from geneva.storage.lance.damage import Damaged, is_damage, reading
 from geneva.storage.lance.dataset import (
     field_ids_of,
@@ -23,6 +28,7 @@ from geneva.storage.lance.dataset import (
 )
 from geneva.storage.lance.fragments import BLOB_KEY, MAX_WINDOW_ROWS, is_blob
 from geneva.storage.lance.pieces import concat_batches, null_rows, writable
+from geneva.udf.types import value_type
 
 _NAME_METADATA = "geneva.file"
 """A staged file carries its own name: one that was put in the place of another is not it."""
@@ -58,7 +64,43 @@ def written_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 def _written(field: pa.Field) -> pa.Field:
     how = {BLOB_KEY: b"true"} if is_blob(field) else None
-    return pa.field(field.name, field.type, nullable=field.nullable, metadata=how)
+    return pa.field(field.name, value_type(field.type), nullable=field.nullable, metadata=how)
+
+
+class _DataFile:
+    """A data file in a table's folder that is being written, with the blobs beside it."""
+
+    def __init__(
+        self, ref: TableRef, dataset: lance.LanceDataset, path: str, schema: pa.Schema
+    ) -> None:
+        options = ref.storage_options.plain()
+        session = LanceFileSession(f"{ref.uri}/data", storage_options=options)
+        self._blobs = BlobWriter(session, path)
+        self._described = [has_descriptors(dataset, field) for field in schema]
+        fields = [
+            self._blobs.write(field.name, pa.array([], field.type))[0] if described else field
+            for field, described in zip(schema, self._described, strict=True)
+        ]
+        self._schema = pa.schema(fields)
+        # Never `with`: leaving the block by an exception would publish a truncated file.
+        self.writer = session.open_writer(
+            path, schema=self._schema, version=dataset.data_storage_version
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows; of blobs their bytes."""
+        columns = [
+            self._blobs.write(name, column)[1] if described else column
+            for name, column, described in zip(
+                batch.schema.names, batch.columns, self._described, strict=True
+            )
+        ]
+        self.writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+    def close(self) -> int:
+        """Finish the file; return how many rows it has."""
+        self._blobs.close()
+        return int(self.writer.close() or 0)
 
 
 class ColumnFileWriter:
@@ -79,15 +121,8 @@ class ColumnFileWriter:
         """Open it. `complete`: no live row of the fragment is left to compute."""
         self.path = provenance.file_name(complete=complete)
         self._dataset, self._schema = dataset, schema
-        # Never `with`: leaving the block by an exception would publish a truncated file.
-        self._writer = LanceFileWriter(
-            f"{ref.uri}/data/{self.path}",
-            schema,
-            version=dataset.data_storage_version,
-            storage_options=ref.storage_options.plain(),
-        )
-        self._writer.add_schema_metadata(PROVENANCE_METADATA, provenance.to_text())
-        self._writer.add_schema_metadata(_NAME_METADATA, self.path)
+        self._provenance = provenance
+        self._file = _DataFile(ref, dataset, self.path, schema)
         # Lance joins the dictionaries of batches without finding all equal values, so that two
         # batches with the same 100 values have too many for int8. Such rows are written at once.
         self._at_once = has_narrow_dictionary(schema.types)
@@ -100,19 +135,22 @@ class ColumnFileWriter:
         if self._at_once:
             self._held.append(rows)
         else:
-            self._writer.write_batch(rows)
+            self._file.write(rows)
 
-    def close(self) -> int:
-        """Finish the file; return how many rows it has."""
+    def close(self, provenance: Provenance | None = None) -> int:
+        """Finish the file; return how many rows it has. `provenance`: what is known by now."""
         if self._held:
-            self._writer.write_batch(concat_batches(self._held))
+            self._file.write(concat_batches(self._held))
             self._held.clear()
-        return int(self._writer.close() or 0)
+        made = provenance or self._provenance
+        self._file.writer.add_schema_metadata(PROVENANCE_METADATA, made.to_text())
+        self._file.writer.add_schema_metadata(_NAME_METADATA, self.path)
+        return self._file.close()
 
     @property
     def size_bytes(self) -> int:
         """The size of the finished file."""
-        return int(self._writer.size_bytes)
+        return int(self._file.writer.size_bytes or 0)
 
 
 def stage_columns(
@@ -140,15 +178,10 @@ def stage_nulls(
     top = [name for name in names if name in dataset.schema.names]
     schema = written_schema(dataset.schema, top)
     name = f"{NULLS_PREFIX}{uuid.uuid4().hex}.lance"
-    writer = LanceFileWriter(
-        f"{ref.uri}/data/{name}",
-        schema,
-        version=dataset.data_storage_version,
-        storage_options=ref.storage_options.plain(),
-    )
+    file = _DataFile(ref, dataset, name, schema)
     for start in range(0, rows, MAX_WINDOW_ROWS):
-        writer.write_batch(null_rows(schema, min(MAX_WINDOW_ROWS, rows - start)))
-    writer.close()
+        file.write(null_rows(schema, min(MAX_WINDOW_ROWS, rows - start)))
+    file.close()
     return name
 
 
@@ -250,7 +283,8 @@ def drop_staged(ref: TableRef, *paths: str) -> list[str]:
 
 
 def _is_deleted(session: LanceFileSession, path: str) -> bool:
+    blobs = delete_blobs_beside(session, path)
     with suppress(OSError):
         session.delete_file(path)
         return True
-    return False
+    return blobs > 0

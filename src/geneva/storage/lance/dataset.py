@@ -18,6 +18,7 @@ from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.sql import ROW_META
 from geneva.model.tables import TableRef
+from geneva.udf.types import is_blob_type
 
 Dataset: TypeAlias = lance.LanceDataset
 """An open version of a table, for those rooms that only hand it on."""
@@ -228,20 +229,35 @@ def file_version(dataset: lance.LanceDataset) -> tuple[int, int]:
 
 
 def field_ids_of(dataset: lance.LanceDataset) -> dict[str, tuple[int, ...]]:
-    """Per column path, the field ids a data file lists: every node on 2.0, leaves from 2.1 on."""
+    """Per column path, the field ids a data file lists: every node on 2.0, leaves from 2.1 on.
+
+    A blob is a leaf, whatever Lance counts below it.
+    """
     every_node = file_version(dataset) < (2, 1)
     ids: dict[str, tuple[int, ...]] = {}
 
-    def walk(node: Any, path: str) -> tuple[int, ...]:
-        children = node.children()
+    def walk(node: Any, path: str, kind: pa.DataType | None) -> tuple[int, ...]:
+        children = [] if kind is not None and is_blob_type(kind) else node.children()
         own = (node.id(),) if every_node or not children else ()
-        below = tuple(i for child in children for i in walk(child, f"{path}.{child.name()}"))
+        below = tuple(
+            i
+            for child in children
+            for i in walk(child, f"{path}.{child.name()}", _child_type(kind, child.name()))
+        )
         ids.setdefault(path, own + below)
         return own + below
 
+    schema = dataset.schema
     for top in dataset.lance_schema.fields():
-        walk(top, top.name())
+        walk(top, top.name(), schema.field(top.name()).type)
     return ids
+
+
+def _child_type(kind: pa.DataType | None, name: str) -> pa.DataType | None:
+    """The type of a struct's field; None where that is of no interest: it holds no blobs."""
+    if kind is None or not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+        return None
+    return kind.field(kind.get_field_index(name)).type
 
 
 def nodes_of(schema: Any) -> dict[str, int]:

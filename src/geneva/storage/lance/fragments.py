@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from geneva.model.addresses import offsets_of, row_addresses
 from geneva.model.rows import Offsets, RowRange
 from geneva.storage.lance.dataset import FragmentFacts, has_column, quote_path
+from geneva.udf.types import BLOB_MARK, is_blob_type
 
 MAX_WINDOW_ROWS = 65_536
 _WINDOW_BYTES = 32 * 1024 * 1024
@@ -203,14 +204,14 @@ def _renamed(batch: pa.RecordBatch, paths: Sequence[str]) -> pa.RecordBatch:
     )
 
 
-BLOB_KEY = b"lance-encoding:blob"
+BLOB_KEY = BLOB_MARK.encode()
 """Field metadata of a column whose bytes Lance keeps out of line."""
 
 
 def is_blob(arrow_field: pa.Field) -> bool:
     """Whether Lance keeps the field's bytes out of line."""
     marked = (arrow_field.metadata or {}).get(BLOB_KEY) == b"true"
-    return marked or getattr(arrow_field.type, "extension_name", "") == "lance.blob.v2"
+    return marked or is_blob_type(arrow_field.type)
 
 
 def holds_blob(arrow_field: pa.Field) -> bool:
