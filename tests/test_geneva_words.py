@@ -26,6 +26,7 @@ from geneva.errors import (
     JobNotFoundError,
     JobTimeoutError,
     SparkUnavailableError,
+    UDFError,
     UserInputError,
 )
 from geneva.manifest import GenevaManifest
@@ -129,6 +130,9 @@ class TestUdfs:
         del os.environ["GENEVA_WORDS_TEST"]
 
 
+TEXT = pa.schema([("text", pa.string())])
+
+
 class TestChunkers:
     def test_what_can_be_read_of_one(self) -> None:
         assert letters.input_columns == ["text"]
@@ -164,6 +168,95 @@ class TestChunkers:
         assert view.to_arrow().to_pydict() == {"id": [1, 1, 2], "word": ["a", "b", "c"]}
         with pytest.raises(InvalidUDFError, match="output_schema"):
             chunker(batch=True)
+
+    @pytest.mark.parametrize(
+        ("inherit", "select", "kept"),
+        [
+            (None, None, ["id"]),
+            (None, ["id", "text"], ["id", "text"]),
+            (None, {"id": "id", "body": "text"}, ["id", "body"]),
+            (None, ["id"], ["id"]),
+            (True, None, ["id", "text"]),
+            (True, ["id"], ["id", "text"]),
+            (True, {"body": "text"}, ["body"]),
+            (False, None, ["id"]),
+            (False, ["id", "text"], ["id"]),
+            (False, {"id": "id", "body": "text"}, ["id"]),
+        ],
+    )
+    def test_which_inputs_are_kept(
+        self, local_db: Connection, inherit: bool | None, select: Any, kept: list[str]
+    ) -> None:
+        source = local_db.create_table("s", pa.table({"id": [1, 2], "text": ["ab", "c"]}))
+        query = source.query() if select is None else source.query().select(select)
+        made = chunker(letters.func, inherit_input_columns=inherit)
+        view = local_db.create_udtf_view("v", query, made)
+        assert view.schema.names == [*kept, "word", "place"]
+        view.refresh()
+        assert column(view, "word") == ["a", "b", "c"]
+
+    def test_a_chunk_may_be_called_like_its_input(self, local_db: Connection) -> None:
+        source = local_db.create_table("s", pa.table({"id": [1], "text": ["a b"]}))
+        made = chunker(lambda text: [(t,) for t in text.split()], output_schema=TEXT)
+        view = local_db.create_udtf_view("v", source, made)
+        view.refresh()
+        assert view.to_arrow().to_pydict() == {"id": [1, 1], "text": ["a", "b"]}
+
+    def test_rows_name_their_parents(self, local_db: Connection, calls: Calls) -> None:
+        @chunker(batch=True, output_schema=TEXT, input_columns=["body"])
+        def words(batch: pa.RecordBatch) -> pa.RecordBatch:
+            calls.note(batch["body"].to_pylist())
+            texts = enumerate(batch["body"].to_pylist())
+            found = [(i, w) for i, text in texts for w in (text or "").split()][::-1]
+            rows, made = [i for i, _ in found], [w for _, w in found]
+            return pa.record_batch({"text": made, "parent_row": pa.array(rows, pa.int32())})
+
+        texts = ["a b", "", None, "c", *(f"x{i} y" for i in range(996))]
+        data = pa.table({"id": range(1_000), "body": texts})
+        source = local_db.create_table("s", data)
+        view = local_db.create_udtf_view("v", source, words)
+        view.refresh()
+        expected = [(i, w) for i, t in enumerate(texts) for w in reversed((t or "").split())]
+        table = view.to_arrow()
+        assert [*zip(table["id"].to_pylist(), table["text"].to_pylist(), strict=True)] == expected
+        assert sum(calls.batches) == 1_000, "no row is computed twice"
+        assert calls.batches[0] == 1, "the first call shows whether rows name their parents"
+        assert calls.count < 100
+
+    @pytest.mark.parametrize(
+        ("parents", "why"),
+        [
+            ([0, 99], "numbers from 0 to 99"),
+            ([-1, 0], "numbers from -1 to 0"),
+            ([None, 0], "1 NULLs"),
+            ([0.5, 0.0], "it is double"),
+        ],
+    )
+    def test_parents_that_are_none(
+        self, local_db: Connection, parents: list[Any], why: str
+    ) -> None:
+        made = chunker(
+            lambda batch: pa.record_batch({"text": ["x", "y"], "parent_row": parents}),
+            batch=True,
+            output_schema=TEXT,
+            input_columns=["id"],
+        )
+        source = local_db.create_table("s", pa.table({"id": [1, 2]}))
+        with pytest.raises(UDFError, match=why):
+            local_db.create_udtf_view("v", source, made).refresh()
+
+    def test_a_parent_is_no_column(self) -> None:
+        schema = pa.schema([("parent_row", pa.int64())])
+        with pytest.raises(InvalidUDFError, match="which row of the batch"):
+            chunker(lambda batch: batch, batch=True, output_schema=schema)
+
+    def test_older_names(self, local_db: Connection) -> None:
+        assert geneva.scalar_udtf is chunker
+        assert geneva.batch_udtf is geneva.udtf
+        source = local_db.create_table("s", pa.table({"id": [1], "text": ["ab"]}))
+        view = local_db.create_scalar_udtf_view("v", source=source, udtf=letters)
+        view.refresh()
+        assert column(view, "word") == ["a", "b"]
 
     def test_messages_name_the_chunker(self) -> None:
         with pytest.raises(TypeError, match=r"chunker\(\) got an unexpected .*'wrong'"):

@@ -23,6 +23,7 @@ from geneva.udf.policy import (
     retry_transient,
     skip_on_error,
 )
+from geneva.udf.table_function import UDTF, batch_udtf, scalar_udtf, udtf
 from geneva.udf.usage import RateLimit, report_usage
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "UDF",
+    "UDTF",
     "AsyncConnection",
     "AsyncTable",
     "Chunker",
@@ -56,6 +58,7 @@ __all__ = [
     "Skip",
     "Table",
     "__version__",
+    "batch_udtf",
     "chunker",
     "connect",
     "connect_async",
@@ -64,8 +67,10 @@ __all__ = [
     "report_usage",
     "retry_all",
     "retry_transient",
+    "scalar_udtf",
     "skip_on_error",
     "udf",
+    "udtf",
 ]
 
 _HOMES = {

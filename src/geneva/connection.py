@@ -26,9 +26,9 @@ from geneva.contexts import Context, ExitMode, modules_of
 from geneva.errors import TableNotFoundError, TypeMismatchError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
-from geneva.execution.declarations import warn_of_narrow_dictionaries
+from geneva.execution.declarations import refuse_blob_output, warn_of_narrow_dictionaries
 from geneva.execution.jobs.heartbeat import Liveness
-from geneva.execution.refresh.create import create_view
+from geneva.execution.refresh.create import create_partitioned_view, create_view
 from geneva.execution.runner import Runner
 from geneva.jobs import Job, JobFuture, JobHandle, JobResult, JobServices, remove_dead
 from geneva.manifest import GenevaManifest
@@ -77,6 +77,7 @@ from geneva.table import Table
 from geneva.trust.policy import Policy, Trust
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import serialize_udf, udf_digest
+from geneva.udf.table_function import UDTF
 from geneva.view import MaterializedView
 
 _LOG = logging.getLogger("geneva")
@@ -514,10 +515,7 @@ class Connection(ConnectionMethods):
 
     def _create_view(self, name: str, query: Query, strict: bool) -> MaterializedView:  # noqa: FBT001
         query.check_viewable()
-        check_table_name(name)
-        ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
-        if name in self.table_names() and has_versions(ref):
-            raise UserInputError(f"There is a table or view {name!r} already.")
+        ref = self._new_view_ref(name)
         self._check_stable_ids(query, strict=strict)
         udfs = query.udfs()
         digests = {column: udf_digest(serialize_udf(udf)) for column, udf in udfs.items()}
@@ -540,18 +538,66 @@ class Connection(ConnectionMethods):
         self,
         name: str,
         source: Query | Search | Table | str,
-        udtf: Chunker,
+        udtf: Chunker | UDTF,
         *,
         strict: bool = False,
     ) -> MaterializedView:
-        """Make a view with several rows, or none, for each row of the source."""
+        """Make a view of the rows that a function makes of a query's; `refresh()` fills it.
+
+        Args:
+            name: The view's name.
+            source: The query, or a table, or its name.
+            udtf: A chunker, which makes several rows, or none, of each row of the source; or a
+                table function, which makes rows of the rows of each partition.
+            strict: Refuse a source without stable row IDs, instead of warning.
+        """
         table = self.open_table(source) if isinstance(source, str) else source
         query = table.query() if isinstance(table, Table | Search) else table
-        if not udtf.inherit_input_columns:
-            query = query.without(udtf.input_columns or ())
-        view = self.create_materialized_view(name, query.add_column(udtf), strict=strict)
+        if isinstance(udtf, UDTF):
+            return self._create_partitioned_view(name, query, udtf, strict)
+        if not isinstance(udtf, Chunker):
+            raise UserInputError(
+                f"create_udtf_view({name!r}) needs a function that is decorated with @chunker or "
+                f"@udtf, not {udtf!r}."
+            )
+        query = query.with_inputs_of(udtf).add_column(udtf)
+        view = self.create_materialized_view(name, query, strict=strict)
         assert isinstance(view, MaterializedView)
         return view
+
+    create_scalar_udtf_view = create_udtf_view
+
+    def _create_partitioned_view(
+        self,
+        name: str,
+        query: Query,
+        udtf: UDTF,
+        strict: bool,  # noqa: FBT001
+    ) -> MaterializedView:
+        query.check_viewable()
+        own, rows = query.table_function(udtf)
+        refuse_blob_output(udtf.name, udtf.udf)
+        ref = self._new_view_ref(name)
+        self._check_stable_ids(query, strict=strict)
+        address = relative_uri(self._uri, query.source.uri)
+        create_partitioned_view(
+            ref,
+            open_dataset(query.source, query.source_version),
+            replace(own, base_address=address),
+            replace(rows, base_address=address),
+            udtf.udf,
+            self._trust.declare,
+        )
+        view = self.open_table(name)
+        assert isinstance(view, MaterializedView)
+        return view
+
+    def _new_view_ref(self, name: str) -> TableRef:
+        check_table_name(name)
+        ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
+        if name in self.table_names() and has_versions(ref):
+            raise UserInputError(f"There is a table or view {name!r} already.")
+        return ref
 
     def list_materialized_views(self) -> list[ViewName]:
         """The names of the views, sorted: Geneva's and LanceDB's own. Each has its `kind`."""

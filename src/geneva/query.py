@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from geneva.errors import UserInputError
+from geneva.errors import InvalidUDFError, UserInputError
 from geneva.execution.evaluate import evaluate
+from geneva.model.partitions import KEY_PREFIX
 from geneva.model.rows import RowIds
 from geneva.model.view_query import ColumnKind, QueryColumn, ViewColumn, ViewQuery
 from geneva.planning.membership import choose_rows
@@ -23,6 +24,7 @@ from geneva.query_columns import (
     check_output_name,
     distinct,
     every_column,
+    function_columns,
     made_column,
     named_like_itself,
     plain_column,
@@ -35,14 +37,17 @@ from geneva.storage.lance.expressions import (
     read_condition,
     unrepeatable_part,
 )
+from geneva.storage.lance.fragments import is_blob
 from geneva.storage.lance.row_ids import read_row_ids
 from geneva.storage.views.definition import source_udf_field
 from geneva.udf.declare import UDF, serialize_udf, udf_digest
+from geneva.udf.table_function import UDTF
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
     from geneva.model.tables import TableRef
     from geneva.table import Table
+    from geneva.udf.chunker import Chunker
 
 _SEED_BITS = 63
 
@@ -141,6 +146,19 @@ class Query:
         """All columns so far but these; those of other names stay."""
         left = tuple(c for c in self._columns() if c.name not in columns)
         return self._with(selected=left, added=())
+
+    def with_inputs_of(self, chunker: Chunker) -> Query:
+        """This query with those of the chunker's inputs that its view is to have."""
+        inputs = made_column(self._dataset(), chunker.name, chunker).inputs
+        own, inherit = self._columns(), chunker.inherit_input_columns
+        if inherit:
+            there = {column.expression for column in own}
+            more = [path for path in inputs if path not in there]
+            return self.add_column({path.rpartition(".")[2]: path for path in more})
+        if inherit is None and self._state.selected is not None:
+            return self
+        left = (c for c in own if c.kind is not ColumnKind.COLUMN or c.expression not in inputs)
+        return self._with(selected=tuple(left), added=())
 
     def shuffle(self, seed: int | None = None) -> Query:
         """The rows in an order that `seed` decides; without one, it is drawn now and kept."""
@@ -292,6 +310,49 @@ class Query:
                 fields.extend(c.fields)
         return pa.schema(fields)
 
+    def table_function(self, udtf: UDTF) -> tuple[ViewQuery, ViewQuery]:
+        """The query of a view of a table function over these rows, and that of its rows.
+
+        The second has the columns that the function sees, then those that say the partition.
+        """
+        own = self._columns()
+        for column in (c for c in own if c.udf is not None):
+            raise InvalidUDFError(
+                f"Column {column.name!r} of the query is computed by a function, and a table "
+                "function reads columns and SQL. Make a view of the query, and the table "
+                "function's view of that one."
+            )
+        udtf.check_bound()
+        for made in udtf.output_schema:
+            check_output_name(made.name)
+        refuse_names_of_lance(udtf.output_schema.names)
+        dataset, what = self._dataset(), f"UDTF '{udtf.name}'"
+        if udtf.input_columns is None:
+            plain = (c for c in own if self._state.selected is not None or not _is_blob_column(c))
+            names = [column.name for column in plain]
+        else:
+            names = udtf.input_columns
+        values = function_columns(dataset, own, names, what)
+        if udtf.partition_by_indexed_column is not None:
+            function_columns(dataset, (), [udtf.partition_by_indexed_column], what)
+        keys = function_columns(dataset, own, udtf.partition_by, what)
+        keys = tuple(replace(key, name=f"{KEY_PREFIX}{key.name}") for key in keys)
+        columns = (*distinct(values), *distinct(keys))
+        paths = tuple(dict.fromkeys(path for column in columns for path in column.inputs))
+        indexed = udtf.partition_by_indexed_column
+        query = replace(self.definition({}), partition_index=indexed)
+        function = ViewColumn(
+            name=udtf.name,
+            kind=ColumnKind.UDTF,
+            expression=", ".join(udtf.partition_by) or indexed or "",
+            inputs=paths,
+            udf_name=udtf.name,
+            udf_version=udtf.version,
+            udf_digest=udf_digest(serialize_udf(udtf.udf)),
+        )
+        rows = tuple(_view_column(column, "") for column in columns)
+        return replace(query, columns=(function,)), replace(query, columns=rows, keys=len(keys))
+
     def check_viewable(self) -> None:
         """Refuse what can't be a view: reserved names, SQL that has another value tomorrow."""
         refuse_names_of_lance(self.schema.names)
@@ -355,6 +416,10 @@ def _view_column(column: QueryColumn, digest: str) -> ViewColumn:
         udf_version=udf.version if udf is not None else "",
         udf_digest=digest if udf is not None else "",
     )
+
+
+def _is_blob_column(column: QueryColumn) -> bool:
+    return any(is_blob(made) for made in column.fields)
 
 
 def _listed(paths: Sequence[str]) -> str:

@@ -111,6 +111,23 @@ def _chunked(dataset: Dataset, name: str, chunker: Chunker, inputs: Any) -> Quer
     return QueryColumn(name, ColumnKind.CHUNKER, "", paths, fields, bound)
 
 
+def function_columns(
+    dataset: Dataset, selected: Sequence[QueryColumn], names: Sequence[str], what: str
+) -> tuple[QueryColumn, ...]:
+    """Columns that a table function asks for by name: of the query, or else of its table."""
+    known = {column.name: column for column in selected}
+    found = []
+    for name in names:
+        column = known.get(name)
+        if column is None:
+            if not has_path(dataset.schema, name):
+                raise ColumnNotFoundError(f"{what}: {missing_column(name, dataset.schema)}")
+            column = _copied(dataset.schema, name, name)
+        found.append(column)
+    refuse_nested_blobs(found)
+    return tuple(found)
+
+
 def _bound(dataset: Dataset, udf: UDF, inputs: Any) -> tuple[UDF, tuple[str, ...]]:
     if inputs is not None:
         udf = udf.with_inputs([inputs] if isinstance(inputs, str) else inputs)

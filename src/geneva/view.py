@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -23,12 +23,14 @@ from geneva.execution.refresh.groups import (
     refreshed_columns,
     view_groups,
 )
+from geneva.execution.refresh.partitions import prepare_partition_refresh
 from geneva.execution.refresh.prepare import RefreshRequest, prepare_refresh
 from geneva.execution.refresh.work import RefreshWork
 from geneva.jobs import JobFuture, JobResult
 from geneva.model.addresses import fragment_of
+from geneva.model.partitions import KEY_PREFIX
 from geneva.model.tables import TableRef
-from geneva.model.view_query import ViewQuery
+from geneva.model.view_query import ColumnKind, ViewColumn, ViewQuery
 from geneva.options import (
     JobOptions,
     RefreshArguments,
@@ -42,9 +44,11 @@ from geneva.storage.jobs.failures import ErrorRecord, ErrorRecords
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.views.definition import ViewInfo, read_view
 from geneva.storage.views.explode import CHUNKS, SourcePlace, inner_ref, source_places
+from geneva.storage.views.partitions import PARTITIONS_ADDRESS, partitions_ref, rows_ref
 from geneva.table import Table
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
+from geneva.udf.table_function import UDTF
 
 _SYSTEM = "__"
 
@@ -150,7 +154,8 @@ class MaterializedView(Table):
 
         `{"path": name, "udf": chunker}` gives a chunked view another chunker, where `name` is that
         of the present one (`view.definition.chunker.name`). The next refresh runs it for every
-        source row, and replaces just those rows of the view that come out differently.
+        source row, and replaces just those rows of the view that come out differently. So is a
+        table function replaced by another one, of the same partitions and inputs.
         """
         self._refuse_checked_out("alter_columns")
         own = self._query_columns()
@@ -171,29 +176,51 @@ class MaterializedView(Table):
         pair = isinstance(given, tuple | list) and len(given) == 2
         made, inputs = (given[0], given[1]) if given and pair else (given, None)
         current = self.definition.chunker
-        if not isinstance(made, Chunker):
+        if not isinstance(made, Chunker | UDTF):
             if current is None or given is None:
                 return alteration
             if path in self._chunk_schema().names:
                 raise UserInputError(
-                    f"Column {path!r} of view {self.name!r} comes of its chunker: alter that, with "
-                    f'{{"path": {current.name!r}, "udf": another chunker}}.'
+                    f"Column {path!r} of view {self.name!r} comes of its {_word(current)}: alter "
+                    f'that, with {{"path": {current.name!r}, "udf": another {_word(current)}}}.'
                 )
             return alteration
-        if current is None or path != current.name:
-            instead = f" Its chunker is {current.name!r}." if current is not None else ""
+        what = "table function" if isinstance(made, UDTF) else "chunker"
+        if current is None or path != current.name or _word(current) != what:
+            instead = f" Its {_word(current)} is {current.name!r}." if current is not None else ""
             raise UserInputError(
-                f"{path!r} is not the chunker of view {self.name!r}: only a chunker can be given "
-                f"another chunker.{instead}"
+                f"{path!r} is not the {what} of view {self.name!r}: only a {what} can be given "
+                f"another {what}.{instead}"
             )
+        if isinstance(made, UDTF):
+            self._check_same_partitions(made)
         made.check_bound()
         if made.output_schema.remove_metadata() != self._chunk_schema():
             raise TypeMismatchError(
-                f"Chunker {made.name!r} yields {_columns(made.output_schema)}, and that of view "
+                f"{made.name!r} yields {_columns(made.output_schema)}, and the {what} of view "
                 f"{self.name!r} yields {_columns(self._chunk_schema())}. The columns must stay the "
                 "same; for others, create another view."
             )
         return {**alteration, "udf": (made.udf, inputs) if pair else made.udf}
+
+    def _check_same_partitions(self, made: UDTF) -> None:
+        """Refuse a table function that reads something else than the present one does."""
+        keyed = self._rows_query().keyed
+        assert keyed is not None
+        keys = tuple(name.removeprefix(KEY_PREFIX) for name in keyed.keys)
+        same = keys == made.partition_by and made.input_columns in (None, list(keyed.values))
+        if not same or made.partition_by_indexed_column != self.definition.partition_index:
+            raise UserInputError(
+                f"The table function of view {self.name!r} reads {list(keyed.values)}, partitioned "
+                f"by {list(keys) or self.definition.partition_index}. Another one must have the "
+                "same inputs and partitions; for others, create another view."
+            )
+
+    def _rows_query(self) -> ViewQuery:
+        """The query of the hidden view of rows, of a view of a table function."""
+        info = read_view(open_dataset(rows_ref(self.ref)).schema)
+        assert info is not None
+        return info.query
 
     def _chunk_schema(self) -> pa.Schema:
         """The columns that the chunker yields."""
@@ -202,6 +229,8 @@ class MaterializedView(Table):
 
     def _alter_own(self, name: str, change: declarations.NewFunction) -> None:
         source, chunker = open_dataset(self._source()), self.definition.chunker
+        if self.definition.udtf is not None:
+            source = open_dataset(partitions_ref(self.ref))
         declare = self._connection._trust.declare
         if chunker is None or name != chunker.name:
             declarations.alter_view_column(self.ref, source, name, change, declare)
@@ -218,7 +247,8 @@ class MaterializedView(Table):
         """The rows on which a UDF failed, oldest first; the latest job's last.
 
         A chunker, or a UDF column of a chunked view's query, fails on a row of the view's source:
-        address and id are those of that row there, where it still is (else the id is None).
+        address and id are those of that row there, where it still is (else the id is None). A table
+        function fails on a partition, which the preview of the inputs names.
         """
         found = super().get_errors(job_id, column_name, error_type)
         chunker = self.definition.chunker
@@ -227,7 +257,10 @@ class MaterializedView(Table):
         hidden = CHUNKS if column_name == chunker.name else column_name
         inner = inner_ref(self.ref)
         records = self._connection._failures.list(inner.name, job_id, hidden, error_type)
-        places = source_places(inner, open_dataset(self._source()), [r.row_id for r in records])
+        places: list[SourcePlace | None] = [None] * len(records)
+        if self.definition.udtf is None:
+            ids = [record.row_id for record in records]
+            places = source_places(inner, open_dataset(self._source()), ids)
         made = [
             replace(_of_source(record, place), table_name=self.name)
             for record, place in zip(records, places, strict=True)
@@ -321,8 +354,8 @@ class MaterializedView(Table):
             return super()._subject(column)
         if chunker is not None:
             raise UserInputError(
-                f"View {self.name!r} is laid out by chunker {chunker.udf_name!r}: its columns have "
-                "no receipts of their own."
+                f"View {self.name!r} is laid out by {_word(chunker)} {chunker.udf_name!r}: its "
+                "columns have no receipts of their own."
             )
         view = open_dataset(self.ref, self._version_read())
         group = next((g for g in view_groups(view, info) if g.name == column), None)
@@ -340,13 +373,19 @@ class MaterializedView(Table):
             if info is None or info.query.chunker is not None:
                 continue
             address = info.query.source_address
-            target = RefreshTarget(ref, self._source(), info.base_version, {}, address)
+            source, version = self._source(), info.base_version
+            if info.query.base_address == PARTITIONS_ADDRESS:
+                source = partitions_ref(self.ref)
+                version = int(open_dataset(source).version)
+            target = RefreshTarget(ref, source, version, {}, address)
             groups = (g for g in view_groups(view, info) if isinstance(g, UdfColumn))
             subjects.extend(GroupSubject(target, group) for group in groups)
         return subjects
 
     def _refs(self) -> list[TableRef]:
-        return [self.ref] if self.definition.chunker is None else [self.ref, inner_ref(self.ref)]
+        query = self.definition
+        hidden = [] if query.chunker is None else [inner_ref(self.ref)]
+        return [self.ref, *hidden, *([] if query.udtf is None else [rows_ref(self.ref)])]
 
     def _prepare_refresh(
         self, src_version: int | None, max_rows: int | None, options: JobOptions
@@ -354,9 +393,17 @@ class MaterializedView(Table):
         check_count("src_version", src_version)
         check_count("max_rows_per_fragment", max_rows)
         request = RefreshRequest(src_version, max_rows, BackfillRequest(options))
-        if self.definition.chunker is None:
-            return RefreshWork(prepare_refresh(self.ref, self._source(), request))
-        return RefreshWork(prepare_chunk_refresh(self.ref, self._source(), request))
+        prepare: Callable[[TableRef, TableRef, RefreshRequest], Any] = prepare_refresh
+        if self.definition.chunker is not None:
+            prepare = prepare_chunk_refresh
+        if self.definition.udtf is not None:
+            prepare = prepare_partition_refresh
+        return RefreshWork(prepare(self.ref, self._source(), request))
+
+
+def _word(column: ViewColumn) -> str:
+    """What makes the rows of a view, in words."""
+    return "table function" if column.kind is ColumnKind.UDTF else "chunker"
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -76,6 +76,11 @@ def test_the_guide_to_loading(
     assert "Several rows of the rows given have the same 'id': 1. " in printed
 
 
+def test_the_guide_to_table_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run(ROOT / "docs" / "udtf.md", tmp_path, monkeypatch)
+    assert names["best"].to_arrow().sort_by("id")["id"].to_pylist() == [2, 5]
+
+
 def test_the_guide_to_branches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

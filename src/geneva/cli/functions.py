@@ -15,9 +15,10 @@ FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def load_function(name: str) -> Any:
-    """The UDF or chunker `module:function`, imported from the current folder or what is installed.
+    """The UDF, chunker or table function `module:function`.
 
-    A plain function becomes a UDF; its types are read off its annotations.
+    It is imported from the current folder, or from what is installed. A plain function becomes a
+    UDF; its types are read off its annotations.
     """
     if not FUNCTION.fullmatch(name):
         raise UserInputError(f"{name!r} names no function. Write module:function.")
@@ -27,9 +28,9 @@ def load_function(name: str) -> Any:
         if not hasattr(found, part):
             raise UserInputError(f"Module {module_name!r} has no {path!r}.")
         found = getattr(found, part)
-    from geneva import UDF, Chunker, udf
+    from geneva import UDF, UDTF, Chunker, udf
 
-    if isinstance(found, UDF | Chunker):
+    if isinstance(found, UDF | Chunker | UDTF):
         return found
     if not callable(found):
         raise UserInputError(f"{name} is a {type(found).__name__}, not a function.")

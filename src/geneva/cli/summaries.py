@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,8 +34,12 @@ def table_summary(table: Table) -> dict[str, Any]:
     from geneva.view import MaterializedView
 
     dataset = open_dataset(table.ref)
+    kind = "table"
+    if isinstance(table, MaterializedView):
+        kind = "view" if table.definition.udtf is None else "udtf"
     return {
         "name": table.ref.name,
+        "kind": kind,
         "is_view": isinstance(table, MaterializedView),
         "rows": int(dataset.count_rows()),
         "version": int(dataset.version),
@@ -110,6 +115,7 @@ def view_description(view: MaterializedView, refresh: RefreshPlan) -> dict[str, 
         "up_to_date": refresh.is_empty,
         "rows_entering": refresh.rows_entering,
         "rows_leaving": refresh.rows_leaving,
+        "partitions": None if refresh.partitions is None else asdict(refresh.partitions),
         "where": query.where,
         "columns": [
             {

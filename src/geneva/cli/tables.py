@@ -40,7 +40,7 @@ def tables(
             if "error" in table
             else (
                 table["name"],
-                "view" if table["is_view"] else "table",
+                table["kind"],
                 f"{table['rows']:,}",
                 table["version"],
                 table["fragments"],

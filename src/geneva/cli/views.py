@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -72,6 +73,14 @@ Add = Annotated[
         "several times. A chunker gives several rows for one.",
     ),
 ]
+TableFunction = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="A table function (@udtf) from the current folder: the view has the rows that it "
+        "makes of the query's, or of each partition of them.",
+    ),
+]
 Shuffle = Annotated[
     int | None, typer.Option(metavar="SEED", help="Shuffle the rows, as this seed says.")
 ]
@@ -101,6 +110,7 @@ def create(
     where: Where = None,
     select: Select = None,
     add: Add = None,
+    udtf: TableFunction = None,
     shuffle: Shuffle = None,
     limit: Limit = None,
     offset: Offset = None,
@@ -123,7 +133,10 @@ def create(
     query = query.limit(limit).offset(offset)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        view = connection.create_materialized_view(name, query, strict=strict)
+        if udtf is None:
+            view = connection.create_materialized_view(name, query, strict=strict)
+        else:
+            view = connection.create_udtf_view(name, query, load_function(udtf), strict=strict)
     for warning in caught:
         warn(warning.message)
     if as_json:
@@ -184,14 +197,15 @@ def list_views(
     if not lines:
         return say("There are no views in this database.")
     return grid(
-        ("name", "source", "source version", "rows", "state"),
+        ("name", "kind", "source", "source version", "rows", "state"),
         [
-            (line["name"], "", "", "", f"unreadable: {line['error']}")
+            (line["name"], "", "", "", "", f"unreadable: {line['error']}")
             if "error" in line
-            else (line["name"], "", "", f"{line['rows']:,}", "LanceDB's own")
+            else (line["name"], "lancedb", "", "", f"{line['rows']:,}", "LanceDB's own")
             if line["kind"] == "lancedb"
             else (
                 line["name"],
+                line["kind"],
                 line["source"],
                 line["source_version"],
                 f"{line['rows']:,}",
@@ -250,7 +264,7 @@ def view_summary(view: MaterializedView) -> dict[str, Any]:
     """A view in a line, for machines."""
     return {
         "name": view.ref.name,
-        "kind": "geneva",
+        "kind": "geneva" if view.definition.udtf is None else "udtf",
         "source": view.definition.base_table,
         "source_version": view.source_version,
         "rows": len(view),
@@ -271,5 +285,6 @@ def plan_record(planned: RefreshPlan) -> dict[str, Any]:
         "columns": [
             {"name": c.name, "rows": c.rows, "runs_udf": c.runs_udf} for c in planned.columns
         ],
+        "partitions": None if planned.partitions is None else asdict(planned.partitions),
         "notes": list(planned.notes),
     }

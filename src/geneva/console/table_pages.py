@@ -7,6 +7,7 @@ import pyarrow as pa
 from geneva.console.cells import cell, picture_address
 from geneva.console.layout import card, cut, facts, grid, heading, lines, nothing, path, pill, row
 from geneva.console.queries import ColumnFreshness, Freshness, TableInfo
+from geneva.model.view_query import ViewColumn
 from geneva.planning.refresh import RefreshPlan
 from geneva.render.html import Child, Html, tag
 from geneva.render.text import count
@@ -40,7 +41,7 @@ def _table_row(table: TableInfo, labels: tuple[str, ...]) -> Html:
     if table.trouble is not None:
         trouble = tag("span", table.trouble, class_="trouble")
         return row(tag("span", table.name, class_="name"), "-", "-", "-", trouble, labels=labels)
-    kind = pill("view", "view") if table.view is not None else None
+    kind = _kind(table)
     name = [tag("a", table.name, href=path("tables", table.name), class_="name"), " ", kind]
     computed = [tag("code", column, class_="chip") for column in table.computed]
     return row(
@@ -51,6 +52,12 @@ def _table_row(table: TableInfo, labels: tuple[str, ...]) -> Html:
         lazy_freshness(table),
         labels=labels,
     )
+
+
+def _kind(table: TableInfo) -> Html | None:
+    if table.view is None:
+        return None
+    return pill("view" if table.view.udtf is None else "udtf", "view")
 
 
 def lazy_freshness(table: TableInfo) -> Html:
@@ -130,7 +137,7 @@ def _refresh_freshness(plan: RefreshPlan) -> Html:
 
 def table_page(table: TableInfo, schema: pa.Schema, preview: Preview | str) -> list[Child]:
     """One table: where it stands, its columns, its first rows."""
-    kind = pill("view", "view") if table.view is not None else None
+    kind = _kind(table)
     under = f"{count(table.rows, 'row')} at version {table.version}"
     parts: list[Child] = [
         heading([table.name, " ", kind], under, crumbs=(("Tables", "/"),)),
@@ -145,6 +152,12 @@ def table_page(table: TableInfo, schema: pa.Schema, preview: Preview | str) -> l
     else:
         parts.append(card("Rows", _preview(table, preview), _pages(table, preview), id="rows"))
     return parts
+
+
+def _source_of(column: ViewColumn) -> str:
+    if column.udf_name:
+        return f"{column.udf_name}({', '.join(column.inputs)})"
+    return column.expression
 
 
 def definition(table: TableInfo) -> Html:
@@ -166,11 +179,13 @@ def definition(table: TableInfo) -> Html:
         pairs.append(("Shuffle", f"seed {query.seed}"))
     if query.limit is not None or query.offset:
         pairs.append(("Rows", f"limit {query.limit}, offset {query.offset or 0}"))
+    if query.udtf is not None:
+        pairs.append(("Partitions", tag("code", query.udtf.expression or "all rows are one")))
     columns = [
         [
             tag("code", c.name),
             tag("span", " = ", class_="dim"),
-            tag("code", c.expression or f"{c.udf_name}({', '.join(c.inputs)})"),
+            tag("code", _source_of(c)),
         ]
         for c in query.columns
     ]

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from geneva.model.digests import seed_of
+from geneva.model.partitions import Keyed
 from geneva.model.tables import OnMissing, Sizes, TableRef
 
 RECEIPT_PREFIX = "__receipt_"
@@ -66,11 +67,25 @@ class Source:
     """What to read of each row: names and Lance SQL, in order."""
     address: str = ""
     """What provenance calls it, the same when the database was moved; empty: by its URI."""
+    keyed: Keyed | None = None
+    """Read a key and a digest of each row, instead of what the expressions say."""
 
     @property
     def signature(self) -> str:
         """What the values were computed from."""
         return source_signature(self.address or self.ref.uri, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRows:
+    """The rows that partitions are of: some of a table's, at one version."""
+
+    source: Source
+    where: str | None = None
+    seed: int | None = None
+    offset: int | None = None
+    limit: int | None = None
+    """A partition that lists no rows has all that these say, in the order that they say."""
 
 
 def source_signature(address: str, version: int) -> str:
@@ -162,6 +177,9 @@ class Computation:
     """The hidden column of receipts: what each row was computed from. None: there is none."""
     source: Source | None = None
     """Where the inputs are, when not in the table itself."""
+    partition_rows: PartitionRows | None = None
+    """Of a table function: where the rows of the partitions are that its inputs describe. Then the
+    last column that is read is no input, but the rows of the partition."""
     filled_flag: Output | None = None
     """The boolean column that says whether a row is filled, where there are no receipts."""
     former_versions: tuple[str, ...] = ()
@@ -235,6 +253,11 @@ class Computation:
         after all of them, and not taken for one of a single version when they are kept no longer.
         """
         return mixed_version((self.version, *self.kept_versions))
+
+    def receipted(self, read: pa.RecordBatch) -> list[pa.Array]:
+        """The inputs among the columns that were read: what a receipt is made of."""
+        columns: list[pa.Array] = read.columns
+        return columns if self.partition_rows is None else columns[:-1]
 
     def receipt_seed(self, version: str | None = None) -> int:
         """What a receipt begins with: the column and the version of its function."""

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from geneva.errors import UserInputError
+from geneva.model.partitions import Keyed
 from geneva.model.uris import table_uri
 from geneva.udf.declare import UDF
 
@@ -35,16 +36,22 @@ class ColumnKind(StrEnum):
     SQL = "sql"
     UDF = "udf"
     CHUNKER = "chunker"
+    UDTF = "udtf"
+
+
+MAKES_ROWS = (ColumnKind.CHUNKER, ColumnKind.UDTF)
+"""What stands for several columns, of rows of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewColumn:
-    """One column of a view; a CHUNKER stands for all columns that the chunker yields."""
+    """One column of a view; a CHUNKER or UDTF stands for all columns that it yields."""
 
     name: str
     kind: ColumnKind
     expression: str
-    """The source's column path, the SQL text, or "" for a UDF and a chunker."""
+    """The source's column path, the SQL text, or "" for a UDF and a chunker; of a table function
+    the columns that say the partition."""
     inputs: tuple[str, ...] = ()
     """The source's column paths that it depends on: exactly those that its plan reads. For a UDF
     in the order of its parameters."""
@@ -88,6 +95,11 @@ class ViewQuery:
     base_address: str = ""
     """Where the source is, from the view's database on, so that both can be moved together; a whole
     URI where it is in another database. Empty: made by a release that went by URI and name."""
+    keys: int | None = None
+    """Of a hidden view of keys and digests of rows: how many of its columns, the last ones, say the
+    partition of a row. None: it is no such view."""
+    partition_index: str | None = None
+    """The column of the source whose IVF index says the partition of a row."""
 
     def __post_init__(self) -> None:
         """Refuse a shuffle whose order nobody could repeat."""
@@ -101,8 +113,22 @@ class ViewQuery:
 
     @property
     def chunker(self) -> ViewColumn | None:
-        """The column that makes several rows of one, if there is one."""
-        return next((c for c in self.columns if c.kind is ColumnKind.CHUNKER), None)
+        """The chunker or table function that makes rows of its own, if there is one."""
+        return next((c for c in self.columns if c.kind in MAKES_ROWS), None)
+
+    @property
+    def udtf(self) -> ViewColumn | None:
+        """The table function that makes the rows, if there is one."""
+        return next((c for c in self.columns if c.kind is ColumnKind.UDTF), None)
+
+    @property
+    def keyed(self) -> Keyed | None:
+        """What keys and digests of rows are made of, in a hidden view of such."""
+        if self.keys is None:
+            return None
+        names = tuple(column.name for column in self.columns)
+        at = len(names) - self.keys
+        return Keyed(keys=names[at:], values=names[:at])
 
     @property
     def source_address(self) -> str:
@@ -125,6 +151,8 @@ class ViewQuery:
             "limit": self.limit,
             "offset": self.offset,
             **({"address": self.base_address} if self.base_address else {}),
+            **({"keys": self.keys} if self.keys is not None else {}),
+            **({"partition_index": self.partition_index} if self.partition_index else {}),
         }
         return json.dumps(stored, sort_keys=True)
 
@@ -158,6 +186,8 @@ class ViewQuery:
             limit=stored["limit"],
             offset=stored["offset"],
             base_address=stored.get("address", ""),
+            keys=stored.get("keys"),
+            partition_index=stored.get("partition_index"),
         )
 
     def digest(self) -> str:
@@ -166,7 +196,7 @@ class ViewQuery:
 
 
 def _has_udf(column: ViewColumn) -> bool:
-    return column.kind in (ColumnKind.UDF, ColumnKind.CHUNKER)
+    return column.kind in (ColumnKind.UDF, *MAKES_ROWS)
 
 
 def _source_record(column: ViewColumn) -> dict[str, Any]:
@@ -183,6 +213,7 @@ def _udf_record(column: ViewColumn) -> dict[str, Any]:
         "name": column.name,
         "kind": column.kind.value,
         "inputs": list(column.inputs),
+        **({"expression": column.expression} if column.expression else {}),
         "udf": f"_udfs/{column.udf_digest}",
         "udf_name": column.udf_name,
         "udf_version": column.udf_version,

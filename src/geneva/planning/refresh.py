@@ -39,6 +39,22 @@ class ColumnRefresh:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionCounts:
+    """Partitions of a table function; None where much would have to be read to know."""
+
+    total: int | None
+    to_compute: int | None
+    leaving: int | None
+
+    def __str__(self) -> str:
+        """Return the numbers as text."""
+        if self.to_compute is None or self.total is None or self.leaving is None:
+            return "those that the rows above are in, or were; known once they are read"
+        gone = f", {self.leaving:,} leave" if self.leaving else ""
+        return f"run the table function on {self.to_compute:,} of {self.total:,}{gone}"
+
+
+@dataclass(frozen=True, slots=True)
 class RefreshPlan:
     """Everything a refresh will do: the rows, and the backfill plans that run after them."""
 
@@ -52,6 +68,8 @@ class RefreshPlan:
     columns: tuple[ColumnRefresh, ...]
     up_to_date: bool
     notes: tuple[str, ...] = ()
+    partitions: PartitionCounts | None = None
+    """Of a view of a table function, what it is called for."""
 
     @property
     def is_empty(self) -> bool:
@@ -65,8 +83,15 @@ class RefreshPlan:
 
     @property
     def rows_to_run(self) -> int:
-        """Rows for which a UDF will be called, over all UDF columns."""
+        """Rows for which a UDF will be called, over all UDF columns; of partitions, how many."""
+        if self.partitions is not None and self.partitions.to_compute is not None:
+            return self.partitions.to_compute
         return sum(column.plan.rows_to_run for column in self.columns if column.runs_udf)
+
+    @property
+    def _shown(self) -> tuple[ColumnRefresh, ...]:
+        """The columns that say what will be done: partitions speak for themselves."""
+        return self.columns if self.partitions is None else ()
 
     def __str__(self) -> str:
         """Return the plan as text."""
@@ -79,7 +104,9 @@ class RefreshPlan:
             lines.append("  nothing to do: the view is up to date")
         else:
             lines.append(f"  rows       {self.rows_entering:,} enter, {self.rows_leaving:,} leave")
-            lines.extend(f"  column     {plain(c.name)}: {c.action}" for c in self.columns)
+            lines.extend(f"  column     {plain(c.name)}: {c.action}" for c in self._shown)
+            if self.partitions is not None:
+                lines.append(f"  partitions {self.partitions}")
         lines.extend(f"  note       {plain(note)}" for note in self.notes)
         return "\n".join(lines)
 
@@ -92,7 +119,9 @@ class RefreshPlan:
             ("rows leaving", f"{self.rows_leaving:,}"),
             ("up to date", "yes" if self.is_empty else "no"),
         )
-        columns = [(c.name, c.action) for c in self.columns]
+        columns = [(c.name, c.action) for c in self._shown]
+        if self.partitions is not None:
+            columns.append(("partitions", str(self.partitions)))
         return html.section(
             f"Refresh of view {self.view!r}",
             html.facts(pairs),

@@ -29,6 +29,7 @@ class UDFArgType(enum.Enum):
     SCALAR = "scalar"  # once per row, with Python values
     ARRAY = "array"  # once per batch, with one pa.Array per input
     RECORD_BATCH = "record_batch"  # once per batch, with the pa.RecordBatch of its inputs
+    QUERY = "query"  # once per partition, with a query over its rows
 
 
 class StatefulCallable:

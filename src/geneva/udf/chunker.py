@@ -10,11 +10,13 @@ import collections.abc
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, overload
 
+import numpy as np
 import pyarrow as pa
 
 from geneva.compatibility import AUTO_REFRESH, warn_compatibility
@@ -33,6 +35,9 @@ from geneva.udf.types import UnclearTypeError, arrow_type_of, without_optional
 
 OutputSchema: TypeAlias = pa.Schema | pa.StructType | Sequence[pa.Field]
 
+PARENT_ROW = "parent_row"
+"""The column by which rows say, with batch=True, which row of the batch they are of."""
+
 _MANY = (
     *(list, tuple, collections.abc.Sequence, collections.abc.Iterable),
     *(collections.abc.Iterator, collections.abc.Generator),
@@ -41,15 +46,11 @@ _MANY = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Chunker:
-    """A function of one source row that yields rows. Made by `chunker`; still callable."""
+class RowsFunction:
+    """A function that yields rows: a chunker, or a table function."""
 
     udf: UDF
     """The same function, returning its rows as one list."""
-    inherit_input_columns: bool = True
-    """Whether `create_udtf_view` keeps the chunker's inputs in the view, where it selects them."""
-    batch: bool = False
-    """Whether the function takes and returns a RecordBatch, of one source row."""
 
     @property
     def func(self) -> Callable[..., Any]:
@@ -57,11 +58,6 @@ class Chunker:
         rows = self.udf.func
         rows = rows.target if isinstance(rows, StatefulCallable) else rows
         return rows.function if isinstance(rows, _Rows) else rows
-
-    @property
-    def input_columns(self) -> list[str] | None:
-        """The columns that it reads."""
-        return self.udf.input_columns
 
     @property
     def manifest(self) -> Any:
@@ -83,12 +79,8 @@ class Chunker:
         """The user's version, or the fingerprint where none was given."""
         return self.udf.version
 
-    def with_inputs(self, columns: Sequence[str]) -> Chunker:
-        """This chunker fed from other columns, by position."""
-        return dataclasses.replace(self, udf=self.udf.with_inputs(columns))
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The rows of one source row, as a list; for a decorated class, bind its arguments."""
+        """The rows that a call makes, as a list; for a decorated class, bind its arguments."""
         unbound = self._unbound()
         if unbound is None:
             return self.udf(*args, **kwargs)
@@ -105,6 +97,26 @@ class Chunker:
     def _unbound(self) -> _LiveRows | None:
         rows = self.udf.func.target if isinstance(self.udf.func, StatefulCallable) else None
         return rows if isinstance(rows, _LiveRows) and not rows.function.is_bound else None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Chunker(RowsFunction):
+    """A function of one source row that yields rows. Made by `chunker`; still callable."""
+
+    inherit_input_columns: bool | None = None
+    """Whether `create_udtf_view` keeps the chunker's inputs in the view; None: those that the
+    query's `select` names."""
+    batch: bool = False
+    """Whether the function takes and returns a RecordBatch."""
+
+    @property
+    def input_columns(self) -> list[str] | None:
+        """The columns that it reads."""
+        return self.udf.input_columns
+
+    def with_inputs(self, columns: Sequence[str]) -> Chunker:
+        """This chunker fed from other columns, by position."""
+        return dataclasses.replace(self, udf=self.udf.with_inputs(columns))
 
     def __repr__(self) -> str:
         """Show the name, the inputs and the columns."""
@@ -128,7 +140,7 @@ def chunker(
     data_type: pa.DataType | None = None,
     input_columns: Sequence[str] | None = None,
     name: str | None = None,
-    inherit_input_columns: bool = True,
+    inherit_input_columns: bool | None = None,
     batch: bool = False,
     auto_refresh: bool = False,
     **options: Any,
@@ -146,9 +158,13 @@ def chunker(
             example `Iterator[Clip]` where `Clip` is a dataclass or a TypedDict.
         input_columns: The source's columns to read, if not those named like the parameters.
         name: Another name than the function's.
-        inherit_input_columns: Whether `create_udtf_view` keeps the inputs in the view.
-        batch: The function takes a RecordBatch of one source row, and returns one of its rows.
-            `output_schema` and `input_columns` say which.
+        inherit_input_columns: Whether `create_udtf_view` keeps the inputs in the view: all of
+            them, or none. By default those that the query's `select` names, and none where it
+            selects everything.
+        batch: The function takes a RecordBatch of source rows (`input_columns`), and returns one of
+            their rows (`output_schema`). In its column `parent_row` each row says which row of the
+            batch it is of, counted from 0. A function that returns no such column is called for one
+            source row at a time.
         auto_refresh: For services that refresh views by themselves: there is none here.
         options: What `udf` takes besides: version, batch_size, num_cpus, num_gpus, memory, ...
     """
@@ -169,13 +185,20 @@ def chunker(
         arg_type = UDFArgType.RECORD_BATCH
         if not batch:
             arg_type, _ = call_shape(shown, called, input_columns)
-        struct = _declared(shown, output_schema, data_type) or _annotated(shown, called)
+        struct = declared_struct("Chunker", shown, output_schema, data_type) or _annotated(
+            shown, called
+        )
         names = tuple(field.name for field in struct)
+        if batch and PARENT_ROW in names:
+            raise InvalidUDFError(
+                f"Chunker '{shown}': with batch=True the column {PARENT_ROW!r} says which row of "
+                "the batch a row is of, so that output_schema can't have it."
+            )
         rows = _rows_class(called)(called, names, arg_type, by_row=batch)
         made = udf(
             rows, data_type=pa.list_(struct), name=shown, input_columns=input_columns, **options
         )
-        return Chunker(made, bool(inherit_input_columns), bool(batch))
+        return Chunker(made, _flag(inherit_input_columns), bool(batch))
 
     def declared(target: Callable[..., Any]) -> Chunker:
         try:
@@ -187,6 +210,10 @@ def chunker(
     return declared if function is None else declared(function)
 
 
+def _flag(value: Any) -> bool | None:
+    return None if value is None else bool(value)
+
+
 def _called_part(target: Callable[..., Any]) -> Any:
     """What is to be called: the function, which may be a generator, or a callable made lazily."""
     if not callable(target):
@@ -194,10 +221,12 @@ def _called_part(target: Callable[..., Any]) -> Any:
     return callable_part(target, may_yield=True)
 
 
-def _declared(name: str, schema: OutputSchema | None, data_type: Any) -> pa.StructType | None:
+def declared_struct(
+    what: str, name: str, schema: OutputSchema | None, data_type: Any
+) -> pa.StructType | None:
     """The struct of a row, as it was given."""
     if schema is not None and data_type is not None:
-        raise InvalidUDFError(f"Chunker '{name}': give output_schema or data_type, not both.")
+        raise InvalidUDFError(f"{what} '{name}': give output_schema or data_type, not both.")
     given = schema if schema is not None else data_type
     if given is None:
         return None
@@ -205,16 +234,16 @@ def _declared(name: str, schema: OutputSchema | None, data_type: Any) -> pa.Stru
         struct = given.value_type if pa.types.is_list(given) else given
         if not pa.types.is_struct(struct):
             raise InvalidUDFError(
-                f"Chunker '{name}': data_type is the struct of one row, not {given}."
+                f"{what} '{name}': data_type is the struct of one row, not {given}."
             )
     else:
         try:
             struct = pa.struct(list(given))
         except (TypeError, pa.ArrowException) as error:
             raise InvalidUDFError(
-                f"Chunker '{name}': output_schema is a pa.schema([...]), not {given!r}."
+                f"{what} '{name}': output_schema is a pa.schema([...]), not {given!r}."
             ) from error
-    return _checked(name, struct)
+    return _checked(what, name, struct)
 
 
 def _annotated(name: str, called: Any) -> pa.StructType:
@@ -228,7 +257,7 @@ def _annotated(name: str, called: Any) -> pa.StructType:
             try:
                 struct = arrow_type_of(item[0])
                 if pa.types.is_struct(struct):
-                    return _checked(name, struct)
+                    return _checked("Chunker", name, struct)
             except UnclearTypeError as error:
                 reason = str(error)
     raise InvalidUDFError(
@@ -237,11 +266,11 @@ def _annotated(name: str, called: Any) -> pa.StructType:
     )
 
 
-def _checked(name: str, struct: pa.StructType) -> pa.StructType:
+def _checked(what: str, name: str, struct: pa.StructType) -> pa.StructType:
     names = [field.name for field in struct]
     if not names or len(set(names)) < len(names):
         raise InvalidUDFError(
-            f"Chunker '{name}': rows need one or more columns of different names, not {names}."
+            f"{what} '{name}': rows need one or more columns of different names, not {names}."
         )
     return struct
 
@@ -257,7 +286,9 @@ class _Rows:
     """A chunker's function as one that returns a list of records."""
 
     by_row = False
-    """Of stored ones that didn't have it yet."""
+    """Whether it takes and returns record batches; not so of stored ones that don't say."""
+    names_parents = False
+    """Whether the rows that it returns say whose they are, as known after its first call."""
 
     def __init__(
         self,
@@ -275,19 +306,52 @@ class _Rows:
         self.__name__ = name_of(function)
 
     def __call__(self, *values: Any) -> Any:
-        if self.by_row:
-            (batch,) = values
-            rows = (self.function(batch.slice(i, 1)) for i in range(batch.num_rows))
-            return [[] if made is None else made.to_pylist() for made in rows]
-        return self._result(self.function(*values))
+        if not self.by_row:
+            return self._result(self.function(*values))
+        lists: list[Any] = []
+        for part in self._parts(*values):
+            lists += self._rows_by_parent(part, self.function(part))
+        return lists
 
     async def _awaited(self, function: Any, values: tuple[Any, ...]) -> Any:
         """The same of a function whose calls are to be awaited."""
         if not self.by_row:
             return self._result(await _made(function(*values)))
-        (batch,) = values
-        rows = [await _made(function(batch.slice(i, 1))) for i in range(batch.num_rows)]
-        return [[] if made is None else made.to_pylist() for made in rows]
+        lists: list[Any] = []
+        for part in self._parts(*values):
+            lists += self._rows_by_parent(part, await _made(function(part)))
+        return lists
+
+    def _parts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """What the function is called with: one row at a time until it says whose its rows are."""
+        at = 0
+        while at < batch.num_rows:
+            part = batch.slice(at) if self.names_parents else batch.slice(at, 1)
+            at += part.num_rows
+            yield part
+
+    def _rows_by_parent(self, part: pa.RecordBatch, made: Any) -> list[Any]:
+        """What a call with batch=True returned, as the rows of each source row."""
+        if made is None:
+            return [[] for _ in range(part.num_rows)]
+        if not isinstance(made, pa.RecordBatch | pa.Table):
+            raise TypeError(
+                f"a chunker with batch=True returns a pa.RecordBatch, not a {type(made).__name__}"
+            )
+        if PARENT_ROW in made.schema.names:
+            self.names_parents = True
+            order, ends = _by_parent(made.column(PARENT_ROW), part.num_rows)
+            made = made.drop_columns([PARENT_ROW]).take(order)
+        elif part.num_rows == 1:
+            ends = [made.num_rows]
+        else:
+            raise ValueError(
+                f"the batch that it returned has no column {PARENT_ROW!r}, which it had before: "
+                f"nobody knows whose the rows are"
+            )
+        names = self.names if set(made.schema.names) == set(self.names) else made.schema.names
+        rows = pa.concat_arrays([_structs(batch, names) for batch in _batches(made)])
+        return [rows[start:end] for start, end in itertools.pairwise([0, *ends])]
 
     def _result(self, made: Any) -> Any:
         if self.arg_type is UDFArgType.SCALAR:
@@ -364,6 +428,33 @@ async def _made(call: Any) -> Any:
         return await call
     async with contextlib.aclosing(call) as rows:
         return [row async for row in rows]
+
+
+def _by_parent(parents: Any, rows: int) -> tuple[pa.Array, list[int]]:
+    """The order that puts rows by their parents, and where those of each parent end."""
+    if not pa.types.is_integer(parents.type) or parents.null_count:
+        raise TypeError(
+            f"the column {PARENT_ROW!r} has a whole number for each row, from 0 on: which row of "
+            f"the batch it is of (it is {parents.type}, with {parents.null_count} NULLs)"
+        )
+    numbers = parents.to_numpy()
+    if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < rows:
+        raise ValueError(
+            f"the column {PARENT_ROW!r} has numbers from {numbers.min()} to {numbers.max()}, and "
+            f"the batch has rows 0 to {rows - 1}"
+        )
+    ends = np.cumsum(np.bincount(numbers.astype(np.int64), minlength=rows))
+    return pa.array(np.argsort(numbers, kind="stable")), ends.tolist()
+
+
+def _batches(made: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:
+    if isinstance(made, pa.RecordBatch):
+        return [made]
+    return made.to_batches() or [pa.RecordBatch.from_pylist([], schema=made.schema)]
+
+
+def _structs(batch: pa.RecordBatch, names: Sequence[str]) -> pa.StructArray:
+    return pa.StructArray.from_arrays([batch.column(name) for name in names], list(names))
 
 
 def _rows_class(called: Any) -> type[_Rows]:

@@ -39,7 +39,7 @@ def resolve_inputs(udf: UDF, schema: pa.Schema) -> tuple[ResolvedInput, ...]:
     if missing:
         raise ColumnNotFoundError(_missing_message(udf, missing, schema))
     resolved = tuple(f for f in found if f is not None)
-    if udf.arg_type is not UDFArgType.RECORD_BATCH:
+    if udf.arg_type in (UDFArgType.SCALAR, UDFArgType.ARRAY):
         _check_types(udf, resolved)
     return resolved
 

@@ -26,7 +26,7 @@ from geneva.execution.apply.ahead import (
 )
 from geneva.execution.apply.by_batch import BatchAtOnce, arguments
 from geneva.execution.apply.by_row import RowByRow
-from geneva.execution.apply.call import Applied, BatchCall, Strategy
+from geneva.execution.apply.call import Applied, BatchCall, Queries, Strategy
 from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.event_loop import event_loop
 from geneva.execution.apply.failures import CellFailure, describe_failure, raise_failed
@@ -48,17 +48,27 @@ from geneva.udf.usage import current_meter
 __all__ = ["Applied", "Applier", "CellFailure"]
 
 
+_ONCE_PER_ROW = (UDFArgType.SCALAR, UDFArgType.QUERY)
+
+
 class Applier:
     """A live UDF: call `apply` batch by batch, and `close` at the end (or use `with`)."""
 
-    def __init__(self, udf: UDF, output: pa.Field, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        udf: UDF,
+        output: pa.Field,
+        threads: int | None = None,
+        queries: Queries | None = None,
+    ) -> None:
         """Prepare to compute `output` with `threads` calls at a time; nothing is called yet.
 
-        None: one call at a time, and 32 of an async function.
+        None: one call at a time, and 32 of an async function. `queries`: of a table function.
         """
         self.udf, self.output, self.is_async = udf, output, udf.is_async
+        self._queries = queries
         self.threads = threads or (ASYNC_LIMIT if self.is_async else 1)
-        once_per_row = udf.arg_type is UDFArgType.SCALAR
+        once_per_row = udf.arg_type in _ONCE_PER_ROW
         self._call_cost = CallCost(once_per_row=once_per_row, timeout=udf.timeout)
         # Calls of an async function overlap: what a batch takes is a matter of its rows alone.
         self.cost = CallCost(once_per_row=True) if self.is_async else self._call_cost
@@ -126,9 +136,11 @@ class Applier:
         if self.is_async:
             with self._calls(batch, guard, Flight(self.threads)) as calls:
                 return calls.take(batch.num_rows)
-        call = BatchCall(self.udf, self.output, batch, self._pool, self.threads)
-        is_scalar = self.udf.arg_type is UDFArgType.SCALAR
-        strategy: Strategy = RowByRow(call) if is_scalar else BatchAtOnce(call)
+        call = BatchCall(
+            self.udf, self.output, batch, self._pool, self.threads, queries=self._queries
+        )
+        by_row = self.udf.arg_type in _ONCE_PER_ROW
+        strategy: Strategy = RowByRow(call) if by_row else BatchAtOnce(call)
         live, limiter = self._live_function(batch), self._limiter()
         function = self._guarded(self.udf.whole(live), guard, strategy.current_row)
         if limiter is not None:

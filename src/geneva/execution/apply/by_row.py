@@ -14,8 +14,9 @@ import pyarrow as pa
 from geneva.errors import UDFError
 from geneva.execution.apply.call import BatchCall
 from geneva.execution.apply.output import values_to_array
-from geneva.execution.apply.row_values import input_values
 from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, Wait, drive
+from geneva.execution.apply.tables import rows_of_tables
+from geneva.udf.declare import UDFArgType
 from geneva.udf.policy import Action
 
 Check = Callable[[Any], None]
@@ -34,7 +35,7 @@ class RowByRow:
 
     def values_of(self, function: Callable[..., Any]) -> pa.Array:
         """Return the values, or raise."""
-        columns = input_values(self.call.batch, self.call.udf.file_inputs)
+        columns = self.call.row_values()
         if self.call.pool is not None:
             values = self._call_threaded(self.call.pool, function, columns)
         else:
@@ -132,7 +133,13 @@ class RowByRow:
 
 def fitting(call: BatchCall, values: list[Any], first_row: int = 0) -> pa.Array:
     """Return values as the column's array, or refuse them."""
-    array = values_to_array(values, call.output.type, call.refuse, first_row)
+    kind = call.output.type
+    if call.udf.arg_type is UDFArgType.QUERY:
+        values = [
+            rows_of_tables(yielded, kind.value_type, call.refuse, first_row + row)
+            for row, yielded in enumerate(values)
+        ]
+    array = values_to_array(values, kind, call.refuse, first_row)
     call.check_nulls(array, first_row)
     return array
 

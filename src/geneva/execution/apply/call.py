@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from geneva.execution.apply.failures import (
     refusal,
 )
 from geneva.execution.apply.output import forbidden_null
+from geneva.execution.apply.row_values import input_values
 from geneva.udf.declare import UDF
 from geneva.udf.policy import Action
 
@@ -31,6 +32,10 @@ class Applied:
     retries: int = 0
     unmatched: int = 0
     """Rows whose key was looked up and is not in the source."""
+
+
+Queries: TypeAlias = Callable[[pa.RecordBatch], list[Any]]
+"""Makes a query over the rows of each partition that a batch describes."""
 
 
 class Strategy(Protocol):
@@ -57,6 +62,14 @@ class BatchCall:
     retries: int = 0
     prepared: Callable[[], Any] | None = None
     """The first call on the whole batch, where its inputs were prepared before."""
+    queries: Queries | None = None
+    """Of a table function: makes the queries that it is called with."""
+
+    def row_values(self) -> list[list[Any]]:
+        """What a function that is called once per row gets, column by column."""
+        if self.queries is not None:
+            return [self.queries(self.batch)]
+        return input_values(self.batch, self.udf.file_inputs)
 
     def fail(self, error: BaseException, row: int | None, attempt: int = 1) -> NoReturn:
         """Raise what a user reads about an exception in their function."""

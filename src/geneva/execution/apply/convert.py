@@ -112,6 +112,8 @@ def masked_values(array: np.ma.MaskedArray[Any, Any]) -> list[Any]:
 
 
 def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pt.is_list(kind) and all(_is_array(v, kind.value_type) for v in values):
+        return _lists_of_arrays(values, kind)
     rows = [v if type(v) in _PLAIN_LISTS else _items(v) for v in values]
     is_null = _null_flags(rows)
     if pt.is_fixed_size_list(kind):
@@ -122,6 +124,17 @@ def _lists(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         return _assembled(kind, is_null, [], [items])
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
     return _assembled(kind, is_null, _extents(lengths, kind), [_flat(rows, kind.value_type)])
+
+
+def _is_array(value: Any, kind: pa.DataType) -> bool:
+    return isinstance(value, pa.StructArray) and value.type.equals(kind)
+
+
+def _lists_of_arrays(arrays: Sequence[pa.StructArray], kind: pa.DataType) -> pa.Array:
+    """Rows of tables, which are there in the right type already."""
+    lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
+    items = pa.concat_arrays([*arrays, pa.array([], kind.value_type)])
+    return _assembled(kind, np.zeros(len(arrays), np.bool_), _extents(lengths, kind), [items])
 
 
 def _items(value: Any) -> Any:

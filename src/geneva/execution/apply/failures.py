@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from geneva.errors import UDFError, UDFExecutionError, UDFOutputError, UDFTimeoutError, WorkerDied
 from geneva.render.values import scalar_text
-from geneva.udf.declare import UDF
+from geneva.udf.declare import UDF, UDFArgType
 
 _GENEVA_FILES = str(Path(__file__).resolve().parent.parent)
 _MAX_PREVIEW_CHARS = 300
@@ -51,7 +51,7 @@ def raise_failed(
     if isinstance(error, UDFError) and hasattr(error, "failure"):
         raise error
     name = type(error).__name__
-    where = "" if row is None else f" on row {row} of the batch"
+    where = "" if row is None else f" on {_place(udf, batch, row)}"
     if isinstance(error, _TYPE_ERRORS):
         message = (
             f"UDF '{udf.name}' {doing} with type error: {error}\n"
@@ -66,6 +66,12 @@ def raise_failed(
     )
     kind = next((k for k in (UDFTimeoutError, WorkerDied) if isinstance(error, k)), None)
     raise with_failure((kind or UDFExecutionError)(message), failure) from error
+
+
+def _place(udf: UDF, batch: pa.RecordBatch, row: int) -> str:
+    if udf.arg_type is UDFArgType.QUERY:
+        return f"the partition {batch.column(0)[row].as_py()}"
+    return f"row {row} of the batch"
 
 
 def refusal(

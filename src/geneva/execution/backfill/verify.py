@@ -267,7 +267,8 @@ def _differing(
             other[[f.row for f in applied.failures if f.row is not None]] = True
             if computation.receipt is not None:
                 # What a person or an earlier version of it made is not for the function to say.
-                own = digest_rows(batch.slice(at, size).columns, seed, len(some))
+                inputs_of = computation.receipted(batch.slice(at, size))
+                own = digest_rows(inputs_of, seed, len(some))
                 is_own = input_part(receipt_bits(there[outputs])) == input_part(own)
                 other &= is_own & ~is_adopted(there[outputs])
             differing.append(some[other])

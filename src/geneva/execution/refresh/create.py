@@ -23,7 +23,15 @@ from geneva.storage.views.definition import (
     source_udf_field,
 )
 from geneva.storage.views.explode import CHUNKS, inner_ref
+from geneva.storage.views.partitions import (
+    KEYED_SCHEMA,
+    PARTITIONS_ADDRESS,
+    create_partitions,
+    partitions_ref,
+    rows_ref,
+)
 from geneva.udf.declare import UDF
+from geneva.udf.table_function import PARTITION_INPUTS
 
 Declare: TypeAlias = Callable[[ColumnDefinition], ColumnDefinition]
 
@@ -53,6 +61,46 @@ def create_view(
     version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
     create_view_table(ref, schema, query, source.version, version)
     append_placeholders(ref, open_dataset(ref), rows)
+
+
+def create_partitioned_view(
+    ref: TableRef,
+    source: Dataset,
+    query: ViewQuery,
+    rows: ViewQuery,
+    udf: UDF,
+    declare: Declare,
+) -> None:
+    """Make the tables of a view of a table function: of rows, of partitions, of lists, and its own.
+
+    `rows` is the query of the hidden view that says which partition each row of the source is in.
+    """
+    create_view(rows_ref(ref), source, rows, KEYED_SCHEMA, {}, declare)
+    partitions, inner = create_partitions(partitions_ref(ref)), inner_ref(ref)
+    digest = stage_udf(inner, udf)
+    lists = ViewColumn(
+        name=CHUNKS,
+        kind=ColumnKind.UDF,
+        expression="",
+        inputs=PARTITION_INPUTS,
+        udf_name=udf.name,
+        udf_version=udf.version,
+        udf_digest=digest,
+    )
+    of_partitions = ViewQuery(
+        base_table=partitions_ref(ref).name,
+        base_db_uri="",
+        where=None,
+        where_inputs=(),
+        columns=(lists,),
+        base_address=PARTITIONS_ADDRESS,
+    )
+    made = source_udf_field(partitions, CHUNKS, udf, PARTITION_INPUTS, digest)
+    create_view(inner, partitions, of_partitions, pa.schema([made]), {CHUNKS: udf}, declare)
+    # Last, so that a view that is there has its hidden ones.
+    version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
+    schema = pa.schema(list(udf.data_type.value_type))
+    create_view_table(ref, schema, query, source.version, version, with_receipts=False)
 
 
 def _create_chunked(

@@ -55,11 +55,10 @@ def prepare_chunk_refresh(
     """Plan the refresh of a chunked view: that of its hidden view, which the rows follow."""
     inner = prepare_refresh(inner_ref(ref), source, request)
     view = open_dataset(ref)
-    info, state = read_view(view.schema), read_view_state(view.schema)
+    info = read_view(view.schema)
     current = (
         inner.plan.is_empty
-        and _is_untouched(ref, view, Lists.read(inner.ref, inner.view_version))
-        and state.computed_at == (inner.view_version,)
+        and is_laid_out(ref, view, inner.ref, inner.view_version)
         and info is not None
         and info.base_version == inner.target.version
     )
@@ -79,21 +78,41 @@ def run_chunk_refresh(prepared: PreparedChunkRefresh, control: JobControl) -> Jo
                 raise
             # All else is refreshed, and can be laid out.
             unreadable, version = error, int(open_dataset(prepared.inner.ref).version)
-    _lay_out_changes(prepared, version, control, to_the_end=unreadable is None)
+    lay_out_changes(
+        outer=prepared.ref,
+        inner=prepared.inner.ref,
+        version=version,
+        base_version=prepared.inner.target.version,
+        max_rows_per_fragment=prepared.inner.request.max_rows_per_fragment,
+        control=control,
+        to_the_end=unreadable is None,
+    )
     if unreadable is not None:
         raise unreadable
     return progress
 
 
-def _lay_out_changes(
-    prepared: PreparedChunkRefresh, version: int, control: JobControl, *, to_the_end: bool
+def is_laid_out(outer: TableRef, view: Dataset, inner: TableRef, version: int) -> bool:
+    """Whether the rows of a view are those of a version of its hidden one."""
+    is_current = read_view_state(view.schema).computed_at == (version,)
+    return is_current and _is_untouched(outer, view, Lists.read(inner, version))
+
+
+def lay_out_changes(
+    *,
+    outer: TableRef,
+    inner: TableRef,
+    version: int,
+    base_version: int,
+    max_rows_per_fragment: int | None,
+    control: JobControl,
+    to_the_end: bool = True,
 ) -> None:
     """Make the rows of every source row whose list or carried values changed what they should be.
 
     Done again after a crash it gives the same: what is there is compared with what should be.
-    `to_the_end`: whether the view counts as refreshed after that.
+    `to_the_end`: whether the view counts as refreshed, to `base_version` of its source, after that.
     """
-    outer, inner = prepared.ref, prepared.inner.ref
     planned, lists = open_dataset(outer), Lists.read(inner, version)
     # Where others may have written into the rows, all of them are compared.
     untouched = _is_untouched(outer, planned, lists)
@@ -107,7 +126,7 @@ def _lay_out_changes(
         view = open_dataset(outer)
         changes = compare_rows(outer, view, lists, gone, fresh)
         if not changes.lays_out_the_same(written[0]):
-            layouts = _layouts(prepared, lists, changes)
+            layouts = _layouts(outer, lists, changes, max_rows_per_fragment)
             written = changes, _run_items(lay_out, layouts, control, here=len(layouts) <= 1)
         items = list(rewrites(outer, view, lists, changes.staying))
         here = sum(item.physical_rows for item in items) <= _MAX_ROWS_HERE
@@ -124,7 +143,7 @@ def _lay_out_changes(
         return
     commit_refreshed(
         outer,
-        prepared.inner.target.version,
+        base_version,
         control.job_id,
         {},
         computed_at=version,
@@ -145,7 +164,9 @@ def _columns(lists: Lists) -> tuple[str, ...]:
     return (*SYSTEM_COLUMNS, *lists.columns)
 
 
-def _layouts(prepared: PreparedChunkRefresh, lists: Lists, changes: RowChanges) -> list[Layout]:
+def _layouts(
+    outer: TableRef, lists: Lists, changes: RowChanges, max_rows_per_fragment: int | None
+) -> list[Layout]:
     """The new rows as items of work."""
     ids, (owners, places) = changes.lists, changes.kept
     items = []
@@ -154,11 +175,11 @@ def _layouts(prepared: PreparedChunkRefresh, lists: Lists, changes: RowChanges) 
         mine = np.isin(owners, own)
         items.append(
             Layout(
-                outer=prepared.ref,
+                outer=outer,
                 lists=lists,
                 ids=own,
                 kept=(owners[mine], places[mine]),
-                max_rows_per_fragment=prepared.inner.request.max_rows_per_fragment,
+                max_rows_per_fragment=max_rows_per_fragment,
             )
         )
     return items

@@ -21,10 +21,12 @@ from geneva.model.computation import (
     Carry,
     Computation,
     Input,
+    PartitionRows,
     Source,
     receipt_name,
     source_signature,
 )
+from geneva.model.partitions import DIGEST, KEY, Keyed
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.view_query import IS_SET, SYSTEM_COLUMNS, ColumnKind, ViewColumn
@@ -40,6 +42,7 @@ from geneva.storage.lance.dataset import (
     quote_path,
 )
 from geneva.storage.views.definition import FragmentRows, ViewInfo, read_source_ids, read_view
+from geneva.storage.views.partitions import ROWS
 
 CARRIED = "__carried"
 NO_ROWS: RowIds = np.zeros(0, dtype=np.uint64)
@@ -59,6 +62,8 @@ class RefreshTarget:
     """Per version that values may be of, what changed since; None: that version is gone."""
     address: str = ""
     """Where the source is, as the view's definition says it; empty: by its URI."""
+    partition_rows: PartitionRows | None = None
+    """Of a view whose source is a table of partitions: where their rows are."""
     damage: Damage = field(default_factory=Damage)
     """What of the source can't be read."""
 
@@ -99,7 +104,7 @@ class CarriedColumns:
 
     def computation(self, snapshot: TableSnapshot, source: Source) -> Computation:
         """The computation that fills them at one version of the view."""
-        names = (*(column.name for column in self.columns), IS_SET)
+        names = (*self.columns_filled, IS_SET)
         return Computation(
             id=f"{self.version}-carried",
             name=CARRIED,
@@ -153,6 +158,18 @@ class UdfColumn:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class KeyedRows(CarriedColumns):
+    """The key and the digest of each row, of columns that are not stored."""
+
+    keyed: Keyed = field(default_factory=lambda: Keyed((), ()))
+
+    @property
+    def columns_filled(self) -> tuple[str, ...]:
+        """The hidden view's columns that hold them."""
+        return (KEY, DIGEST)
+
+
 Group: TypeAlias = CarriedColumns | UdfColumn
 """Columns of a view that are filled together, by one Computation."""
 
@@ -161,6 +178,9 @@ def view_groups(view: Dataset, info: ViewInfo) -> tuple[Group, ...]:
     """The groups of columns of a view: those that are carried over, then each UDF's."""
     kinds = (ColumnKind.COLUMN, ColumnKind.SQL)
     carried = tuple(c for c in info.query.columns if c.kind in kinds)
+    keyed = info.query.keyed
+    if keyed is not None:
+        return (KeyedRows(carried, info.query.digest(), keyed),)
     udfs = (c for c in info.query.columns if c.kind is ColumnKind.UDF)
     return (
         CarriedColumns(carried, info.query.digest()),
@@ -215,8 +235,13 @@ class GroupSubject:
         target = self.target
         schema = open_dataset(target.source, target.version).schema
         expressions = self.group.expressions(schema)
-        source = Source(target.source, target.version, expressions, target.address)
+        keyed = self.group.keyed if isinstance(self.group, KeyedRows) else None
+        source = Source(target.source, target.version, expressions, target.address, keyed)
         computation = self.group.computation(snapshot, source)
+        rows = target.partition_rows
+        if rows is not None and isinstance(self.group, UdfColumn):
+            read = replace(source, expressions=(*expressions, (ROWS, quote_path(ROWS, schema))))
+            computation = replace(computation, source=read, partition_rows=rows)
         verify_column(snapshot.schema, target.ref, computation)
         return computation
 

@@ -29,6 +29,7 @@ from geneva.execution.refresh.groups import (
 )
 from geneva.execution.refresh.rows import Membership, read_first_membership, read_membership
 from geneva.execution.refresh.stored_sql import check_stored_sql
+from geneva.model.computation import PartitionRows
 from geneva.model.tables import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.columns.copies import how_to_get_stable_ids
@@ -52,6 +53,8 @@ class RefreshRequest:
     src_version: int | None = None
     max_rows_per_fragment: int | None = None
     backfill: BackfillRequest = field(default_factory=BackfillRequest)
+    partition_rows: PartitionRows | None = None
+    """Of a view whose source is a table of partitions: where their rows are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,9 @@ def prepare_refresh(
     groups = view_groups(view, info)
     state = read_view_state(view.schema)
     up_to_date = PreparedRefresh(
-        target=RefreshTarget(ref, source, version, {}, info.query.source_address),
+        target=RefreshTarget(
+            ref, source, version, {}, info.query.source_address, request.partition_rows
+        ),
         request=request,
         view_version=int(view.version),
         groups=groups,

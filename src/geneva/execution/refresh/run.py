@@ -81,7 +81,7 @@ def _fill(prepared: PreparedRefresh, before: int, control: JobControl) -> JobPro
     version = _change_rows(prepared, control)
     # More commits are of somebody else, or of receipts for columns that are older than them.
     as_planned = version == before + prepared.membership.commits
-    with _source_pinned(prepared, control):
+    with source_pinned(prepared, prepared.ref, control):
         backfills = [
             _backfill(planned, version if as_planned else None, control)
             for planned in prepared.backfills
@@ -132,13 +132,15 @@ def _check_still_ours(ref: TableRef, after: Dataset, job_id: str) -> None:
     )
 
 
-def _source_pinned(prepared: PreparedRefresh, control: JobControl) -> AbstractContextManager[None]:
+def source_pinned(
+    prepared: PreparedRefresh, view: TableRef, control: JobControl
+) -> AbstractContextManager[None]:
     """Keep the source's version from being cleaned up while the job reads it.
 
     Not in another database: who unpins versions there knows nothing of the jobs of this one.
     """
     source = prepared.target.source
-    if not prepared.ref.uri.startswith(f"{source.root.rpartition('/')[0]}/"):
+    if not view.uri.startswith(f"{source.root.rpartition('/')[0]}/"):
         return nullcontext()
     dataset = open_dataset(source, prepared.target.version)
     # A source that may only be read is no reason to fail.

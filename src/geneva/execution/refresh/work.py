@@ -10,6 +10,7 @@ from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.explode import PreparedChunkRefresh, run_chunk_refresh
+from geneva.execution.refresh.partitions import PreparedPartitionRefresh, run_partition_refresh
 from geneva.execution.refresh.prepare import PreparedRefresh
 from geneva.execution.refresh.run import run_refresh
 from geneva.model.tables import TableRef
@@ -22,7 +23,7 @@ from geneva.storage.checkpoints.cleanup import drop_column_leftovers
 class RefreshWork:
     """A refresh of a view, of one row per source row or of several."""
 
-    prepared: PreparedRefresh | PreparedChunkRefresh
+    prepared: PreparedRefresh | PreparedChunkRefresh | PreparedPartitionRefresh
     job_type: str = "REFRESH"
 
     @property
@@ -63,7 +64,9 @@ class RefreshWork:
 
     @property
     def backfills(self) -> Sequence[PreparedBackfill]:
-        """Those of its groups that have something to do."""
+        """Those of its groups that have something to do; of a table function, whether or not."""
+        if isinstance(self.prepared, PreparedPartitionRefresh):
+            return self.prepared.inner.backfills
         return [backfill for backfill in self._filled.backfills if not backfill.plan.is_empty]
 
     @property
@@ -73,8 +76,8 @@ class RefreshWork:
 
     @property
     def total_rows(self) -> int:
-        """Values to compute or carry over."""
-        return self.plan.rows_to_compute
+        """Values to compute or carry over; of a table function, partitions."""
+        return self.plan.rows_to_run if self.plan.partitions else self.plan.rows_to_compute
 
     @property
     def identity(self) -> str | None:
@@ -98,7 +101,7 @@ class RefreshWork:
     def _filled(self) -> PreparedRefresh:
         """The refresh of the table that has the Computations."""
         match self.prepared:
-            case PreparedChunkRefresh(inner=inner):
+            case PreparedChunkRefresh(inner=inner) | PreparedPartitionRefresh(inner=inner):
                 return inner
             case prepared:
                 return prepared
@@ -108,15 +111,27 @@ class RefreshWork:
         match self.prepared:
             case PreparedChunkRefresh() as prepared:
                 return run_chunk_refresh(prepared, control)
+            case PreparedPartitionRefresh() as prepared:
+                return run_partition_refresh(prepared, control)
             case prepared:
                 return run_refresh(prepared, control)[0]
 
     @property
     def refs(self) -> frozenset[TableRef]:
-        """The view, and the hidden one that it is made from."""
-        return frozenset({self._filled.ref, self.prepared.ref})
+        """The view, and the hidden ones that it is made from."""
+        return frozenset({self.prepared.ref, *(filled.ref for filled in self._every_filled)})
+
+    @property
+    def _every_filled(self) -> tuple[PreparedRefresh, ...]:
+        """The refreshes of all tables that have Computations."""
+        match self.prepared:
+            case PreparedPartitionRefresh(rows=rows, inner=inner):
+                return rows, inner
+            case _:
+                return (self._filled,)
 
     def tidy(self) -> None:
         """Drop the checkpoints of all groups."""
-        for group in self._filled.groups:
-            drop_column_leftovers(self._filled.ref, group.name, set())
+        for filled in self._every_filled:
+            for group in filled.groups:
+                drop_column_leftovers(filled.ref, group.name, set())

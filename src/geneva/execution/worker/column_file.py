@@ -165,15 +165,15 @@ def _old_values(
             yield batch
             continue
         started = time.perf_counter()
-        seed = computation.receipt_seed()
         found = inputs.read(part.fragment_id, wanted, rows, part.window)
-        adopted = _with_adopted(batch, ((offsets - start, some) for offsets, some in found), seed)
+        places = ((offsets - start, computation.receipted(some)) for offsets, some in found)
+        adopted = _with_adopted(batch, places, computation.receipt_seed())
         clock.read += time.perf_counter() - started
         yield adopted
 
 
 def _with_adopted(
-    batch: pa.RecordBatch, inputs: Iterable[tuple[np.ndarray, pa.RecordBatch]], seed: int
+    batch: pa.RecordBatch, inputs: Iterable[tuple[np.ndarray, list[pa.Array]]], seed: int
 ) -> pa.RecordBatch:
     """Give receipts to the values at some places, for the inputs that they have now."""
     receipts = batch.column(batch.num_columns - 1)
@@ -181,7 +181,7 @@ def _with_adopted(
     outputs = batch.select(range(batch.num_columns - 1))
     for places, some in inputs:
         own = outputs.take(pa.array(places)).columns
-        made = make_receipts(some.columns, own, seed, len(places), adopted=True)
+        made = make_receipts(some, own, seed, len(places), adopted=True)
         bits[places], valid[places] = np.asarray(made), True
     new = pa.array(bits, receipts.type, mask=~valid)
     return pa.RecordBatch.from_arrays([*outputs.columns, new], names=batch.schema.names)

@@ -16,6 +16,7 @@ from geneva.errors import SQLExecutionError, UDFError, UnmatchedKeyError
 from geneva.execution.apply.ahead import CallsAhead, Flight
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.timeouts import Guard
+from geneva.execution.worker.partition_queries import PartitionQueries
 from geneva.execution.worker.surroundings import enter_function
 from geneva.execution.worker.task import ColumnWork
 from geneva.model.computation import Carry, Load, Udf
@@ -221,6 +222,7 @@ def live_program(work: ColumnWork) -> Program:
         computation.program,
         computation.outputs,
         computation.input_paths,
+        computation.partition_rows,
         work.threads,
     )
     if isinstance(computation.program, Udf):
@@ -246,4 +248,6 @@ def _make(work: ColumnWork) -> Program:
             (output,) = computation.outputs
             udf = load_udf(work.ref, digest, work.permit).with_inputs(list(computation.input_paths))
             arrow_field = pa.field(output.name, output.type, nullable=nullable)
-            return Applier(udf, arrow_field, threads=work.threads)
+            rows = computation.partition_rows
+            queries = PartitionQueries(rows, work.job_id) if rows is not None else None
+            return Applier(udf, arrow_field, threads=work.threads, queries=queries)

@@ -63,7 +63,8 @@ class Reader:
             return window
         started = time.perf_counter()
         rows = len(window.offsets)
-        digests = digest_rows(window.inputs.columns, computation.receipt_seed(), rows)
+        inputs = computation.receipted(window.inputs)
+        digests = digest_rows(inputs, computation.receipt_seed(), rows)
         self.clock.write += time.perf_counter() - started
         return replace(window, digests=digests)
 

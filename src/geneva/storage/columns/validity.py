@@ -477,7 +477,9 @@ class ValidityReader:
         at = 0
         seed = self._computation.receipt_seed(version)
         for offsets, batch in self._read_inputs(fragment, rows):
-            digests[at : at + len(offsets)] = digest_rows(batch.columns, seed, len(offsets))
+            digests[at : at + len(offsets)] = digest_rows(
+                self._computation.receipted(batch), seed, len(offsets)
+            )
             at += len(offsets)
         return digests
 
@@ -485,7 +487,7 @@ class ValidityReader:
         self, stored: StoredReceipts, offsets: Offsets, batch: pa.RecordBatch, version: str
     ) -> Mask:
         seed = self._computation.receipt_seed(version)
-        digests = digest_rows(batch.columns, seed, len(offsets))
+        digests = digest_rows(self._computation.receipted(batch), seed, len(offsets))
         return input_part(stored.bits[offsets]) == input_part(digests)
 
     def _former_rows(

@@ -223,3 +223,10 @@ def check_table_name(name: str) -> None:
         validate_table_name(name)
     except ValueError as error:
         raise UserInputError(f"{name!r} can't be the name of a table or view: {error}") from error
+
+
+def ivf_flat(partitions: int) -> Any:
+    """What `create_index` takes for an index of so many partitions over whole vectors."""
+    from lancedb.index import IvfFlat
+
+    return IvfFlat(distance_type="l2", num_partitions=partitions)

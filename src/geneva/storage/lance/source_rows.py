@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+import lance
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from geneva.errors import SQLExecutionError, TableChangedError
 from geneva.model.computation import Source
+from geneva.model.partitions import Keyed, keyed_rows
 from geneva.model.rows import Mask
 from geneva.model.tables import TableRef
 from geneva.storage.lance.dataset import open_pinned
 from geneva.storage.lance.expressions import RowReader, in_column
 from geneva.storage.lance.fragments import rows_for, rows_of_types
-from geneva.storage.lance.pieces import in_parts
+from geneva.storage.lance.pieces import concat_batches, in_parts
 from geneva.storage.lance.row_ids import read_matching_ids, sorted_ids
 
 _FIRST_ROWS, _MAX_ROWS = 32, 1_024
 """Rows to read before it is known how wide they are, and at most."""
+MAX_NARROW_ROWS = 65_536
+"""The same of rows that need no more than their bytes."""
 
 
-def next_window(nbytes: int, rows: int) -> int:
+def next_window(nbytes: int, rows: int, max_rows: int = _MAX_ROWS) -> int:
     """How many rows to read next, after `rows` of them took `nbytes`; 0 of them: the first."""
-    return min(4 * rows, rows_for(nbytes, rows, _MAX_ROWS)) if rows else _FIRST_ROWS
+    return min(4 * rows, rows_for(nbytes, rows, max_rows)) if rows else _FIRST_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +45,18 @@ class SourceRows:
     """Names and Lance SQL, in order."""
     scope: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Handles are cached and shared within a scope, such as a job, and not beyond."""
+    keyed: Keyed | None = None
+    """Give a key and a digest of each row, instead of what is read."""
 
     @classmethod
     def of(cls, source: Source, scope: str | None = None) -> SourceRows:
         """Read what a computation reads of its source."""
         scope = uuid.uuid4().hex if scope is None else scope
-        return cls(source.ref, source.version, source.expressions, scope)
+        return cls(source.ref, source.version, source.expressions, scope, source.keyed)
 
     def present(self, ids: npt.NDArray[Any]) -> Mask:
         """Which of these rows are there."""
-        dataset = open_pinned(self.ref, self.version, self.scope)
+        dataset = self.dataset()
         wanted = ids.astype(np.uint64)
         found = read_matching_ids(dataset, sorted_ids([wanted]), None)
         return np.isin(wanted, found)
@@ -61,6 +67,15 @@ class SourceRows:
             return max_rows
         return rows_of_types(self._open().types, max_rows) or min(_FIRST_ROWS, max_rows)
 
+    def dataset(self) -> lance.LanceDataset:
+        """The table at the version."""
+        return open_pinned(self.ref, self.version, self.scope)
+
+    def schema(self) -> pa.Schema:
+        """The columns of what is read."""
+        names = [name for name, _ in self.expressions]
+        return pa.schema(list(zip(names, self._open().types, strict=True)))
+
     def _open(self) -> RowReader:
         texts = tuple(text for _, text in self.expressions)
         return _reader(self.ref, self.version, texts, self.scope)
@@ -70,6 +85,8 @@ class SourceRows:
         if not self.expressions:
             # Nothing to read, but as many rows: a batch without columns has none.
             return pa.record_batch([pa.nulls(len(ids))], names=["nothing"])
+        if self.keyed is not None:
+            return self._take_keyed(ids, self.keyed)
         try:
             arrays = self._open().take(ids.astype(np.uint64))
         except SQLExecutionError as error:
@@ -84,13 +101,19 @@ class SourceRows:
             ) from error
         return pa.RecordBatch.from_arrays(arrays, names=[name for name, _ in self.expressions])
 
-    def windows(self, ids: npt.NDArray[Any]) -> Iterator[pa.RecordBatch]:
+    def _take_keyed(self, ids: npt.NDArray[Any], keyed: Keyed) -> pa.RecordBatch:
+        """Keys and digests, however wide the rows are that they are made of."""
+        plain = replace(self, keyed=None)
+        windows = plain.windows(ids, MAX_NARROW_ROWS) if len(ids) else (plain.take(ids),)
+        return concat_batches([keyed_rows(batch, keyed) for batch in windows])
+
+    def windows(self, ids: npt.NDArray[Any], max_rows: int = _MAX_ROWS) -> Iterator[pa.RecordBatch]:
         """The rows of these ids, in their order, as few at a time as memory needs."""
         at, step = 0, next_window(0, 0)
         while at < len(ids):
             for some, batch in in_parts(self.take, ids[at : at + step]):
                 at += len(some)
-                step = next_window(batch.nbytes, batch.num_rows)
+                step = next_window(batch.nbytes, batch.num_rows, max_rows)
                 yield batch
 
 

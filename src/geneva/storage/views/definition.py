@@ -212,6 +212,8 @@ class ViewKind(StrEnum):
 
     GENEVA = "geneva"
     """Of a query that may have UDFs; `refresh` runs on Spark."""
+    UDTF = "udtf"
+    """The same, of the rows that a table function makes."""
     LANCEDB = "lancedb"
     """LanceDB's own, of SQL."""
 
@@ -239,7 +241,8 @@ _LANCEDB_VIEW_KEY = b"mv.definition"
 def view_kind(schema: pa.Schema) -> ViewKind | None:
     """Whose view a table is; None: it is none."""
     if is_view(schema):
-        return ViewKind.GENEVA
+        query = ViewQuery.from_json(schema.metadata[QUERY_KEY.encode()].decode())
+        return ViewKind.GENEVA if query.udtf is None else ViewKind.UDTF
     return ViewKind.LANCEDB if _LANCEDB_VIEW_KEY in (schema.metadata or {}) else None
 
 
