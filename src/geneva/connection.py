@@ -26,7 +26,7 @@ from geneva.contexts import Context, ExitMode, modules_of
 from geneva.errors import TableNotFoundError, TypeMismatchError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
-from geneva.execution.declarations import refuse_blob_output, warn_of_narrow_dictionaries
+from geneva.execution.declarations import refuse_blob_inside, warn_of_narrow_dictionaries
 from geneva.execution.jobs.heartbeat import Liveness
 from geneva.execution.refresh.create import create_partitioned_view, create_view
 from geneva.execution.runner import Runner
@@ -576,7 +576,7 @@ class Connection(ConnectionMethods):
     ) -> MaterializedView:
         query.check_viewable()
         own, rows = query.table_function(udtf)
-        refuse_blob_output(udtf.name, udtf.udf)
+        refuse_blob_inside(udtf.name, udtf.udf)
         ref = self._new_view_ref(name)
         self._check_stable_ids(query, strict=strict)
         address = relative_uri(self._uri, query.source.uri)
