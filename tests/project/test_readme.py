@@ -18,19 +18,22 @@ LINK = re.compile(r"\]\((?!https?://)([^)#]+)[^)]*\)")
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
-def blocks(page: Path) -> list[str]:
-    """The Python of a page, except what says `notest` (it needs a cluster)."""
+def blocks(page: Path, *, slow: bool = False) -> list[str]:
+    """The Python of a page, except what says `notest` (it needs a cluster), or `slow`."""
     found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [code for info, code in found if "notest" not in info]
+    left_out = ("notest",) if slow else ("notest", "slow")
+    return [code for info, code in found if not any(word in info for word in left_out)]
 
 
-def run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def run(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, slow: bool = False
+) -> dict[str, Any]:
     """Run a page's blocks one after the other, in a folder of their own."""
     monkeypatch.chdir(folder)
     in_process = functools.partial(geneva.connect, runner=InProcessRunner)
     monkeypatch.setattr(geneva, "connect", in_process)
     names: dict[str, Any] = {"__name__": "example"}
-    for code in blocks(page):
+    for code in blocks(page, slow=slow):
         exec(compile(code, page.name, "exec"), names)
     return names
 
@@ -60,6 +63,14 @@ def test_the_guide_to_udfs(
     version = re.search("version ([0-9a-f]{32}) of 'logarithm'", printed)
     assert version is not None
     assert version[0] in shown, "the page shows what is printed"
+
+
+@pytest.mark.slow
+def test_the_large_examples_of_the_guide_to_udfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = run(ROOT / "docs" / "udfs.md", tmp_path, monkeypatch, slow=True)
+    assert names["film"].size() == 200_000_000
 
 
 def test_the_guide_to_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

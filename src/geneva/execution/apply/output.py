@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from geneva.execution.apply.convert import (
@@ -21,7 +22,7 @@ from geneva.execution.apply.convert import (
 from geneva.render.text import shorten
 from geneva.render.values import repr_text
 from geneva.storage.lance.pieces import room
-from geneva.udf.types import holds
+from geneva.udf.types import holds, is_blob_type
 
 ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -156,7 +157,8 @@ def _returned_array(result: Any, kind: pa.DataType) -> pa.Array | None:
     if isinstance(result, (pa.RecordBatch, pa.Table)):
         return _struct_or_column(result, kind)
     if isinstance(result, (pa.Array, pa.ChunkedArray)):
-        return _valid(single(result))
+        array = _valid(single(result))
+        return _blob_bytes(array) if is_blob_type(array.type) else array
     if is_pandas(result):
         return single(pa.Array.from_pandas(result))
     if hasattr(result, "__arrow_c_stream__"):
@@ -173,6 +175,14 @@ def _valid(array: pa.Array) -> pa.Array:
     """Refuse an array whose buffers contradict each other: it would be stored, and never read."""
     array.validate(full=True)
     return array
+
+
+def _blob_bytes(array: pa.Array) -> pa.Array:
+    """The bytes of an array of Lance's blobs; refuse addresses of other files."""
+    data = pc.struct_field(array.storage, "data")
+    if data.null_count > array.null_count:
+        raise ValueError("blobs that a function returns have bytes of their own, and no uri")
+    return data
 
 
 def _nested_lists(array: np.ndarray[Any, Any]) -> pa.Array:
