@@ -85,9 +85,17 @@ def test_an_assembled_fragment_counts_its_rows_once() -> None:
 def test_speed_is_of_the_last_report_that_computed_something() -> None:
     ledger = Ledger(JobProgress(total=10))
     assert ledger.rows_per_second is None
-    ledger.reported(TaskReport((part(10),), timings=Timings(read=1.0, udf=1.0, write=50.0)))
+    ledger.reported(TaskReport((part(10),), timings=Timings(read=1.0, udf=2.0, write=50.0)))
     ledger.reported(TaskReport((part(0, 5),), timings=Timings(read=1.0)))
     assert ledger.rows_per_second == 5.0
+
+
+def test_rows_are_read_while_others_are_computed() -> None:
+    """What takes longer is the speed of a task, not both one after the other."""
+    ledger = Ledger(JobProgress(total=30))
+    for timings, speed in ((Timings(read=2.0, udf=2.0), 5.0), (Timings(read=4.0, udf=1.0), 2.5)):
+        ledger.reported(TaskReport((part(10),), timings=timings))
+        assert ledger.rows_per_second == speed
 
 
 def test_what_running_tasks_have_saved_is_shown_and_not_booked() -> None:

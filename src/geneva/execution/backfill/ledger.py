@@ -74,7 +74,7 @@ class Ledger:
         """Book what a task spent; its results are booked one by one."""
         rows = sum(result.rows_run for result in report.results)
         # Of the rows alone: what a task costs besides them must not make tasks smaller.
-        working = report.timings.read + report.timings.udf
+        working = report.timings.of_rows
         if rows and working > 0:
             self._rows_per_second = rows / working
         now = self._progress

@@ -128,6 +128,11 @@ class Timings:
     checkpoint: float = 0.0
     write: float = 0.0
 
+    @property
+    def of_rows(self) -> float:
+        """Seconds that the rows took: some are read while others are computed."""
+        return max(self.read, self.udf)
+
     def plus(self, other: Timings) -> Timings:
         """Add up."""
         return Timings(
