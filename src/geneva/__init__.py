@@ -23,6 +23,7 @@ from geneva.udf.policy import (
     retry_transient,
     skip_on_error,
 )
+from geneva.udf.records import Columns, UnpackedUDF
 from geneva.udf.usage import RateLimit, report_usage
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ __all__ = [
     "AsyncConnection",
     "AsyncTable",
     "Chunker",
+    "Columns",
     "Connection",
     "Fail",
     "GenevaQueryBuilder",
@@ -55,6 +57,7 @@ __all__ = [
     "Retry",
     "Skip",
     "Table",
+    "UnpackedUDF",
     "__version__",
     "chunker",
     "connect",

@@ -531,7 +531,8 @@ class Connection(ConnectionMethods):
             udfs,
             self._trust.declare,
         )
-        warn_of_narrow_dictionaries(ref, udfs)
+        kinds = {c.name: c.udf.data_type for c in query.columns if c.udf is not None}
+        warn_of_narrow_dictionaries(ref, kinds)
         view = self.open_table(name)
         assert isinstance(view, MaterializedView)
         return view

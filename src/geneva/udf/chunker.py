@@ -13,7 +13,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, overload
+from typing import Any, overload
 
 import pyarrow as pa
 
@@ -29,9 +29,8 @@ from geneva.udf.call import (
     signature_of,
 )
 from geneva.udf.declare import UDF, StatefulCallable, UDFArgType, UDFOptions, udf
+from geneva.udf.records import OutputSchema, checked_record, declared_record
 from geneva.udf.types import UnclearTypeError, arrow_type_of, without_optional
-
-OutputSchema: TypeAlias = pa.Schema | pa.StructType | Sequence[pa.Field]
 
 _MANY = (
     *(list, tuple, collections.abc.Sequence, collections.abc.Iterable),
@@ -197,24 +196,13 @@ def _called_part(target: Callable[..., Any]) -> Any:
 def _declared(name: str, schema: OutputSchema | None, data_type: Any) -> pa.StructType | None:
     """The struct of a row, as it was given."""
     if schema is not None and data_type is not None:
-        raise InvalidUDFError(f"Chunker '{name}': give output_schema or data_type, not both.")
-    given = schema if schema is not None else data_type
-    if given is None:
+        raise InvalidUDFError(f"UDF '{name}': give output_schema or data_type, not both.")
+    if schema is not None:
+        return declared_record(name, schema)
+    if data_type is None:
         return None
-    if isinstance(given, pa.DataType):
-        struct = given.value_type if pa.types.is_list(given) else given
-        if not pa.types.is_struct(struct):
-            raise InvalidUDFError(
-                f"Chunker '{name}': data_type is the struct of one row, not {given}."
-            )
-    else:
-        try:
-            struct = pa.struct(list(given))
-        except (TypeError, pa.ArrowException) as error:
-            raise InvalidUDFError(
-                f"Chunker '{name}': output_schema is a pa.schema([...]), not {given!r}."
-            ) from error
-    return _checked(name, struct)
+    is_list = isinstance(data_type, pa.DataType) and pa.types.is_list(data_type)
+    return declared_record(name, data_type.value_type if is_list else data_type, "data_type")
 
 
 def _annotated(name: str, called: Any) -> pa.StructType:
@@ -228,22 +216,13 @@ def _annotated(name: str, called: Any) -> pa.StructType:
             try:
                 struct = arrow_type_of(item[0])
                 if pa.types.is_struct(struct):
-                    return _checked(name, struct)
+                    return checked_record(name, struct)
             except UnclearTypeError as error:
                 reason = str(error)
     raise InvalidUDFError(
         f"Chunker '{name}': can't tell the columns of its rows, because {reason}. Pass them, for "
         f'example @chunker(output_schema=pa.schema([("text", pa.string())])).'
     )
-
-
-def _checked(name: str, struct: pa.StructType) -> pa.StructType:
-    names = [field.name for field in struct]
-    if not names or len(set(names)) < len(names):
-        raise InvalidUDFError(
-            f"Chunker '{name}': rows need one or more columns of different names, not {names}."
-        )
-    return struct
 
 
 def _takes_batch(batch: pa.RecordBatch) -> Any:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from geneva.errors import UDFError
 from geneva.execution.apply.call import BatchCall
-from geneva.execution.apply.output import values_to_array
+from geneva.execution.apply.output import records_to_array, values_to_array
 from geneva.execution.apply.row_values import input_values
 from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, Wait, drive
 from geneva.udf.policy import Action
@@ -132,7 +132,12 @@ class RowByRow:
 
 def fitting(call: BatchCall, values: list[Any], first_row: int = 0) -> pa.Array:
     """Return values as the column's array, or refuse them."""
-    array = values_to_array(values, call.output.type, call.refuse, first_row)
+    udf, kind = call.udf, call.output.type
+    if udf.unpacks:
+        optional = udf.optional_fields
+        array = records_to_array(values, kind, call.refuse, first_row, optional=optional)
+    else:
+        array = values_to_array(values, kind, call.refuse, first_row)
     call.check_nulls(array, first_row)
     return array
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.view_query import ColumnKind, ViewColumn, ViewQuery
 from geneva.planning.membership import choose_rows
-from geneva.storage.columns.definitions import declared_fields
+from geneva.storage.columns.definitions import FunctionSource, declared_fields
 from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.row_ids import read_row_ids
@@ -20,7 +20,7 @@ from geneva.storage.views.definition import (
     STABLE_ROW_IDS,
     append_placeholders,
     create_view_table,
-    source_udf_field,
+    source_udf_fields,
 )
 from geneva.storage.views.explode import CHUNKS, inner_ref
 from geneva.udf.declare import UDF
@@ -81,7 +81,8 @@ def _create_chunked(
     carried = tuple(c for c in query.columns if c.kind is not ColumnKind.CHUNKER)
     names = {column.name for column in carried}
     fields = [field for field in schema if field.name in names]
-    lists_field = source_udf_field(source, CHUNKS, udf, chunker.inputs, digest)
+    function = FunctionSource(chunker.inputs, digest)
+    lists_field = source_udf_fields(source, {CHUNKS: ""}, udf, function)[CHUNKS]
     create_view(
         inner,
         source,

@@ -155,7 +155,8 @@ def _make(work: ColumnWork) -> Program:
         case Carry():
             return Carrier([pa.field(output.name, output.type) for output in computation.outputs])
         case Udf(digest=digest, nullable=nullable):
-            (output,) = computation.outputs
             udf = load_udf(work.ref, digest, work.permit).with_inputs(list(computation.input_paths))
-            arrow_field = pa.field(output.name, output.type, nullable=nullable)
-            return Applier(udf, arrow_field, threads=work.threads)
+            fields = tuple(output.field for output in computation.outputs) if udf.unpacks else None
+            kind = udf.data_type if udf.unpacks else computation.outputs[0].type
+            arrow_field = pa.field(computation.name, kind, nullable=nullable)
+            return Applier(udf, arrow_field, threads=work.threads, fields=fields)

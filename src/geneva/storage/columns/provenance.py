@@ -30,6 +30,19 @@ _NAME = re.compile(
 )
 
 
+_NULLS = "geneva-nulls-"
+
+
+def nulls_file_name() -> str:
+    """A fresh name for a data file that holds nothing but NULLs."""
+    return f"{_NULLS}{uuid.uuid4().hex}.lance"
+
+
+def is_nulls_file(path: str) -> bool:
+    """Whether a data file holds nothing but NULLs, by its name."""
+    return path.startswith(_NULLS)
+
+
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """What made the values of one column in one fragment, and which of its rows it made."""
