@@ -16,9 +16,10 @@ from geneva.model.digests import Digests, digest_rows
 from geneva.model.rows import RowSet
 from geneva.model.tables import TableRef
 from geneva.storage.columns.definitions import (
+    FunctionSource,
     commit_new_columns,
     computation_of,
-    define_column,
+    define_columns,
     read_definition,
     with_present_inputs,
 )
@@ -61,10 +62,10 @@ class ComputedTable:
             lance.write_dataset(data, uri, mode="append" if first else "create")
             first += rows
         dataset = lance.dataset(uri)
-        definition = define_column(
-            FieldsNow.of(dataset), "y", tripled, ("x",), "no function is stored"
+        source = FunctionSource(("x",), "no function is stored")
+        commit_new_columns(
+            dataset, define_columns(FieldsNow.of(dataset), {"y": ""}, tripled, source)
         )
-        commit_new_columns(dataset, [definition])
         return cls(TableRef("t", uri))
 
     @property

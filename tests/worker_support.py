@@ -17,6 +17,7 @@ from geneva.model.computation import Computation, Input, Output, Udf
 from geneva.model.digests import digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet
 from geneva.model.tables import Sizes, TableRef
+from geneva.planning.backfill import OutputPlan
 from geneva.storage.checkpoints.store import InMemoryCheckpointStore
 from geneva.storage.columns.receipts import RECEIPT_TYPE, receipts_for
 from geneva.storage.columns.staged_files import written_schema
@@ -29,7 +30,7 @@ COMPUTATION = Computation(
     outputs=(Output("y", (1,), pa.int64()),),
     program=Udf("triple", "0" * 64),
     inputs=(Input("x", (0,)),),
-    receipt=Output("receipt", (2,), RECEIPT_TYPE),
+    receipts=(Output("receipt", (2,), RECEIPT_TYPE),),
 )
 
 
@@ -66,7 +67,7 @@ def make_file(size: int, **changes: Any) -> FileWork:
     file = FileWork(
         valid_after=RowSet.full(size),
         failed_after=None,
-        adopt=RowSet.empty(size),
+        outputs=(OutputPlan(place=0, compute=RowSet.full(size), adopt=RowSet.empty(size)),),
         complete=True,
         keeps_old=False,
         receipts_only=False,

@@ -23,6 +23,7 @@ from geneva.udf.policy import (
     retry_transient,
     skip_on_error,
 )
+from geneva.udf.records import Columns, UnpackedUDF
 from geneva.udf.table_function import UDTF, batch_udtf, scalar_udtf, udtf
 from geneva.udf.usage import RateLimit, report_usage
 
@@ -44,6 +45,7 @@ __all__ = [
     "AsyncConnection",
     "AsyncTable",
     "Chunker",
+    "Columns",
     "Connection",
     "Fail",
     "GenevaQueryBuilder",
@@ -57,6 +59,7 @@ __all__ = [
     "Retry",
     "Skip",
     "Table",
+    "UnpackedUDF",
     "__version__",
     "batch_udtf",
     "chunker",

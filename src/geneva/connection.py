@@ -529,7 +529,8 @@ class Connection(ConnectionMethods):
             udfs,
             self._trust.declare,
         )
-        warn_of_narrow_dictionaries(ref, udfs)
+        kinds = {c.name: c.udf.data_type for c in query.columns if c.udf is not None}
+        warn_of_narrow_dictionaries(ref, kinds)
         view = self.open_table(name)
         assert isinstance(view, MaterializedView)
         return view
@@ -576,7 +577,7 @@ class Connection(ConnectionMethods):
     ) -> MaterializedView:
         query.check_viewable()
         own, rows = query.table_function(udtf)
-        refuse_blob_inside(udtf.name, udtf.udf)
+        refuse_blob_inside(udtf.name, *udtf.udf.outputs)
         ref = self._new_view_ref(name)
         self._check_stable_ids(query, strict=strict)
         address = relative_uri(self._uri, query.source.uri)

@@ -21,16 +21,20 @@ from geneva.model.view_query import ColumnKind, QueryColumn, ViewColumn, ViewQue
 from geneva.planning.membership import choose_rows
 from geneva.query_columns import (
     ColumnSource,
+    SeveralColumns,
     check_output_name,
     distinct,
     every_column,
     function_columns,
+    is_several,
     made_column,
     named_like_itself,
     plain_column,
     refuse_nested_blobs,
+    several_columns,
 )
 from geneva.render.text import count
+from geneva.storage.columns.definitions import FunctionSource
 from geneva.storage.lance.dataset import Dataset, open_dataset, refuse_names_of_lance
 from geneva.storage.lance.expressions import (
     check_stored_type,
@@ -39,7 +43,7 @@ from geneva.storage.lance.expressions import (
 )
 from geneva.storage.lance.fragments import is_blob
 from geneva.storage.lance.row_ids import read_row_ids
-from geneva.storage.views.definition import source_udf_field
+from geneva.storage.views.definition import source_udf_fields
 from geneva.udf.declare import UDF, serialize_udf, udf_digest
 from geneva.udf.table_function import UDTF
 
@@ -102,6 +106,8 @@ class Query:
     def select(self, columns: Any) -> Query:
         """Only these columns: a list of paths, or `{name: path | SQL | UDF | (udf, [inputs])}`.
 
+        A list may hold UDFs that fill several columns, and `UnpackedUDF(udf, prefix=...)`.
+
         A string that is the path of a column is that column, any other is SQL. A path into a
         struct gives a column of its last name. Columns that were added before can be named too.
         """
@@ -114,23 +120,35 @@ class Query:
         if isinstance(columns, Mapping):
             chosen = [made_column(dataset, name, source) for name, source in columns.items()]
         else:
-            chosen = [added.get(str(c)) or plain_column(dataset, c) for c in columns]
+            chosen = []
+            for c in columns:
+                if is_several(c):
+                    chosen += several_columns(dataset, c)
+                else:
+                    chosen.append(added.get(str(c)) or plain_column(dataset, c))
         chunkers = [c for c in self._state.added if c.kind is ColumnKind.CHUNKER]
         chosen += [c for c in chunkers if c not in chosen]
         return self._with(selected=distinct(chosen), added=())
 
     def add_column(
         self,
-        column: Mapping[str, ColumnSource] | ColumnSource,
+        column: Mapping[str, ColumnSource] | ColumnSource | SeveralColumns,
         source: ColumnSource | None = None,
     ) -> Query:
         """Add columns: `{name: source}`, `name, source`, or a UDF, which is named like itself.
 
+        One that fills several columns adds all of them; `UnpackedUDF(udf, prefix=...)` renames
+        them.
+
         A source is a UDF, `(udf, [input columns])`, a path or SQL; or a chunker, which adds all
         the columns that it yields and repeats the others for each of its rows.
         """
+        given: dict[str, Any] = {}
+        several: list[QueryColumn] = []
         if isinstance(column, Mapping):
             given = dict(column)
+        elif is_several(column):
+            several = several_columns(self._dataset(), column)  # type: ignore[arg-type]
         elif isinstance(column, str):
             if source is None:
                 raise UserInputError(f"add_column({column!r}) needs a UDF or SQL to compute it.")
@@ -138,7 +156,7 @@ class Query:
         else:
             given = {named_like_itself(column): column}
         dataset = self._dataset()
-        new = [made_column(dataset, name, what) for name, what in given.items()]
+        new = several + [made_column(dataset, name, what) for name, what in given.items()]
         distinct([*self._columns(), *new])
         return self._with(added=(*self._state.added, *new))
 
@@ -301,14 +319,16 @@ class Query:
     def view_schema(self, digests: Mapping[str, str]) -> pa.Schema:
         """The user's columns of a view of this query, with the UDFs' definitions on them."""
         dataset = self._dataset()
-        fields: list[pa.Field] = []
+        made: dict[str, pa.Field] = {}
         for c in self._columns():
             if c.kind is ColumnKind.UDF and c.udf is not None:
-                digest = digests[c.name]
-                fields.append(source_udf_field(dataset, c.name, c.udf, c.inputs, digest))
+                if c.name not in made:
+                    names = {o.name: o.output for o in self._columns() if _same_call(o, c)}
+                    source = FunctionSource(c.inputs, digests[c.name])
+                    made |= source_udf_fields(dataset, names, c.udf, source)
             else:
-                fields.extend(c.fields)
-        return pa.schema(fields)
+                made |= {field.name: field for field in c.fields}
+        return pa.schema([made[name] for name in self.schema.names])
 
     def table_function(self, udtf: UDTF) -> tuple[ViewQuery, ViewQuery]:
         """The query of a view of a table function over these rows, and that of its rows.
@@ -405,6 +425,11 @@ def _all_of(conditions: Sequence[str]) -> str | None:
     return " AND ".join(f"({condition}\n)" for condition in conditions)
 
 
+def _same_call(one: QueryColumn, other: QueryColumn) -> bool:
+    """Whether one call of a function gives both columns."""
+    return one is other or (bool(one.call) and one.call == other.call)
+
+
 def _view_column(column: QueryColumn, digest: str) -> ViewColumn:
     udf = column.udf
     return ViewColumn(
@@ -415,6 +440,7 @@ def _view_column(column: QueryColumn, digest: str) -> ViewColumn:
         udf_name=udf.name if udf is not None else "",
         udf_version=udf.version if udf is not None else "",
         udf_digest=digest if udf is not None else "",
+        output=column.output,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 
 from geneva.errors import ColumnExistsError, ColumnNotFoundError, InvalidUDFError, UserInputError
-from geneva.execution.declarations import refuse_blob_inside
+from geneva.execution.declarations import refuse_blob_inside, refuse_several
 from geneva.model.sql import missing_column
 from geneva.model.view_query import ColumnKind, QueryColumn
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path
@@ -17,8 +18,10 @@ from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.views.definition import copied_field, visible_schema
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs
+from geneva.udf.records import UnpackedUDF
 
 ColumnSource: TypeAlias = str | UDF | Chunker | tuple[UDF | Chunker, Sequence[str]]
+SeveralColumns: TypeAlias = UDF | UnpackedUDF | tuple[UDF | UnpackedUDF, Sequence[str]]
 
 
 def every_column(schema: pa.Schema) -> tuple[QueryColumn, ...]:
@@ -92,9 +95,36 @@ def _computed_by_sql(dataset: Dataset, name: str, sql: str) -> QueryColumn:
 
 def _computed_by_udf(dataset: Dataset, name: str, udf: UDF, inputs: Any) -> QueryColumn:
     bound, paths = _bound(dataset, udf, inputs)
-    refuse_blob_inside(name, udf)
-    made = pa.field(name, udf.data_type, metadata=dict(udf.field_metadata) or None)
+    refuse_several(udf, name)
+    (field,) = udf.outputs
+    made = field.with_name(name)
+    refuse_blob_inside(name, made)
     return QueryColumn(name, ColumnKind.UDF, "", paths, (made,), bound)
+
+
+def is_several(source: Any) -> bool:
+    """Whether a source is a function that fills several columns, which have names of their own."""
+    function = source[0] if _is_pair(source) else source
+    return isinstance(function, UnpackedUDF) or (isinstance(function, UDF) and function.unpacks)
+
+
+def several_columns(dataset: Dataset, source: SeveralColumns) -> list[QueryColumn]:
+    """The columns of a function that fills several by one call."""
+    given, inputs = source if isinstance(source, tuple) else (source, None)
+    unpacked = given if isinstance(given, UnpackedUDF) else UnpackedUDF(given)
+    bound, paths = _bound(dataset, unpacked.udf, inputs)
+    call = uuid.uuid4().hex
+    made = []
+    for name, field in unpacked.columns.items():
+        check_output_name(name)
+        column = field.with_name(name).with_nullable(True)
+        refuse_blob_inside(name, column)
+        made.append(
+            QueryColumn(
+                name, ColumnKind.UDF, "", paths, (column,), bound, output=field.name, call=call
+            )
+        )
+    return made
 
 
 def _chunked(dataset: Dataset, name: str, chunker: Chunker, inputs: Any) -> QueryColumn:

@@ -64,6 +64,7 @@ from geneva.storage.views.explode import drop_hidden_branches
 from geneva.trust.policy import StoredFunction
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
+from geneva.udf.records import UnpackedUDF
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -74,6 +75,7 @@ _SCORES = {"LanceVectorQueryBuilder": "_distance", "LanceFtsQueryBuilder": "_sco
 """What a search adds by itself to the columns that it was asked for; Lance wants it said."""
 
 ColumnSource: TypeAlias = UDF | tuple[UDF, Sequence[str]] | str
+SeveralColumns: TypeAlias = UDF | UnpackedUDF | tuple[UDF | UnpackedUDF, Sequence[str]]
 
 
 class Branches:
@@ -425,11 +427,16 @@ class Table(TableMethods):
 
     def add_columns(
         self,
-        transforms: Mapping[str, ColumnSource] | Any = None,
+        transforms: Mapping[str, ColumnSource] | SeveralColumns | Any = None,
         *,
         computed: Mapping[str, str] | None = None,
     ) -> Any:
         """Add columns: by UDF, `(udf, [input columns])`, or an SQL expression.
+
+        A UDF that returns `geneva.Columns[...]` is given as it is, without a name: each field is a
+        column, and `geneva.UnpackedUDF(udf, prefix=...)` gives them other names. Of such columns
+        that are there already, just the missing ones are added. A list may hold several such UDFs,
+        and mappings.
 
         A UDF column costs a metadata commit; its values are NULL until `backfill`. All UDF columns
         of one call are one commit. Everything else, `computed=` too, is LanceDB's.
@@ -451,6 +458,8 @@ class Table(TableMethods):
     def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
         """Alter columns: `{"path": "c", "udf": new_udf}` gives a computed column another UDF.
 
+        It gives that to all columns that one call fills together.
+
         The next backfill computes it anew. With `"keep": "computed"` it keeps what is there, and
         runs the new UDF only for rows that failed, are missing, or whose inputs changed: a fix for
         a few bad rows costs these rows. Other alterations (rename, nullable) are LanceDB's.
@@ -466,7 +475,10 @@ class Table(TableMethods):
             self._table.alter_columns(*others)
 
     def drop_columns(self, columns: str | Sequence[str]) -> Any:
-        """Drop columns. Only metadata changes."""
+        """Drop columns. Only metadata changes.
+
+        Of columns that one call fills together, those that are left are filled as before.
+        """
         self._refuse_checked_out("drop_columns")
         names = [columns] if isinstance(columns, str) else list(columns)
         declarations.check_droppable(self.ref, names)
@@ -548,7 +560,7 @@ class Table(TableMethods):
         """Compute the column's values and wait until they are in the table.
 
         Args:
-            col_name: The column to compute.
+            col_name: The column to compute; with it, all that one call fills together.
             udf: Another UDF than the column's own, for this run.
             **options: Those of `geneva.options.BackfillArguments`.
 
@@ -671,6 +683,7 @@ class Table(TableMethods):
         return verify(
             subject,
             version,
+            column=col_name,
             sample=sample,
             run=run,
             seed=seed,
@@ -699,11 +712,12 @@ class Table(TableMethods):
     def _subjects(self) -> list[Subject]:
         """What a backfill or refresh computes with a function."""
         dataset = open_dataset(self.ref)
-        return [
-            ColumnSubject(self.ref, definition)
-            for definition in read_definitions(dataset.schema).values()
+        own = {
+            definition.computation_id: definition
+            for definition in reversed(read_definitions(dataset.schema).values())
             if not reads_source(definition.arrow_field)
-        ]
+        }
+        return [ColumnSubject(self.ref, definition) for definition in reversed(own.values())]
 
     def sign_functions(self, columns: Sequence[str] | None = None) -> list[str]:
         """Sign the functions of columns, as they are, with this connection's key; return which.

@@ -19,7 +19,7 @@ from geneva.execution.refresh.explode import prepare_chunk_refresh
 from geneva.execution.refresh.groups import (
     GroupSubject,
     RefreshTarget,
-    UdfColumn,
+    UdfColumns,
     refreshed_columns,
     view_groups,
 )
@@ -358,7 +358,8 @@ class MaterializedView(Table):
                 "columns have no receipts of their own."
             )
         view = open_dataset(self.ref, self._version_read())
-        group = next((g for g in view_groups(view, info) if g.name == column), None)
+        groups = [g for g in view_groups(view, info) if isinstance(g, UdfColumns)]
+        group = next((g for g in groups if column in g.columns_filled), None)
         if group is None:
             raise UserInputError(f"Column {column!r} of view {self.name!r} is not computed.")
         address = info.query.source_address
@@ -378,7 +379,7 @@ class MaterializedView(Table):
                 source = partitions_ref(self.ref)
                 version = int(open_dataset(source).version)
             target = RefreshTarget(ref, source, version, {}, address)
-            groups = (g for g in view_groups(view, info) if isinstance(g, UdfColumn))
+            groups = (g for g in view_groups(view, info) if isinstance(g, UdfColumns))
             subjects.extend(GroupSubject(target, group) for group in groups)
         return subjects
 

@@ -12,6 +12,7 @@ from geneva.planning.backfill import (
     Action,
     BackfillPlan,
     FragmentState,
+    OutputState,
     choose_fragments,
     plan_fragment,
 )
@@ -31,11 +32,15 @@ def states(draw: st.DrawFn, fragment_id: int = 0) -> FragmentState:
         fragment_id=fragment_id,
         physical_rows=size,
         live=row_set(),
-        valid=valid,
-        reason=draw(st.sampled_from(list(Reason))),
-        has_output=bool(valid) or draw(st.booleans()),
-        adopt=row_set(),
-        failed=row_set().minus(valid),
+        outputs=(
+            OutputState(
+                valid=valid,
+                reason=draw(st.sampled_from(list(Reason))),
+                has_output=bool(valid) or draw(st.booleans()),
+                adopt=row_set(),
+                failed=row_set().minus(valid),
+            ),
+        ),
         selected=row_set() if draw(st.booleans()) else None,
         only_stale=draw(st.booleans()),
         retry_failed=draw(st.booleans()),
@@ -50,7 +55,7 @@ def members(rows: RowSet) -> set[int]:
 
 @given(states())
 def test_a_fragment_computes_what_was_asked_or_what_is_not_valid(state: FragmentState) -> None:
-    plan = plan_fragment(state)
+    plan, (output,) = plan_fragment(state), state.outputs
     live, valid, failed = members(state.live), members(state.valid), members(state.failed)
     selected = live if state.selected is None else members(state.selected) & live
     asked = state.selected is not None and not state.only_stale
@@ -60,13 +65,13 @@ def test_a_fragment_computes_what_was_asked_or_what_is_not_valid(state: Fragment
     elif asked:
         wanted, reason = selected, Reason.ASKED
     else:
-        adopted = members(state.adopt) & selected
-        wanted, reason = selected - valid - failed - adopted, state.reason
+        adopted = members(output.adopt) & selected
+        wanted, reason = selected - valid - failed - adopted, output.reason
     assert members(plan.compute) == wanted
     assert members(plan.adopt) == adopted
     assert members(plan.valid_after) == (valid | wanted | adopted) & live
     assert plan.complete == (live <= valid | wanted | adopted)
-    assert plan.keeps_old == (state.has_output and bool(live - wanted))
+    assert plan.keeps_old == (output.has_output and bool(live - wanted))
     assert (plan.action is Action.SKIP) == (not wanted and not adopted)
     assert (plan.action is Action.ADOPT) == (not wanted and bool(adopted))
     if wanted:

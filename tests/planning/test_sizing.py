@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Reason, Sizes
-from geneva.planning.backfill import Action, FragmentPlan
+from geneva.planning.backfill import Action, FragmentPlan, OutputPlan
 from geneva.planning.batching import CallCost
 from geneva.planning.ranges import disjoint, gaps
 from geneva.planning.sizing import (
@@ -44,6 +44,7 @@ def new_fragment(fragment_id: int, rows: RowSet) -> FragmentPlan:
         physical_rows=rows.size,
         action=Action.COMPUTE,
         reason=Reason.NEW,
+        outputs=(OutputPlan(place=0, compute=rows, adopt=RowSet.empty(rows.size)),),
         compute=rows,
         valid_after=rows,
         complete=True,

@@ -20,6 +20,7 @@ from geneva.cli.functions import load_function
 from geneva.cli.terminal import emit, say
 from geneva.errors import UserInputError
 from geneva.options import BackfillArguments, SelectionArguments
+from geneva.udf.declare import UDF
 
 if TYPE_CHECKING:
     from geneva.execution.backfill.verify import VerifyReport
@@ -173,7 +174,9 @@ def _save(table: Table, column: str, function: Any, *, keep: bool) -> None:
     if function is None:
         raise UserInputError("--save keeps the function of --udf: give that too.")
     if column not in table.schema.names:
-        table.add_columns({column: function})
+        given = function[0] if isinstance(function, tuple) else function
+        several = isinstance(given, UDF) and given.unpacks
+        table.add_columns(function if several else {column: function})
         return
     kept = {"keep": "computed"} if keep else {}
     table.alter_columns({"path": column, "udf": function, **kept})
@@ -188,6 +191,7 @@ def plan_record(planned: BackfillPlan) -> dict[str, Any]:
         "table": planned.table,
         "version": planned.version,
         "column": planned.column,
+        "columns": list(planned.columns or (planned.column,)),
         "udf": planned.udf_name,
         "udf_version": planned.udf_version,
         "where": planned.where,

@@ -74,15 +74,22 @@ def table_description(table: Table) -> dict[str, Any]:
 
 
 def _column(table: Table, column: ColumnDefinition, refresh: RefreshPlan | None) -> dict[str, Any]:
+    from geneva.model.computation import is_named
+
     summary = {
         "name": column.name,
         "udf": column.udf_name,
         "udf_version": column.udf_version,
         "inputs": list(column.inputs),
+        "filled_with": [
+            other.name
+            for other in table.computed_columns().values()
+            if other.computation_id == column.computation_id and other.name != column.name
+        ],
     }
-    refreshed = {c.name: c.rows for c in refresh.columns} if refresh is not None else {}
-    if refresh is not None and (column.name in refreshed or _of_query(table, column.name)):
-        stale = refreshed.get(column.name, 0)
+    own = [c.rows for c in refresh.columns if is_named(c.name, column.name)] if refresh else []
+    if refresh is not None and (own or _of_query(table, column.name)):
+        stale = sum(own)
         why = "not refreshed yet" if refresh.from_version is None else "source changed"
         return {
             **summary,

@@ -129,7 +129,7 @@ def _show_computed(columns: list[dict[str, Any]]) -> None:
         [
             (
                 c["name"],
-                f"{c['udf']}({', '.join(c['inputs'])})",
+                _call(c),
                 c["udf_version"][:12],
                 f"{c['stale_rows']:,}",
                 _because(c),
@@ -141,6 +141,12 @@ def _show_computed(columns: list[dict[str, Any]]) -> None:
     for column in columns:
         for note in column["notes"]:
             say(plain(f"{column['name']}: {note}"), "dim")
+
+
+def _call(column: Mapping[str, Any]) -> str:
+    """How a column is computed, and which others the same call fills."""
+    others = f" with {', '.join(column['filled_with'])}" if column["filled_with"] else ""
+    return f"{column['udf']}({', '.join(column['inputs'])}){others}"
 
 
 def _because(column: Mapping[str, Any]) -> str:

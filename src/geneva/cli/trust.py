@@ -13,6 +13,7 @@ from geneva.cli.arguments import AsJson, ColumnName, Database, StorageOption, Ta
 from geneva.cli.database import connect
 from geneva.cli.terminal import emit, facts, grid, say
 from geneva.errors import GenevaError, UserInputError
+from geneva.model.computation import is_named
 from geneva.render.plain import plain
 from geneva.render.text import one_line
 
@@ -213,7 +214,7 @@ def _find(connection: Connection, table: str, column: str) -> StoredFunction:
         names.add(chunker.udf_name)
     every = opened.stored_functions()
     for function in every:
-        if function.column in names:
+        if any(is_named(function.column, name) for name in names):
             return function
     known = ", ".join(f.column for f in every) or "none"
     raise UserInputError(f"{table!r} has no function for column {column!r}. It has: {known}.")

@@ -189,9 +189,13 @@ class DatabaseReader:
     def _plan(self, table: Table) -> Freshness:
         columns: list[ColumnFreshness] = []
         try:
-            for name in table.computed_columns():
+            planned: dict[str, ColumnFreshness] = {}
+            for name, made in table.computed_columns().items():
                 if not reads_source(table.schema.field(name)):
-                    columns.append(self._plan_column(table, name))
+                    # One plan for all columns that a call fills together.
+                    if made.computation_id not in planned:
+                        planned[made.computation_id] = self._plan_column(table, name)
+                    columns.append(replace(planned[made.computation_id], column=name))
             refresh = table.plan_refresh() if isinstance(table, MaterializedView) else None
             return Freshness(tuple(columns), refresh=refresh)
         except BaseException as error:  # noqa: BLE001

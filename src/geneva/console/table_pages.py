@@ -205,6 +205,10 @@ def _columns(table: TableInfo, schema: pa.Schema) -> Html:
         version = tag("code", cut(made.udf_version, _SHORT_VERSION + 1), title=made.udf_version)
         inputs = [tag("code", path_, class_="chip") for path_ in made.inputs]
         udf = ["ƒ ", tag("code", made.udf_name)]
+        if made.group:
+            others = [c.name for c in table.computed.values() if c.group == made.group]
+            shared = ", ".join(name for name in others if name != field.name)
+            udf += [tag("code", f".{made.output}"), _dim(f" with {shared}" if shared else "")]
         rows.append(row(name, kind, udf, inputs, version, labels=labels))
     return grid(f"Columns of {table.name}", ("Column", *labels), rows)
 

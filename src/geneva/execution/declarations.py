@@ -34,9 +34,13 @@ from geneva.storage.checkpoints.cleanup import (
 from geneva.storage.checkpoints.pins import release_dead_tags, tags_on
 from geneva.storage.checkpoints.store import is_of_column, without_where
 from geneva.storage.columns.definitions import (
+    FunctionSource,
+    columns_of,
     commit_new_columns,
     commit_redefinitions,
-    define_column,
+    define_columns,
+    define_sibling,
+    group_definitions,
     read_definition,
     read_definitions,
     redefine_column,
@@ -61,27 +65,118 @@ from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.views.definition import is_view, reads_source, visible_schema
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
+from geneva.udf.records import UnpackedUDF
 from geneva.udf.types import value_type
 
 KEEP_COMPUTED = "computed"
 """What `alter_columns` can be told to keep of a column that gets another UDF."""
 
 
-def split_transforms(transforms: Any) -> tuple[dict[str, tuple[UDF, list[str] | None]], Any]:
+@dataclass(frozen=True, slots=True)
+class NewColumns:
+    """A function that is given to `add_columns`, and the columns that one call of it fills."""
+
+    udf: UDF
+    input_columns: list[str] | None
+    """The columns that it reads; None: those that it names itself."""
+    names: Mapping[str, str]
+    """The columns' names, and the field of the function's record that each holds."""
+    prefix: str = ""
+
+    @property
+    def fields(self) -> dict[str, pa.Field]:
+        """What is to be added, by name."""
+        made = {field.name: field for field in self.udf.outputs}
+        return {name: made[output].with_name(name) for name, output in self.names.items()}
+
+
+def split_transforms(transforms: Any) -> tuple[list[NewColumns], Any]:
     """The UDF columns of an `add_columns` call, and what is left of it for LanceDB."""
-    if not isinstance(transforms, Mapping):
-        return {}, transforms
-    udfs: dict[str, tuple[UDF, list[str] | None]] = {}
+    if isinstance(transforms, Mapping):
+        return _split_mapping(transforms)
+    if isinstance(transforms, UDF | UnpackedUDF) or _is_pair(transforms):
+        return [_unpacked(transforms)], None
+    if isinstance(transforms, list | tuple):
+        return _split_list(transforms)
+    return [], transforms
+
+
+def _split_mapping(transforms: Mapping[str, Any]) -> tuple[list[NewColumns], Any]:
+    udfs: list[NewColumns] = []
     others: dict[str, Any] = {}
     for name, source in transforms.items():
         if isinstance(source, str) or type(source).__module__.partition(".")[0] == "lancedb":
             others[name] = source
         else:
-            udfs[name] = _as_udf(name, source)
+            udf, columns = as_udf(name, source)
+            refuse_several(udf, name)
+            udfs.append(NewColumns(udf, columns, {name: ""}))
     return udfs, (others or None) if udfs else others
 
 
-def _as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
+def _split_list(transforms: Sequence[Any]) -> tuple[list[NewColumns], Any]:
+    """A list may hold functions of several columns, and mappings, beside what is LanceDB's."""
+    udfs: list[NewColumns] = []
+    sql: dict[str, Any] = {}
+    others: list[Any] = []
+    for item in transforms:
+        if isinstance(item, UDF | UnpackedUDF) or _is_pair(item):
+            udfs.append(_unpacked(item))
+        elif isinstance(item, Mapping):
+            found, left = _split_mapping(item)
+            udfs += found
+            sql |= left or {}
+        else:
+            others.append(item)
+    if not udfs and not sql:
+        return [], transforms
+    if others:
+        raise UserInputError(
+            f"A list of UDFs can't hold {type(others[0]).__name__}: {others[0]!r}. Add that in a "
+            "call of its own. Nothing was added."
+        )
+    return udfs, sql or None
+
+
+def _is_pair(source: Any) -> bool:
+    """Whether it is `(udf, [input columns])`, and not a list of two."""
+    if not isinstance(source, tuple) or len(source) != 2:
+        return False
+    return isinstance(source[0], UDF | UnpackedUDF) and not isinstance(source[1], UDF | UnpackedUDF)
+
+
+def _unpacked(source: Any) -> NewColumns:
+    """The columns of a function that fills several."""
+    given, columns = source if _is_pair(source) else (source, None)
+    if columns is not None:
+        columns = [columns] if isinstance(columns, str) else list(columns)
+    if isinstance(given, UDF):
+        if not given.unpacks:
+            raise InvalidUDFError(
+                f"UDF '{given.name}' fills one column, which needs a name: "
+                f"add_columns({{name: {given.name}}}). (One that returns geneva.Columns[...] fills "
+                "several, which are called like its fields.)"
+            )
+        given = UnpackedUDF(given)
+    names = {name: field.name for name, field in given.columns.items()}
+    return NewColumns(given.udf, columns, names, given.prefix)
+
+
+def refuse_several(udf: UDF, name: str) -> None:
+    """Refuse a function of several columns where one is asked for."""
+    if udf.unpacks:
+        names = ", ".join(field.name for field in udf.outputs)
+        raise InvalidUDFError(
+            f"Column {name!r} can't be given UDF '{udf.name}', which fills several: {names}. Pass "
+            f"the UDF itself, add_columns({udf.name}), or geneva.UnpackedUDF({udf.name}, "
+            "prefix=...) for other names."
+        )
+
+
+def as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
+    """A function and the columns that it reads, if these were given."""
+    if isinstance(source, UnpackedUDF):
+        return source.udf, None
     if isinstance(source, UDF):
         return source, None
     if isinstance(source, tuple | list) and len(source) == 2 and isinstance(source[0], UDF):
@@ -135,7 +230,7 @@ def _new_function(alteration: Mapping[str, Any]) -> NewFunction:
             f'"keep" must be {KEEP_COMPUTED!r} (what is computed stays, and only what failed, is '
             f"missing or stale is run with the new UDF), or be left out, not {keep!r}."
         )
-    udf, columns = _as_udf(alteration["path"], alteration["udf"])
+    udf, columns = as_udf(alteration["path"], alteration["udf"])
     if alteration.get("input_columns") is not None:
         columns = list(alteration["input_columns"])
     return NewFunction(udf, columns, keep == KEEP_COMPUTED)
@@ -151,38 +246,45 @@ def as_it_is(definition: ColumnDefinition) -> ColumnDefinition:
 
 
 def add_udf_columns(
-    ref: TableRef,
-    columns: Mapping[str, tuple[UDF, list[str] | None]],
-    declare: Declare = as_it_is,
+    ref: TableRef, columns: Sequence[NewColumns], declare: Declare = as_it_is
 ) -> None:
-    """Add computed columns in one commit, NULL everywhere."""
+    """Add computed columns in one commit, NULL everywhere.
+
+    Of a function of several columns that the table has some of, just the missing ones are added: to
+    those that it fills already.
+    """
     dataset = open_dataset(ref)
-    schema = dataset.schema
-    refuse_names_of_lance(columns)
-    for name, (udf, _) in columns.items():
-        check_column_name(name)
-        refuse_blob_inside(name, udf)
-        _refuse_unstorable(ref, dataset, name, udf)
-        clash = next((n for n in schema.names if n.lower() == name.lower()), None)
-        if clash is not None:
-            raise ColumnExistsError(
-                f"Column {name!r} already exists in table {ref.name!r}"
-                + (f" (as {clash!r}; names differ by more than case)" if clash != name else "")
-                + ". To give it another UDF use alter_columns, or drop it first."
-            )
-    resolved = {
-        name: (udf, inputs_of(udf, own, schema, name)) for name, (udf, own) in columns.items()
+    schema, fields = dataset.schema, FieldsNow.of(dataset)
+    present = {
+        name: with_present_inputs(found, fields) for name, found in read_definitions(schema).items()
     }
-    _refuse_cycles(ref, dataset, {name: inputs for name, (_, inputs) in resolved.items()})
-    fields = FieldsNow.of(dataset)
-    commit_new_columns(
-        dataset,
-        [
-            declare(_stored(dataset, define_column(fields, name, udf, inputs, stage_udf(ref, udf))))
-            for name, (udf, inputs) in resolved.items()
-        ],
+    taken = {name.lower(): name for name in schema.names}
+    resolved: list[tuple[NewColumns, tuple[str, ...], ColumnDefinition | None]] = []
+    for new in columns:
+        known = _known_group(new, schema, present.values()) if new.udf.unpacks else None
+        new = _missing(new, known, present.values())
+        for name, field in new.fields.items():
+            _check_new_column(ref, dataset, name, field, new.udf, taken)
+            taken[name.lower()] = name
+        inputs = inputs_of(new.udf, new.input_columns, schema, new.names)
+        resolved.append((new, inputs, known))
+    _refuse_cycles(
+        ref, dataset, {name: inputs for new, inputs, _ in resolved for name in new.names}
     )
-    warn_of_narrow_dictionaries(ref, {name: udf for name, (udf, _) in columns.items()})
+    definitions: list[ColumnDefinition] = []
+    for new, inputs, known in resolved:
+        if known is not None:
+            definitions += [
+                define_sibling(known, f.name, _made(new, f.name)) for f in new.fields.values()
+            ]
+            continue
+        source = FunctionSource(inputs, stage_udf(ref, new.udf))
+        definitions += define_columns(fields, new.names, new.udf, source, new.prefix)
+    commit_new_columns(
+        dataset, [declare(_stored(dataset, definition)) for definition in definitions]
+    )
+    for new, _, _ in resolved:
+        warn_of_narrow_dictionaries(ref, {name: f.type for name, f in new.fields.items()})
 
 
 def _stored(dataset: Dataset, definition: ColumnDefinition) -> ColumnDefinition:
@@ -190,12 +292,64 @@ def _stored(dataset: Dataset, definition: ColumnDefinition) -> ColumnDefinition:
     return replace(definition, arrow_field=stored_field(dataset, definition.arrow_field))
 
 
-def warn_of_narrow_dictionaries(ref: TableRef, udfs: Mapping[str, UDF]) -> None:
+def _made(new: NewColumns, name: str) -> pa.Field:
+    """The field of the function's record that a column holds."""
+    return next(field for field in new.udf.outputs if field.name == new.names[name])
+
+
+def _known_group(
+    new: NewColumns, schema: pa.Schema, present: Iterable[ColumnDefinition]
+) -> ColumnDefinition | None:
+    """A column that this very function fills already, from the same inputs; None: none is."""
+    groups = [known for known in present if known.group and known.prefix == new.prefix]
+    same = [known for known in groups if known.udf_version == new.udf.version]
+    if not same:
+        return None
+    inputs = inputs_of(new.udf, new.input_columns, schema, new.names)
+    return next((known for known in same if known.inputs == inputs), None)
+
+
+def _missing(
+    new: NewColumns, known: ColumnDefinition | None, present: Iterable[ColumnDefinition]
+) -> NewColumns:
+    """What of a function's columns is to be added: all of them, where the table has all or none."""
+    if known is None:
+        return new
+    there = {column.output for column in present if column.group == known.group}
+    names = {name: output for name, output in new.names.items() if output not in there}
+    return replace(new, names=names) if names else new
+
+
+def _check_new_column(
+    ref: TableRef,
+    dataset: Dataset,
+    name: str,
+    field: pa.Field,
+    udf: UDF,
+    taken: Mapping[str, str],
+) -> None:
+    refuse_names_of_lance([name])
+    check_column_name(name)
+    refuse_blob_inside(name, field)
+    _refuse_unstorable(ref, dataset, name, field)
+    clash = taken.get(name.lower())
+    if clash is None:
+        return
+    several = f" (one of the columns of UDF '{udf.name}')" if udf.unpacks else ""
+    how = " UnpackedUDF(udf, prefix=...) gives its columns other names." if udf.unpacks else ""
+    raise ColumnExistsError(
+        f"Column {name!r}{several} already exists in table {ref.name!r}"
+        + (f" (as {clash!r}; names differ by more than case)" if clash != name else "")
+        + f". To give it another UDF use alter_columns, or drop it first.{how}"
+    )
+
+
+def warn_of_narrow_dictionaries(ref: TableRef, kinds: Mapping[str, pa.DataType]) -> None:
     """Warn of columns that a write by others can make unreadable, in the name of who asked us."""
-    for name, udf in udfs.items():
-        if has_narrow_dictionary([udf.data_type]):
+    for name, kind in kinds.items():
+        if has_narrow_dictionary([kind]):
             warnings.warn(
-                f"Column {name!r} of table {ref.name!r} is of type {udf.data_type}. Lance joins "
+                f"Column {name!r} of table {ref.name!r} is of type {kind}. Lance joins "
                 "the dictionaries of rows that it writes together: a later compaction or update by "
                 "other means than Geneva's compact_files and optimize, can make the table "
                 "unreadable. Use int32 indices instead.",
@@ -204,12 +358,11 @@ def warn_of_narrow_dictionaries(ref: TableRef, udfs: Mapping[str, UDF]) -> None:
             )
 
 
-def refuse_blob_inside(name: str, udf: UDF) -> None:
+def refuse_blob_inside(name: str, made: pa.Field) -> None:
     """A function may return blobs, but none inside of structs or lists."""
-    made = _output_field(name, udf)
     if holds_blob(made) and not is_blob(made):
         raise InvalidUDFError(
-            f"Column {name!r} can't be of type {udf.data_type}: there are blobs inside of it. A "
+            f"Column {name!r} can't be of type {made.type}: there are blobs inside of it. A "
             "function returns one blob per row, or plain large_binary values inside of structs."
         )
     if is_blob(made) and made.type != pa.large_binary():
@@ -219,18 +372,15 @@ def refuse_blob_inside(name: str, udf: UDF) -> None:
         )
 
 
-def _output_field(name: str, udf: UDF) -> pa.Field:
-    return pa.field(name, udf.data_type, metadata=udf.field_metadata)
-
-
-def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, udf: UDF) -> None:
+def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, field: pa.Field) -> None:
     """Refuse a type whose NULLs the table's format can't hold: the table could not be changed."""
-    if is_blob(_output_field(name, udf)):
+    kind = field.type
+    if is_blob(field):
         return
-    complaint = why_not_storable(str(dataset.data_storage_version), udf.data_type)
+    complaint = why_not_storable(str(dataset.data_storage_version), kind)
     if complaint is not None:
         raise InvalidUDFError(
-            f"Column {name!r} can't be of type {udf.data_type}: a computed column is NULL until it "
+            f"Column {name!r} can't be of type {kind}: a computed column is NULL until it "
             f"is computed, and table {ref.name!r}, of storage version "
             f"{dataset.data_storage_version}, can't hold that: its updates and compactions would "
             f"fail ({complaint}). Compute a column of another type, or make the table anew with "
@@ -241,37 +391,53 @@ def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, udf: UDF) -> 
 def alter_udf_columns(
     ref: TableRef, columns: Mapping[str, NewFunction], declare: Declare = as_it_is
 ) -> None:
-    """Give columns other UDFs, in one commit. Their values stay until the next backfill."""
+    """Give columns other UDFs, in one commit. Their values stay until the next backfill.
+
+    A column that is filled together with others gets a function of all of them.
+    """
     dataset = open_dataset(ref)
     schema = dataset.schema
-    fields, changes = FieldsNow.of(dataset), []
-    fed = {
-        name: inputs_of(new.udf, new.input_columns, schema, name) for name, new in columns.items()
+    fields, changes = FieldsNow.of(dataset), dict[str, ColumnDefinition]()
+    existing = {name: _existing(schema, ref, name, new.udf) for name, new in columns.items()}
+    together = {
+        name: columns_of(schema, found) if found is not None else (name,)
+        for name, found in existing.items()
     }
-    _refuse_cycles(ref, dataset, fed)
+    fed = {
+        name: inputs_of(new.udf, new.input_columns, schema, together[name])
+        for name, new in columns.items()
+    }
+    _refuse_cycles(ref, dataset, {c: inputs for n, inputs in fed.items() for c in together[n]})
     for name, new in columns.items():
-        current = _existing(schema, ref, name, new.udf)
+        current = existing[name]
         if current is not None and new.keep:
             _check_same_inputs(ref, with_present_inputs(current, fields), fed[name])
-        digest = stage_udf(ref, new.udf)
-        changed = (
-            define_column(fields, name, new.udf, fed[name], digest)
-            if current is None
-            else redefine_column(fields, current, new.udf, fed[name], digest, keep=new.keep)
-        )
-        changes.append(declare(changed))
-    commit_redefinitions(dataset, changes)
+        source = FunctionSource(fed[name], stage_udf(ref, new.udf))
+        if current is None:
+            changed = define_columns(fields, {name: ""}, new.udf, source)
+        else:
+            changed = [
+                redefine_column(fields, column, new.udf, source, keep=new.keep)
+                for column in group_definitions(schema, current)
+            ]
+        twice = [column.name for column in changed if column.name in changes]
+        if twice:
+            raise UserInputError(
+                f"Column {twice[0]!r} of table {ref.name!r} would get two UDFs by this call: one "
+                f"call of a UDF fills {', '.join(map(repr, together[name]))}. Give one of them."
+            )
+        changes |= {column.name: declare(column) for column in changed}
+    commit_redefinitions(dataset, list(changes.values()))
 
 
 def declare_again(ref: TableRef, columns: Collection[str] | None, declare: Declare) -> list[str]:
     """Write down anew who declares functions, which stay as they are; return their columns."""
     dataset = open_dataset(ref)
     fields = FieldsNow.of(dataset)
-    found = [
-        d
-        for d in read_definitions(dataset.schema).values()
-        if columns is None or d.name in columns or d.udf_name in columns
-    ]
+    every = read_definitions(dataset.schema).values()
+    chosen = [d for d in every if columns is None or d.name in columns or d.udf_name in columns]
+    ids = {d.computation_id for d in chosen}
+    found = [d for d in every if d.computation_id in ids]
     present = [d if reads_source(d.arrow_field) else with_present_inputs(d, fields) for d in found]
     if present:
         commit_redefinitions(dataset, [declare(definition) for definition in present])
@@ -362,11 +528,17 @@ def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str,
 
 
 def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDefinition | None:
+    """The definition of a column that gets another function; None: it was a plain one."""
     if name not in schema.names:
         raise ColumnNotFoundError(
             f"Column {name!r} is not defined in this table ({ref.name!r})."
             + (did_you_mean(name, schema.names) or f" It has {schema.names}.")
         )
+    current = read_definition(schema, name)
+    if current is not None and current.group:
+        _check_same_columns(ref, group_definitions(schema, current), udf)
+        return current
+    refuse_several(udf, name)
     kind = value_type(schema.field(name).type)
     if udf.data_type != kind:
         raise TypeMismatchError(
@@ -374,25 +546,49 @@ def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDe
             f"{udf.data_type}. Declare the UDF with data_type={kind}, or drop the column and add "
             "it anew."
         )
-    return read_definition(schema, name)
+    return current
 
 
-def inputs_of(udf: UDF, own: list[str] | None, schema: pa.Schema, column: str) -> tuple[str, ...]:
-    """The columns that a UDF reads, checked against the table."""
+def _check_same_columns(ref: TableRef, columns: Sequence[ColumnDefinition], udf: UDF) -> None:
+    """Refuse a function that can't fill what another one fills together."""
+    names = ", ".join(repr(column.name) for column in columns)
+    made = {field.name: field.type for field in udf.outputs} if udf.unpacks else {}
+    for column in columns:
+        if column.output not in made:
+            raise TypeMismatchError(
+                f"Columns {names} of table {ref.name!r} are filled by one call: another UDF for "
+                f"them returns geneva.Columns[...] with a field {column.output!r}, too, and UDF "
+                f"{udf.name!r} has {list(made) or 'no fields'}. Add it, or drop column "
+                f"{column.name!r} first."
+            )
+        if made[column.output] != column.arrow_field.type:
+            raise TypeMismatchError(
+                f"Type mismatch for column {column.name!r}: it is {column.arrow_field.type}, and "
+                f"field {column.output!r} of UDF {udf.name!r} is {made[column.output]}. Declare "
+                "the field with the column's type, or drop the column and add it anew."
+            )
+
+
+def inputs_of(
+    udf: UDF, own: list[str] | None, schema: pa.Schema, columns: Collection[str]
+) -> tuple[str, ...]:
+    """The columns that a UDF reads to fill `columns`, checked against the table."""
     bound = udf.with_inputs(own) if own is not None else udf
     if bound.input_columns is None:
-        made_of_it = _made_from(schema, column)
+        made_of_it = _made_from(schema, columns)
         others = [field for field in visible_schema(schema) if field.name not in made_of_it]
         schema = pa.schema([field for field in others if not holds_blob(field)])
     inputs = tuple(found.path for found in resolve_inputs(bound, schema))
-    if column in inputs or any(path.split(".")[0] == column for path in inputs):
-        raise InvalidUDFError(f"Column {column!r} can't be computed from itself.")
+    for path in inputs:
+        itself = next((c for c in columns if c in (path, path.split(".")[0])), None)
+        if itself is not None:
+            raise InvalidUDFError(f"Column {itself!r} can't be computed from itself.")
     return inputs
 
 
-def _made_from(schema: pa.Schema, column: str) -> set[str]:
-    """A column, and the computed columns that are made from it."""
-    found, definitions = {column}, read_definitions(schema)
+def _made_from(schema: pa.Schema, columns: Collection[str]) -> set[str]:
+    """Some columns, and the computed columns that are made from them."""
+    found, definitions = set(columns), read_definitions(schema)
     while more := {
         name
         for name, definition in definitions.items()
@@ -412,8 +608,8 @@ def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePe
     if isinstance(source, Chunker):
         source.check_bound()
         source = source.udf
-    udf, own = _as_udf("preview", source)
-    return udf.with_inputs(inputs_of(udf, own, visible_schema(dataset.schema), ""))
+    udf, own = as_udf("preview", source)
+    return udf.with_inputs(inputs_of(udf, own, visible_schema(dataset.schema), ()))
 
 
 def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
@@ -498,13 +694,15 @@ def definition_for(
         definition = with_present_inputs(required_definition(schema, ref.name, column), fields)
         _check_inputs_present(definition, schema)
         return definition
-    function, own = _as_udf(column, udf)
+    function, own = as_udf(column, udf)
     current = _existing(schema, ref, column, function)
-    inputs = inputs_of(function, own, schema, column)
-    _refuse_cycles(ref, dataset, {column: inputs})
+    together = columns_of(schema, current) if current is not None else (column,)
+    inputs = inputs_of(function, own, schema, together)
+    _refuse_cycles(ref, dataset, dict.fromkeys(together, inputs))
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
+    source = FunctionSource(inputs, digest)
     if current is not None:
-        override = declare(redefine_column(fields, current, function, inputs, digest))
+        override = declare(redefine_column(fields, current, function, source))
         if retry_failed:
             present = with_present_inputs(current, fields)
             _check_same_inputs(ref, present, inputs)
@@ -512,7 +710,8 @@ def definition_for(
             if store:
                 _keep_values_of(ref, column, override)
         return replace(override, overrides=True)
-    definition = declare(define_column(fields, column, function, inputs, digest))
+    (made,) = define_columns(fields, {column: ""}, function, source)
+    definition = declare(made)
     if store:
         commit_redefinitions(dataset, [definition])
     return definition
@@ -531,9 +730,12 @@ def _keep_values_of(ref: TableRef, column: str, override: ColumnDefinition) -> N
     stored = read_definition(dataset.schema, column)
     if stored is None or stored.uuid != override.uuid:
         return
-    kept = with_kept_version(stored, override.udf_version)
-    if kept != stored:
-        commit_redefinitions(dataset, [kept])
+    version = override.udf_version
+    every = group_definitions(dataset.schema, stored)
+    kept = [(found, with_kept_version(found, version)) for found in every]
+    changed = [now for before, now in kept if now != before]
+    if changed:
+        commit_redefinitions(dataset, changed)
 
 
 def _check_inputs_present(definition: ColumnDefinition, schema: pa.Schema) -> None:
@@ -605,15 +807,18 @@ def cleanup(
 def alter_view_column(
     ref: TableRef, source: Dataset, name: str, new: NewFunction, declare: Declare = as_it_is
 ) -> None:
-    """Give a view's UDF column another UDF over the source's columns."""
+    """Give a view's UDF column, and those filled with it, another UDF over the source's columns."""
     view = open_dataset(ref)
     current = _existing(view.schema, ref, name, new.udf)
     if current is None:
         raise InvalidUDFError(f"Column {name!r} of view {ref.name!r} is not computed by a UDF.")
-    inputs = inputs_of(new.udf, new.input_columns, source.schema, name)
+    inputs = inputs_of(new.udf, new.input_columns, source.schema, (name,))
     if new.keep:
         _check_same_inputs(ref, current, inputs)
-    digest = stage_udf(ref, new.udf)
+    made = FunctionSource(inputs, stage_udf(ref, new.udf))
     now = FieldsNow.of(source)
-    changed = redefine_column(now, current, new.udf, inputs, digest, keep=new.keep)
-    commit_redefinitions(view, [declare(changed)])
+    changed = [
+        redefine_column(now, column, new.udf, made, keep=new.keep)
+        for column in group_definitions(view.schema, current)
+    ]
+    commit_redefinitions(view, [declare(column) for column in changed])

@@ -33,7 +33,8 @@ def evaluate(
 
     Functions find the variables of `env`, and their own; whoever asks for the rows does not.
     """
-    paths = [p for c in columns if c.kind is not ColumnKind.SQL for p in c.inputs]
+    reads = (p for c in columns if c.kind is not ColumnKind.SQL for p in c.inputs)
+    paths = list(dict.fromkeys(reads))
     reader = RowReader(dataset, paths, [c.expression for c in columns if c.kind is ColumnKind.SQL])
     size = batch_size or _window(dataset, [p for c in columns for p in c.inputs], ref)
 
@@ -46,37 +47,53 @@ def evaluate(
 
     with ExitStack() as open_functions:
         appliers = {
-            c.name: open_functions.enter_context(Applier(c.udf, pa.field(c.name, c.udf.data_type)))
-            for c in columns
-            if c.udf is not None
+            key: open_functions.enter_context(_applier([c for c in columns if _call(c) == key]))
+            for key in dict.fromkeys(_call(c) for c in columns if c.udf is not None)
         }
         for start in range(0, len(ids), size):
             for _, taken in in_parts(take, ids[start : start + size]):
-                yield from _laid_out(columns, _computed(columns, taken, appliers, env))
+                yield from _laid_out(columns, _computed(columns, paths, taken, appliers, env))
 
 
 def _computed(
     columns: Sequence[QueryColumn],
+    paths: Sequence[str],
     taken: Sequence[pa.Array],
     appliers: Mapping[str, Applier],
     env: Mapping[str, str],
 ) -> dict[str, pa.Array]:
-    """The columns of rows that were read: `taken` is first what paths read, then what SQL gave."""
-    paths = sum(len(c.inputs) for c in columns if c.kind is not ColumnKind.SQL)
-    read, of_sql = iter(taken[:paths]), iter(taken[paths:])
+    """The columns of rows that were read: `taken` is what `paths` read, and then what SQL gave."""
+    plain, of_sql = dict(zip(paths, taken, strict=False)), iter(taken[len(paths) :])
+    given: dict[str, Iterator[pa.Array]] = {}
     arrays: dict[str, pa.Array] = {}
     for c in columns:
         if c.kind is ColumnKind.SQL:
             arrays[c.name] = next(of_sql)
             continue
-        inputs = [next(read) for _ in c.inputs]
         if c.udf is None:
-            (arrays[c.name],) = inputs
+            arrays[c.name] = plain[c.inputs[0]]
             continue
-        with trying_functions(env):
-            enter_function(c.udf)
-            arrays[c.name] = _applied(appliers[c.name], inputs, c.inputs)
+        call = _call(c)
+        if call not in given:
+            inputs = [plain[path] for path in c.inputs]
+            with trying_functions(env):
+                enter_function(c.udf)
+                given[call] = iter(_applied(appliers[call], inputs, c.inputs))
+        arrays[c.name] = next(given[call])
     return arrays
+
+
+def _call(column: QueryColumn) -> str:
+    """What columns of the same call have in common."""
+    return column.call or column.name
+
+
+def _applier(columns: Sequence[QueryColumn]) -> Applier:
+    """The function of some columns, which are all of one call."""
+    udf = columns[0].udf
+    assert udf is not None
+    fields = tuple(column.output for column in columns) if udf.unpacks else None
+    return Applier(udf, pa.field(columns[0].name, udf.data_type), fields=fields)
 
 
 def _window(dataset: Dataset, paths: Sequence[str], ref: TableRef) -> int:
@@ -88,11 +105,15 @@ def _window(dataset: Dataset, paths: Sequence[str], ref: TableRef) -> int:
     return window_rows(snapshot.schema, paths, sizes, rows)
 
 
-def _applied(applier: Applier, inputs: Sequence[pa.Array], paths: Sequence[str]) -> pa.Array:
+def _applied(
+    applier: Applier, inputs: Sequence[pa.Array], paths: Sequence[str]
+) -> Sequence[pa.Array]:
+    """What a function gives for some rows, column by column."""
     batch = pa.RecordBatch.from_arrays(inputs, names=list(paths))
     size = applier.udf.batch_size or batch.num_rows or 1
-    parts = [applier.apply(batch.slice(start, size)) for start in range(0, batch.num_rows, size)]
-    return pa.concat_arrays(parts) if parts else applier.apply(batch)
+    starts = range(0, max(batch.num_rows, 1), size)
+    parts = [applier.run(batch.slice(start, size)).values for start in starts]
+    return [pa.concat_arrays(arrays) for arrays in zip(*parts, strict=True)]
 
 
 def _laid_out(

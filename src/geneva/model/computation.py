@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -24,6 +25,19 @@ RECEIPT_PREFIX = "__receipt_"
 def receipt_name(column_id: str) -> str:
     """The hidden column that holds the receipts of a computed column."""
     return f"{RECEIPT_PREFIX}{column_id[:12]}"
+
+
+_JOINT = ", "
+
+
+def joined_name(names: Sequence[str]) -> str:
+    """What columns that are filled together are called, in plans and in the history of jobs."""
+    return _JOINT.join(names)
+
+
+def is_named(name: str, column: str) -> bool:
+    """Whether a name is that of a column, or of columns that it is filled together with."""
+    return name == column or column in name.split(_JOINT)
 
 
 MIXED = "mixed-"
@@ -45,7 +59,13 @@ class Output:
     name: str
     field_ids: tuple[int, ...]
     """The ids that data files list for it."""
-    type: pa.DataType = field(default_factory=pa.null)
+    type: pa.DataType = dataclass_field(default_factory=pa.null)
+    column_id: str = ""
+    """The column's own identity; empty for columns that no function fills."""
+    field: str = ""
+    """The field of the function's record that it holds; empty: the function's value itself."""
+    declaration: str = dataclass_field(default="", compare=False)
+    """What was claimed when it was declared, and who signed that (`geneva.trust.claims`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +126,6 @@ class Udf:
     """The policy for rows that fail, as JSON; empty: fail fast."""
     memoize: bool = False
     """Whether rows with equal inputs share one call."""
-    declaration: str = ""
-    """What was claimed when it was declared, and who signed that (`geneva.trust.claims`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +184,16 @@ class Computation:
     id: str
     """Identity: never reused, while names and field ids are."""
     name: str
-    """What people call it: the column's name."""
+    """What people call it: the column's name, or those of all its columns (`joined_name`)."""
     version: str
     """Fingerprint of the function's meaning, or what the user gave as such."""
     outputs: tuple[Output, ...]
     """The columns that are filled together."""
     program: Program
     inputs: tuple[Input, ...] = ()
-    receipt: Output | None = None
-    """The hidden column of receipts: what each row was computed from. None: there is none."""
+    receipts: tuple[Output, ...] = ()
+    """The hidden columns of receipts, one for each output: what each value was computed from. None
+    of them is there, or all are."""
     source: Source | None = None
     """Where the inputs are, when not in the table itself."""
     partition_rows: PartitionRows | None = None
@@ -190,13 +209,33 @@ class Computation:
     """Whether values may have been computed before the column had receipts."""
     is_override: bool = False
     """Whether the function is one for a single run, and not the column's own."""
-    sizes: Sizes = field(default_factory=Sizes)
-    resources: Resources = field(default_factory=Resources)
+    sizes: Sizes = dataclass_field(default_factory=Sizes)
+    resources: Resources = dataclass_field(default_factory=Resources)
 
     @property
     def written(self) -> tuple[Output, ...]:
         """The columns of its data files: what is computed, and the receipts."""
-        return self.outputs if self.receipt is None else (*self.outputs, self.receipt)
+        return (*self.outputs, *self.receipts)
+
+    @property
+    def facets(self) -> tuple[Computation, ...]:
+        """One computation for each output whose values are right or not by themselves.
+
+        Columns that a view carries over are judged together.
+        """
+        if len(self.outputs) == 1 or isinstance(self.program, Carry):
+            return (self,)
+        every = ((receipt,) for receipt in self.receipts)
+        receipts: list[tuple[Output, ...]] = [*every] or [()] * len(self.outputs)
+        return tuple(
+            replace(self, name=output.name, outputs=(output,), receipts=own)
+            for output, own in zip(self.outputs, receipts, strict=True)
+        )
+
+    def facet(self, column: str) -> Computation:
+        """The one of an output, or the only one."""
+        facets = self.facets
+        return next((found for found in facets if found.name == column), facets[0])
 
     @property
     def output_ids(self) -> tuple[int, ...]:

@@ -72,6 +72,12 @@ class ColumnDefinition:
     """Column paths, in the order of the function's parameters."""
     input_fields: tuple[tuple[int, str], ...] = ()
     """Each input's own field id and its type, which outlive a renaming."""
+    group: str = ""
+    """Identity of the columns that one call fills together; empty: it fills this one alone."""
+    output: str = ""
+    """Which field of the function's record it holds; empty: the function's value itself."""
+    prefix: str = ""
+    """What the names of the group's columns begin with, before the names of the fields."""
     nullable: bool = True
     """Whether the function may return NULL."""
     overrides: bool = False
@@ -100,6 +106,11 @@ class ColumnDefinition:
     """What the function needs, as of when it was declared: a `GenevaManifest` as JSON."""
     declaration: str = ""
     """What was claimed when it was declared, and who signed that (`geneva.trust.claims`)."""
+
+    @property
+    def computation_id(self) -> str:
+        """The identity of what computes it: its own, or that of its group."""
+        return self.group or self.uuid
 
 
 class Reason(StrEnum):

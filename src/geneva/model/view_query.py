@@ -59,6 +59,8 @@ class ViewColumn:
     udf_version: str = ""
     udf_digest: str = ""
     """SHA-256 of the pickled function, which is in the view's `_udfs` folder."""
+    output: str = ""
+    """Which field of the function's record it is; empty: the function's value itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,10 @@ class QueryColumn:
     """What comes out: one field, or all that the chunker yields."""
     udf: UDF | None = None
     """The function, fed from `inputs`; of a chunker the one that returns lists."""
+    output: str = ""
+    """Which field of the function's record it is; empty: the function's value itself."""
+    call: str = ""
+    """Columns of the same call have the same; empty: it is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +223,7 @@ def _udf_record(column: ViewColumn) -> dict[str, Any]:
         "udf": f"_udfs/{column.udf_digest}",
         "udf_name": column.udf_name,
         "udf_version": column.udf_version,
+        **({"output": column.output} if column.output else {}),
     }
 
 
@@ -229,4 +236,5 @@ def _read_column(stored: Mapping[str, Any]) -> ViewColumn:
         udf_name=stored.get("udf_name", ""),
         udf_version=stored.get("udf_version", ""),
         udf_digest=stored.get("udf", "").removeprefix("_udfs/"),
+        output=stored.get("output", ""),
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import reduce
 
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Reason
@@ -31,12 +32,9 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FragmentState:
-    """What storage knows of one fragment and one computation, and what was asked for."""
+class OutputState:
+    """What storage knows of one output of a computation in one fragment."""
 
-    fragment_id: int
-    physical_rows: int
-    live: RowSet
     valid: RowSet
     """Rows whose committed value is right for the current UDF and inputs."""
     reason: Reason
@@ -53,6 +51,17 @@ class FragmentState:
     """Rows on which an earlier UDF failed, or this one given other inputs; None: none."""
     left_out: RowSet | None = None
     """Rows that stay as they are, because their inputs can't be read; None: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentState:
+    """What storage knows of one fragment and one computation, and what was asked for."""
+
+    fragment_id: int
+    physical_rows: int
+    live: RowSet
+    outputs: tuple[OutputState, ...]
+    """One for each output of the computation, in order."""
     selected: RowSet | None = None
     """The rows that an explicit where clause matches; None: no clause was given."""
     only_stale: bool = False
@@ -64,6 +73,43 @@ class FragmentState:
     retry_failed: bool = False
     """Whether just the rows that failed are asked for."""
 
+    @property
+    def valid(self) -> RowSet:
+        """Rows of which every output is right."""
+        return common_rows([output.valid for output in self.outputs])
+
+    @property
+    def stale(self) -> RowSet:
+        """Rows of which an output is of another UDF or of other inputs."""
+        return all_rows(self.physical_rows, [output.stale for output in self.outputs])
+
+    @property
+    def failed(self) -> RowSet:
+        """Rows on which the current UDF failed, given the current inputs."""
+        return all_rows(self.physical_rows, [output.failed for output in self.outputs])
+
+
+def common_rows(sets: Sequence[RowSet]) -> RowSet:
+    """The rows that are in every one of some sets."""
+    return reduce(RowSet.intersect, sets)
+
+
+def all_rows(size: int, sets: Iterable[RowSet | None]) -> RowSet:
+    """The rows that are in any of some sets."""
+    return reduce(RowSet.union, (rows for rows in sets if rows is not None), RowSet.empty(size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputPlan:
+    """What one output of a computation gets in a fragment. Its other rows stay as they are."""
+
+    place: int
+    """Which output it is."""
+    compute: RowSet
+    """Rows that get a new value."""
+    adopt: RowSet
+    """Rows that keep their value and get a receipt for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentPlan:
@@ -73,16 +119,18 @@ class FragmentPlan:
     physical_rows: int
     action: Action
     reason: Reason
+    outputs: tuple[OutputPlan, ...]
+    """The outputs that are written: those that are right as they are keep their files."""
     compute: RowSet
-    """Rows that get a new value."""
+    """Rows of which an output gets a new value."""
     valid_after: RowSet
-    """Rows whose value is right once this is committed."""
+    """Rows of which every output that is written is right once this is committed."""
     complete: bool
     """Whether no live row is left to compute afterwards."""
     keeps_old: bool
     """Whether some rows keep the value they have."""
     adopt: RowSet
-    """Rows that keep their value and get a receipt for it."""
+    """Rows of which an output keeps its value and gets a receipt for it."""
     covered: tuple[RowRange, ...] = ()
     """Ranges whose results are in the checkpoint store already, disjoint and ascending."""
     run: RowSet | None = None
@@ -107,6 +155,11 @@ class FragmentPlan:
         """How much work it is, in rows that the UDF is called for."""
         return self.rows_to_run or self.adopt.count // _ADOPTED_PER_RUN
 
+    def computed_in(self, place: int) -> RowSet:
+        """The rows that get another value of one output."""
+        found = (output.compute for output in self.outputs if output.place == place)
+        return next(found, RowSet.empty(self.physical_rows))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillPlan:
@@ -120,6 +173,8 @@ class BackfillPlan:
     where: str | None
     inputs: tuple[str, ...] = field(default=(), compare=False)
     """The columns that the function reads, in the order of its parameters."""
+    columns: tuple[str, ...] = field(default=(), compare=False)
+    """The columns that it fills, all by one call."""
     fragments: tuple[FragmentPlan, ...]
     """The fragments that need something; those that don't are only counted."""
     skipped_fragments: int
@@ -230,25 +285,47 @@ class BackfillPlan:
 
 def plan_fragment(state: FragmentState) -> FragmentPlan:
     """Decide what one fragment needs."""
-    compute, adopt, reason = _wanted(state)
+    wanted = [_wanted(state, output) for output in state.outputs]
+    size = state.physical_rows
+    compute = all_rows(size, [rows for rows, _, _ in wanted])
+    # A row that failed would fail again: but where it is called anyway, all its outputs take that.
+    every = [
+        OutputPlan(place=place, compute=rows.union(compute.intersect(found.failed)), adopt=adopt)
+        for place, (found, (rows, adopt, _)) in enumerate(zip(state.outputs, wanted, strict=True))
+    ]
+    outputs = tuple(output for output in every if output.compute or output.adopt)
+    written = [(state.outputs[output.place], output) for output in outputs]
     # Of a deleted row nothing is said: its value may be gone, and a restored version has it live.
-    valid_after = state.valid.union(compute).union(adopt).intersect(state.live)
+    right = [found.valid.union(new.compute).union(new.adopt) for found, new in written]
+    valid_after = common_rows(right or [state.valid]).intersect(state.live)
+    failed = [found.failed.minus(new.compute) for found, new in written]
+    failed_after = common_rows(failed or [o.failed for o in state.outputs]).intersect(state.live)
+    adopt = all_rows(size, [output.adopt for output in outputs])
     action = _action(state, compute, adopt)
     computes = action is Action.COMPUTE
+    reasons = [why for rows, adopted, why in wanted if (rows if compute else adopted)]
     return FragmentPlan(
         fragment_id=state.fragment_id,
-        physical_rows=state.physical_rows,
+        physical_rows=size,
         action=action,
-        reason=Reason.UP_TO_DATE if action is Action.SKIP else reason,
+        reason=reasons[0] if reasons else Reason.UP_TO_DATE,
+        outputs=outputs,
         compute=compute,
         valid_after=valid_after,
         complete=not state.live.minus(valid_after),
-        keeps_old=state.has_output and bool(state.live.minus(compute)),
+        keeps_old=any(
+            found.has_output and bool(state.live.minus(new.compute))
+            for found, new in (written or [(o, _no_plan(size)) for o in state.outputs])
+        ),
         adopt=adopt,
-        covered=disjoint(state.checkpointed, state.physical_rows) if computes else (),
+        covered=disjoint(state.checkpointed, size) if computes else (),
         run=compute.minus(state.reused) if state.reused is not None else None,
-        failed_after=state.failed.intersect(state.live).minus(compute) or None,
+        failed_after=failed_after or None,
     )
+
+
+def _no_plan(size: int) -> OutputPlan:
+    return OutputPlan(place=0, compute=RowSet.empty(size), adopt=RowSet.empty(size))
 
 
 def without_calls(plan: FragmentPlan, *, has_output: bool) -> FragmentPlan | None:
@@ -263,8 +340,10 @@ def without_calls(plan: FragmentPlan, *, has_output: bool) -> FragmentPlan | Non
     if not known:
         return None
     left = plan.compute.minus(known)
+    outputs = [replace(o, compute=o.compute.intersect(known)) for o in plan.outputs]
     return replace(
         plan,
+        outputs=tuple(output for output in outputs if output.compute or output.adopt),
         compute=known,
         valid_after=plan.valid_after.minus(left),
         complete=plan.complete and not left,
@@ -273,22 +352,22 @@ def without_calls(plan: FragmentPlan, *, has_output: bool) -> FragmentPlan | Non
     )
 
 
-def _wanted(state: FragmentState) -> tuple[RowSet, RowSet, Reason]:
+def _wanted(state: FragmentState, output: OutputState) -> tuple[RowSet, RowSet, Reason]:
     """Rows that get a new value, rows that get a receipt alone, and why."""
     selected = state.live if state.selected is None else state.live.intersect(state.selected)
-    if state.left_out is not None:
-        selected = selected.minus(state.left_out)
+    if output.left_out is not None:
+        selected = selected.minus(output.left_out)
     nothing = RowSet.empty(state.physical_rows)
     if state.retry_failed:
-        failed = state.failed
-        if state.failed_before is not None:
-            failed = failed.union(state.failed_before)
+        failed = output.failed
+        if output.failed_before is not None:
+            failed = failed.union(output.failed_before)
         return failed.intersect(selected), nothing, Reason.FAILED
     if state.selected is not None and not state.only_stale:
         return selected, nothing, Reason.ASKED
-    adopt = state.adopt.intersect(selected)
+    adopt = output.adopt.intersect(selected)
     # A row that failed would fail again: it waits for another UDF, other inputs, or a wish.
-    return selected.minus(state.valid).minus(state.failed).minus(adopt), adopt, state.reason
+    return selected.minus(output.valid).minus(output.failed).minus(adopt), adopt, output.reason
 
 
 def _action(state: FragmentState, compute: RowSet, adopt: RowSet) -> Action:
@@ -297,15 +376,26 @@ def _action(state: FragmentState, compute: RowSet, adopt: RowSet) -> Action:
     return Action.ADOPT if adopt else Action.SKIP
 
 
-def after_inputs_changed(state: FragmentState, changed: RowSet) -> FragmentState:
-    """The state after inputs of some rows were computed anew: they may all be other ones."""
+def after_inputs_changed(
+    state: FragmentState, changed: RowSet, supplied: Sequence[RowSet]
+) -> FragmentState:
+    """The state after inputs of some rows were computed anew: they may all be other ones.
+
+    What a person wrote (`supplied`, by output) is adopted with whatever inputs it has then.
+    """
     changed = changed.intersect(state.live)
-    return replace(
-        state,
-        valid=state.valid.minus(changed),
-        adopt=state.adopt.minus(changed),
-        reason=state.reason if state.live.minus(state.valid) else Reason.UPSTREAM,
-    )
+
+    def after(output: OutputState, kept: RowSet) -> OutputState:
+        others = changed.minus(kept)
+        return replace(
+            output,
+            valid=output.valid.minus(others),
+            adopt=output.adopt.minus(others),
+            reason=output.reason if state.live.minus(output.valid) else Reason.UPSTREAM,
+        )
+
+    pairs = zip(state.outputs, supplied, strict=True)
+    return replace(state, outputs=tuple(after(output, kept) for output, kept in pairs))
 
 
 def choose_fragments(plans: Iterable[FragmentPlan], limit: int | None) -> tuple[FragmentPlan, ...]:

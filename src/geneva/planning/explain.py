@@ -17,7 +17,8 @@ def explain(plan: BackfillPlan) -> str:
     first = [explain(upstream) for upstream in plan.upstream]
     lines = [
         *first,
-        f"Backfill of column {plan.column!r} of table {plan.table!r} at version {plan.version}",
+        f"Backfill of {named_columns(plan.columns or (plan.column,))} of table {plan.table!r} at "
+        f"version {plan.version}",
         f"  UDF        {plain(plan.udf_name)} (version {plain(plan.udf_version)})",
         f"  reads      {plain(_listed(plan.inputs))}",
         f"  where      {'rows not yet computed' if plan.where is None else plain(plan.where)}",
@@ -59,6 +60,13 @@ def explain(plan: BackfillPlan) -> str:
         lines.append(f"  checked    {count(plan.checked_rows, 'row')} by receipt")
     lines.extend(f"  note       {plain(note)}" for note in plan.notes)
     return "\n".join(lines)
+
+
+def named_columns(names: tuple[str, ...]) -> str:
+    """One column, or several that are filled together."""
+    if len(names) == 1:
+        return f"column {names[0]!r}"
+    return f"columns {', '.join(map(repr, names))} (one call fills them all)"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -14,7 +14,7 @@ def stale_outside_clause(states: Iterable[FragmentState]) -> str | None:
     stale = sum(
         state.stale.intersect(state.live).minus(state.selected).count
         for state in states
-        if state.selected is not None and state.stale is not None and not state.retry_failed
+        if state.selected is not None and not state.retry_failed
     )
     if not stale:
         return None

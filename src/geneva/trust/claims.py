@@ -103,17 +103,19 @@ def claim_of_definition(definition: ColumnDefinition, by: str, at: str) -> Claim
     )
 
 
-def claim_of(computation: Computation) -> Claim:
-    """What would run, as the table says now: the claim that has to be proven."""
+def claims_of(computation: Computation) -> tuple[Claim, ...]:
+    """What would run, as the table says now, for each column: the claims that have to be proven."""
     assert isinstance(computation.program, Udf)
-    (output,) = computation.outputs
     fields = [found.field_ids for found in computation.inputs]
-    return Claim(
-        column=computation.id,
-        digest=computation.program.digest,
-        type=type_text(output.type),
-        inputs=computation.input_paths,
-        input_fields=tuple(ids[0] if len(ids) == 1 else -1 for ids in fields),
+    return tuple(
+        Claim(
+            column=output.column_id,
+            digest=computation.program.digest,
+            type=type_text(output.type),
+            inputs=computation.input_paths,
+            input_fields=tuple(ids[0] if len(ids) == 1 else -1 for ids in fields),
+        )
+        for output in computation.outputs
     )
 
 

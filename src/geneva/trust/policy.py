@@ -18,7 +18,14 @@ from geneva.model.computation import Computation, Permit, Udf
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.uris import without_credentials
 from geneva.model.view_query import CHUNKS, HIDDEN_SUFFIX
-from geneva.trust.claims import Declaration, claim_of, claim_of_definition, mismatch, signed
+from geneva.trust.claims import (
+    Claim,
+    Declaration,
+    claim_of_definition,
+    claims_of,
+    mismatch,
+    signed,
+)
 from geneva.trust.keys import SigningKey, VerifyingKey, read_keys, read_signing_key
 
 ALL, SIGNED = "all", "signed"
@@ -127,30 +134,36 @@ class Trust:
         """What is known of a function before it runs."""
         program = computation.program
         assert isinstance(program, Udf)
-        present = claim_of(computation)
-        stored = Declaration.parse(program.declaration)
-        claim = stored.claim
-        key, doubt = self._signer(stored)
-        if key is not None:
-            assert claim is not None
-            wrong = mismatch(claim, present)
-            if wrong is not None:
-                key, doubt = None, f"its signature does not fit: {wrong}"
+        claims = claims_of(computation)
+        stored = [Declaration.parse(output.declaration) for output in computation.outputs]
+        looked = [self._proven(*pair) for pair in zip(claims, stored, strict=True)]
+        # One call fills all columns: it is trusted for these where it is for each of them.
+        key, doubt = next((found for found in looked if found[0] is None), looked[0])
+        claim, accepted = stored[0].claim, self.accepted()
         return StoredFunction(
             database=self.database,
             table=ref.name.removesuffix(HIDDEN_SUFFIX),
             column=program.name if computation.name == CHUNKS else computation.name,
             name=program.name,
             digest=program.digest,
-            type=present.type,
-            inputs=present.inputs,
+            type=", ".join(present.type for present in claims),
+            inputs=claims[0].inputs,
             declared_by=claim.by if claim is not None else "",
             declared_at=claim.at if claim is not None else "",
             signed_by=key,
             doubt=doubt,
-            accepted=present.id in self.accepted(),
-            claim_id=present.id,
+            accepted=all(present.id in accepted for present in claims),
+            claim_id=" ".join(present.id for present in claims),
         )
+
+    def _proven(self, present: Claim, stored: Declaration) -> tuple[str | None, str]:
+        """The trusted key that has signed a claim for what would run; or None, and why."""
+        key, doubt = self._signer(stored)
+        if key is None:
+            return None, doubt
+        assert stored.claim is not None
+        wrong = mismatch(stored.claim, present)
+        return (key, "") if wrong is None else (None, f"its signature does not fit: {wrong}")
 
     def _signer(self, stored: Declaration) -> tuple[str | None, str]:
         """The trusted key that has signed a declaration; or None, and why."""
@@ -173,8 +186,7 @@ class Trust:
         """Let a function run on this machine from now on, for this very use."""
         file = self._file()
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        line = {
-            "claim": function.claim_id,
+        about = {
             "digest": function.digest,
             "function": function.name,
             "database": without_credentials(function.database),
@@ -183,12 +195,13 @@ class Trust:
             "at": datetime.now(UTC).isoformat(),
         }
         with _private(file, os.O_APPEND) as out:
-            out.write(json.dumps(line) + "\n")
+            for claim in function.claim_id.split():
+                out.write(json.dumps({"claim": claim, **about}) + "\n")
 
     def forget(self, function: StoredFunction) -> bool:
         """Take an acceptance back; whether there was one."""
         lines = self._accepted_lines()
-        kept = [line for line in lines if line["claim"] != function.claim_id]
+        kept = [line for line in lines if line["claim"] not in function.claim_id.split()]
         if len(kept) == len(lines):
             return False
         file = self._file()

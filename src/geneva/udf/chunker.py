@@ -14,7 +14,7 @@ import itertools
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, overload
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +31,8 @@ from geneva.udf.call import (
     signature_of,
 )
 from geneva.udf.declare import UDF, StatefulCallable, UDFArgType, UDFOptions, udf
+from geneva.udf.records import OutputSchema, checked_record, declared_record
 from geneva.udf.types import UnclearTypeError, arrow_type_of, without_optional
-
-OutputSchema: TypeAlias = pa.Schema | pa.StructType | Sequence[pa.Field]
 
 PARENT_ROW = "parent_row"
 """The column by which rows say, with batch=True, which row of the batch they are of."""
@@ -227,23 +226,13 @@ def declared_struct(
     """The struct of a row, as it was given."""
     if schema is not None and data_type is not None:
         raise InvalidUDFError(f"{what} '{name}': give output_schema or data_type, not both.")
-    given = schema if schema is not None else data_type
-    if given is None:
+    if schema is not None:
+        return declared_record(what, name, schema)
+    if data_type is None:
         return None
-    if isinstance(given, pa.DataType):
-        struct = given.value_type if pa.types.is_list(given) else given
-        if not pa.types.is_struct(struct):
-            raise InvalidUDFError(
-                f"{what} '{name}': data_type is the struct of one row, not {given}."
-            )
-    else:
-        try:
-            struct = pa.struct(list(given))
-        except (TypeError, pa.ArrowException) as error:
-            raise InvalidUDFError(
-                f"{what} '{name}': output_schema is a pa.schema([...]), not {given!r}."
-            ) from error
-    return _checked(what, name, struct)
+    is_list = isinstance(data_type, pa.DataType) and pa.types.is_list(data_type)
+    given = data_type.value_type if is_list else data_type
+    return declared_record(what, name, given, "data_type")
 
 
 def _annotated(name: str, called: Any) -> pa.StructType:
@@ -257,22 +246,13 @@ def _annotated(name: str, called: Any) -> pa.StructType:
             try:
                 struct = arrow_type_of(item[0])
                 if pa.types.is_struct(struct):
-                    return _checked("Chunker", name, struct)
+                    return checked_record("Chunker", name, struct)
             except UnclearTypeError as error:
                 reason = str(error)
     raise InvalidUDFError(
         f"Chunker '{name}': can't tell the columns of its rows, because {reason}. Pass them, for "
         f'example @chunker(output_schema=pa.schema([("text", pa.string())])).'
     )
-
-
-def _checked(what: str, name: str, struct: pa.StructType) -> pa.StructType:
-    names = [field.name for field in struct]
-    if not names or len(set(names)) < len(names):
-        raise InvalidUDFError(
-            f"{what} '{name}': rows need one or more columns of different names, not {names}."
-        )
-    return struct
 
 
 def _takes_batch(batch: pa.RecordBatch) -> Any:

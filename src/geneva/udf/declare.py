@@ -21,6 +21,7 @@ from geneva.udf.call import (
     PREPARE,
     StatefulCallable,
     UDFArgType,
+    annotations_of_call,
     call_shape,
     callable_part,
     check_prepare,
@@ -37,6 +38,7 @@ from geneva.udf.identity.version_parts import VersionExplanation, VersionPart
 from geneva.udf.inputs import ResolvedInput, resolve_inputs
 from geneva.udf.pickling import culprit, dumped, serializing
 from geneva.udf.policy import FAIL_FAST, ErrorPolicy, OnError, policy_of
+from geneva.udf.records import OutputSchema, Record, annotated_record, declared_record
 from geneva.udf.shipped_modules import ShippedModule
 from geneva.udf.types import BLOB_MARK, is_blob_type
 from geneva.udf.usage import RateLimit
@@ -98,6 +100,10 @@ class UDF:
     manifest: Any = None
     auto_backfill: bool = False
     rate_limit: RateLimit | None = None
+    unpacks: bool = False
+    """Whether it returns a record, of type `data_type`, of which each field is a column."""
+    optional_fields: tuple[str, ...] = ()
+    """Fields that such a record may leave out: they are NULL then."""
     file_inputs: tuple[bool, ...] = ()
     """Which inputs are annotated `lance.blob.BlobFile`, and so are files over their bytes."""
 
@@ -116,6 +122,13 @@ class UDF:
     def is_async(self) -> bool:
         """Whether the function is a coroutine (`async def`): many calls wait at the same time."""
         return is_async(self.func)
+
+    @property
+    def outputs(self) -> tuple[pa.Field, ...]:
+        """The columns that it fills: the fields of its record, or one that has no name yet."""
+        if self.unpacks:
+            return tuple(self.data_type)
+        return (pa.field("", self.data_type, metadata=dict(self.field_metadata) or None),)
 
     @property
     def fingerprint(self) -> str:
@@ -194,7 +207,10 @@ class UDF:
         """Show the name, the inputs and the type."""
         inputs = "?" if self.input_columns is None else ", ".join(self.input_columns)
         version = f", version={self.declared_version!r}" if self.declared_version else ""
-        shown = f"{self.name}({inputs}) -> {self.data_type}, {self.arg_type.value}{version}"
+        made = self.data_type
+        if self.unpacks:
+            made = f"columns {', '.join(f'{f.name}: {f.type}' for f in self.outputs)}"
+        shown = f"{self.name}({inputs}) -> {made}, {self.arg_type.value}{version}"
         return f"<UDF {plain(shown)}>"
 
     def __geneva_meaning__(self) -> Any:
@@ -253,6 +269,7 @@ class UDFOptions(TypedDict, total=False):
     """The options of `udf`, for type checkers."""
 
     data_type: pa.DataType | pa.Field | str | None
+    output_schema: OutputSchema | None
     version: str | None
     name: str | None
     input_columns: Sequence[str] | None
@@ -292,6 +309,7 @@ def udf(
     func: Callable[..., Any] | None = None,
     *,
     data_type: pa.DataType | pa.Field | str | None = None,
+    output_schema: OutputSchema | None = None,
     version: str | None = None,
     name: str | None = None,
     input_columns: Sequence[str] | None = None,
@@ -324,6 +342,10 @@ def udf(
     parameter with a default is fed only when `input_columns` is long enough to reach it. All
     parameters annotated `pa.Array`: called once per batch with arrays. One parameter annotated
     `pa.RecordBatch`: called once per batch with that. Otherwise called once per row.
+
+    Annotated `-> geneva.Columns[T]`, with T a NamedTuple, a dataclass or a TypedDict, one call
+    fills a column per field of T. `output_schema` says the same without an annotation: for
+    functions of batches that return a RecordBatch, and for those that return dicts.
 
     An `async def`, or a class whose `__call__` is one, has many calls waiting at the same time
     (`intra_applier_concurrency` of `backfill`, 32 by default), in one event loop per worker.
@@ -397,6 +419,14 @@ def udf(
                 f"UDF '{shown_name}': prepare(...) is called once per batch: annotate its "
                 f"parameters pa.Array, or its only one pa.RecordBatch."
             )
+        record = _declared_record(shown_name, target, declared, output_schema)
+        if record is not None:
+            declared = pa.field("", record.type, nullable)
+            if field_metadata:
+                raise InvalidUDFError(
+                    f"UDF '{shown_name}' fills several columns: say field_metadata by their "
+                    f"fields, in output_schema=pa.schema([pa.field(..., metadata=...)])."
+                )
         if declared is None:
             declared = pa.field("", inferred_type(shown_name, target, arg_type), nullable)
         metadata = {k.decode(): v.decode() for k, v in (declared.metadata or {}).items()}
@@ -411,12 +441,28 @@ def udf(
             arg_type=arg_type,
             input_columns=None if inputs is None else list(inputs),
             nullable=declared.nullable,
+            unpacks=record is not None,
+            optional_fields=record.optional if record is not None else (),
             file_inputs=file_parameters(target, len(inputs or ())),
             field_metadata=metadata | dict(field_metadata or {}),
             **options,
         )
 
     return declare if func is None else declare(func)
+
+
+def _declared_record(
+    name: str, target: Any, data_type: pa.Field | None, schema: OutputSchema | None
+) -> Record | None:
+    """The record of a function that fills several columns; None for one that fills one."""
+    annotated = annotated_record(name, annotations_of_call(target).get("return"))
+    if data_type is not None and (schema is not None or annotated is not None):
+        said = "output_schema" if schema is not None else "a return annotation Columns[...]"
+        raise InvalidUDFError(
+            f"UDF '{name}': data_type is the type of one column, and {said} names several. Give "
+            f"one of them."
+        )
+    return annotated if schema is None else Record(declared_record("UDF", name, schema))
 
 
 def _declared_field(name: str, data_type: Any, *, nullable: bool) -> pa.Field | None:

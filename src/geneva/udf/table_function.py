@@ -19,7 +19,6 @@ from geneva.render.plain import plain
 from geneva.udf.call import StatefulCallable, callable_part, checked_names, is_async, name_of
 from geneva.udf.chunker import (
     Chunker,
-    OutputSchema,
     RowsFunction,
     _LiveRows,
     _Rows,
@@ -27,6 +26,7 @@ from geneva.udf.chunker import (
     declared_struct,
 )
 from geneva.udf.declare import UDF, UDFArgType, UDFOptions, udf
+from geneva.udf.records import OutputSchema
 
 PARTITION_INPUTS = ("partition", "id", "digest")
 """What the function is computed from: columns of a table of partitions. Their rows come with it."""

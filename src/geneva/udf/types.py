@@ -126,23 +126,29 @@ def _evaluated(annotation: Any, namespace: Mapping[str, Any]) -> Any:
 
 def without_optional(annotation: Any) -> Any:
     """Return X for `X | None` and for `Annotated[X, ...]`."""
-    annotation = _expanded(annotation)
+    annotation = expanded(annotation)
     while typing.get_origin(annotation) is typing.Annotated:
-        annotation = _expanded(typing.get_args(annotation)[0])
+        annotation = expanded(typing.get_args(annotation)[0])
+    member = optional_member(annotation)
+    return annotation if member is annotation else without_optional(member)
+
+
+def optional_member(annotation: Any) -> Any:
+    """Return X for `X | None`, and any other annotation as it is."""
     if typing.get_origin(annotation) in _UNIONS:
         members = [m for m in typing.get_args(annotation) if m is not type(None)]
         if len(members) == 1:
-            return without_optional(members[0])
+            return members[0]
     return annotation
 
 
-def _expanded(annotation: Any) -> Any:
+def expanded(annotation: Any) -> Any:
     """Return what a `type X = ...` alias stands for (numpy's NDArray is one on newer Pythons)."""
     alias = typing.get_origin(annotation) or annotation
     if type(alias).__name__ != "TypeAliasType":
         return annotation
     arguments = typing.get_args(annotation)
-    return _expanded(alias.__value__[arguments] if arguments else alias.__value__)
+    return expanded(alias.__value__[arguments] if arguments else alias.__value__)
 
 
 # ------------------------------------------------------------------------- annotation -> Arrow
@@ -158,7 +164,7 @@ def arrow_type_of(annotation: Any) -> pa.DataType:
 
 
 def _arrow_type(annotation: Any, inside: tuple[Any, ...]) -> pa.DataType:
-    annotation = _expanded(annotation)
+    annotation = expanded(annotation)
     if isinstance(annotation, pa.DataType):
         return annotation
     if typing.get_origin(annotation) is typing.Annotated:
@@ -207,10 +213,7 @@ def _class_type(annotation: Any, inside: tuple[Any, ...]) -> pa.DataType:
 
 def _struct_type(record: Any, inside: tuple[Any, ...]) -> pa.DataType:
     """Return the struct of a TypedDict's, dataclass's or NamedTuple's fields."""
-    try:
-        hints = typing.get_type_hints(record, include_extras=True)
-    except Exception as error:  # the user's expressions may raise anything
-        raise UnclearTypeError(f"{_shown(record)} can't be resolved: {error}") from error
+    hints = hints_of(record)
     if dataclasses.is_dataclass(record):
         names = [field.name for field in dataclasses.fields(record)]
     else:
@@ -218,6 +221,19 @@ def _struct_type(record: Any, inside: tuple[Any, ...]) -> pa.DataType:
     if not names or not set(names) <= set(hints):
         raise UnclearTypeError(f"{_shown(record)} does not stand for one Arrow type")
     return pa.struct([(name, _arrow_type(_unmarked(hints[name]), inside)) for name in names])
+
+
+def hints_of(record: Any) -> dict[str, Any]:
+    """Return the annotations of a record's fields, resolved; raise where one can't be."""
+    try:
+        return typing.get_type_hints(record, include_extras=True)
+    except Exception as error:  # noqa: BLE001  the user's expressions may raise anything
+        try:
+            # Its module may import names for type checkers only, or not be there to look into.
+            names = {**vars(typing), **_USUAL_NAMES}
+            return typing.get_type_hints(record, localns=names, include_extras=True)
+        except Exception:  # noqa: BLE001  the same
+            raise UnclearTypeError(f"{_shown(record)} can't be resolved: {error}") from error
 
 
 def _unmarked(hint: Any) -> Any:
@@ -242,7 +258,7 @@ def is_blob_file(annotation: Any) -> bool:
 
 def accepts(annotation: Any, column: pa.DataType) -> bool:
     """Say whether a parameter so annotated can take this column; True where nothing is said."""
-    annotation = _expanded(annotation)
+    annotation = expanded(annotation)
     if typing.get_origin(annotation) is typing.Annotated:
         return accepts(annotation.__origin__, column)
     if typing.get_origin(annotation) in _UNIONS:

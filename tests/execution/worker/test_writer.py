@@ -17,6 +17,7 @@ from geneva.execution.worker.records import Durable, OpenTask, Result
 from geneva.execution.worker.task import RowFailure
 from geneva.execution.worker.writer import Writer
 from geneva.model.rows import RowRange, RowSet
+from geneva.planning.backfill import OutputPlan
 from geneva.storage.checkpoints.store import (
     ERROR_COLUMN,
     CheckpointKey,
@@ -176,7 +177,8 @@ class TestColumnFile:
 
     def test_adopted_rows_get_a_receipt_and_nothing_else(self, task: OpenTask) -> None:
         adopt = RowSet.from_offsets(10, np.array([2, 9]))
-        file = make_file(10, keeps_old=True, receipts_only=True, adopt=adopt, field_ids=(2,))
+        outputs = (OutputPlan(place=0, compute=RowSet.empty(10), adopt=adopt),)
+        file = make_file(10, keeps_old=True, receipts_only=True, outputs=outputs, field_ids=(2,))
         writer = Writer(task).begin(make_part(10, compute=RowSet.empty(10), file=file))
         table = staged(task, writer.finish().staged_path)
         assert list(table) == ["receipt"]

@@ -77,7 +77,7 @@ class TestByIdentity:
 
     def test_values_without_receipts_are_right_and_need_one(self, table: ComputedTable) -> None:
         table.fill(0)
-        found = table.reader(receipt=None).by_files(table.fragment())
+        found = table.reader(receipts=()).by_files(table.fragment())
         assert found.right.is_full
         assert found.without_receipt.is_full
 
@@ -196,15 +196,15 @@ class TestByReceipt:
     def test_without_a_column_of_receipts_values_are_unproven(self, table: ComputedTable) -> None:
         table.dataset.update({"y": "nullif(id, 1)"}, where="id IN (0, 1)")
         moved, rows = table.fragment(-1), RowSet.full(2)
-        older = table.reader(receipt=None, older_than_receipts=True).by_receipt(moved, rows)
+        older = table.reader(receipts=(), older_than_receipts=True).by_receipt(moved, rows)
         assert (offsets(older.unproven), offsets(older.supplied)) == ([0], [])
-        found = table.reader(receipt=None).by_receipt(moved, rows)
+        found = table.reader(receipts=()).by_receipt(moved, rows)
         assert (offsets(found.unproven), offsets(found.supplied)) == ([], [0])
 
     def test_a_flag_says_which_rows_of_a_view_are_filled(self, table: ComputedTable) -> None:
         table.dataset.add_columns({"done": "nullif(id > 1, false)"})
         flag = bound_output(table.snapshot, "done")
-        found = table.reader(receipt=None, filled_flag=flag, outputs=(flag,)).by_receipt(
+        found = table.reader(receipts=(), filled_flag=flag, outputs=(flag,)).by_receipt(
             table.fragment(), RowSet.full(4)
         )
         assert (offsets(found.right), found.checked_rows) == ([2, 3], 0)

@@ -16,7 +16,7 @@ from geneva.errors import TableChangedError, UserInputError
 from geneva.model.rows import RowSet
 from geneva.model.tables import TableRef
 from geneva.model.view_query import IS_SET, SOURCE_ROW_ID, ColumnKind, ViewColumn, ViewQuery
-from geneva.storage.columns.definitions import read_definition
+from geneva.storage.columns.definitions import FunctionSource, read_definition
 from geneva.storage.columns.staged_files import data_file
 from geneva.storage.lance.dataset import field_ids_of, open_dataset
 from geneva.storage.views.definition import (
@@ -29,7 +29,7 @@ from geneva.storage.views.definition import (
     read_source_ids,
     read_view,
     reads_source,
-    source_udf_field,
+    source_udf_fields,
     visible_schema,
 )
 
@@ -179,7 +179,8 @@ def test_udf_columns_say_that_they_read_the_source(tmp_path: Path) -> None:
     def double(y: int) -> int:
         return 2 * y
 
-    made = source_udf_field(source, "d", double, ("y",), "digest")
+    function = FunctionSource(("y",), "digest")
+    made = source_udf_fields(source, {"d": ""}, double, function)["d"]
     definition = read_definition(pa.schema([made]), "d")
     assert definition is not None
     assert (definition.inputs, definition.input_fields) == (("y",), ((1, "int64"),))

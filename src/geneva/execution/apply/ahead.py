@@ -217,7 +217,7 @@ class CallsAhead:
         }
         values = self._units_of.take(self._results, part)
         in_order = tuple(part.failures[row] for row in sorted(part.failures))
-        return Applied((values,), in_order, retries)
+        return Applied(self._call.columns(values), in_order, retries)
 
     def close(self) -> None:
         """Cancel the calls that still run, and wait until they have ended."""

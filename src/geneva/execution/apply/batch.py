@@ -60,13 +60,15 @@ class Applier:
         output: pa.Field,
         threads: int | None = None,
         queries: Queries | None = None,
+        fields: tuple[str, ...] | None = None,
     ) -> None:
         """Prepare to compute `output` with `threads` calls at a time; nothing is called yet.
 
-        None: one call at a time, and 32 of an async function. `queries`: of a table function.
+        None: one call at a time, and 32 of an async function. `queries`: of a table function. With
+        `fields` the output is a record, and the values are those of these fields, in their order.
         """
         self.udf, self.output, self.is_async = udf, output, udf.is_async
-        self._queries = queries
+        self._queries, self._fields = queries, fields
         self.threads = threads or (ASYNC_LIMIT if self.is_async else 1)
         once_per_row = udf.arg_type in _ONCE_PER_ROW
         self._call_cost = CallCost(once_per_row=once_per_row, timeout=udf.timeout)
@@ -132,13 +134,11 @@ class Applier:
         `prepared` is what `prepare` gave for the batch. Calls that are made again prepare anew.
         """
         if batch.num_rows == 0:
-            return Applied((pa.array([], self.output.type),))
+            return Applied(self._batch_call(batch).columns(pa.array([], self.output.type)))
         if self.is_async:
             with self._calls(batch, guard, Flight(self.threads)) as calls:
                 return calls.take(batch.num_rows)
-        call = BatchCall(
-            self.udf, self.output, batch, self._pool, self.threads, queries=self._queries
-        )
+        call = self._batch_call(batch)
         by_row = self.udf.arg_type in _ONCE_PER_ROW
         strategy: Strategy = RowByRow(call) if by_row else BatchAtOnce(call)
         live, limiter = self._live_function(batch), self._limiter()
@@ -153,7 +153,11 @@ class Applier:
             call.prepared = lambda: second(prepared.result())
         values = strategy.values_of(function)
         failures = tuple(call.failures[row] for row in sorted(call.failures))
-        return Applied((values,), failures, call.retries)
+        return Applied(call.columns(values), failures, call.retries)
+
+    def _batch_call(self, batch: pa.RecordBatch) -> BatchCall:
+        threads = self.threads if not self.is_async else 1
+        return BatchCall(self.udf, self.output, batch, self._pool, threads, fields=self._fields)
 
     def ahead(
         self, batch: pa.RecordBatch, guard: Guard | None = None, flight: Flight | None = None
@@ -170,7 +174,7 @@ class Applier:
         return self._calls(batch, guard, flight)
 
     def _calls(self, batch: pa.RecordBatch, guard: Guard | None, flight: Flight) -> CallsAhead:
-        udf, call = self.udf, BatchCall(self.udf, self.output, batch)
+        udf, call = self.udf, self._batch_call(batch)
 
         def prepare() -> ForRow:
             function, limiter = self._live_function(batch), self._limiter()
@@ -208,7 +212,8 @@ class Applier:
             raise_failed(self.udf, self.output, error, 0, batch, attempt=attempt)
         shown = batch if self.udf.on_error.store_inputs else None
         failure = describe_failure(error, 0, attempt, shown)
-        return Applied((pa.nulls(1, self.output.type),), (failure,))
+        nothing = self._batch_call(batch).columns(pa.nulls(1, self.output.type))
+        return Applied(nothing, (failure,))
 
     def close(self) -> None:
         """Stop the threads and close a stateful UDF."""

@@ -13,7 +13,12 @@ import pyarrow as pa
 
 from geneva.execution.apply.call import BatchCall
 from geneva.execution.apply.compact import compact_batch
-from geneva.execution.apply.output import ARROW_ERRORS, reason_of, result_to_array
+from geneva.execution.apply.output import (
+    ARROW_ERRORS,
+    reason_of,
+    result_to_array,
+    result_to_records,
+)
 from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, Wait, drive
 from geneva.udf.declare import UDFArgType
 from geneva.udf.policy import Action
@@ -102,7 +107,12 @@ def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
         is_whole = size == call.batch.num_rows
         batch = compact_batch(call.batch if is_whole else call.batch.slice(start, size))
         result = yield Call(arguments(batch, call.udf.arg_type))
-    array = result_to_array(result, call.output.type, call.refuse, start)
+    udf, kind = call.udf, call.output.type
+    if udf.unpacks:
+        optional = udf.optional_fields
+        array = result_to_records(result, kind, call.refuse, start, optional=optional)
+    else:
+        array = result_to_array(result, kind, call.refuse, start)
     if len(array) != size:
         call.refuse(None, f"returned {len(array)} values for a batch of {size} rows")
     # A copy, before the next call: functions return memory that they use again, or views of their

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from geneva.errors import UDFError
 from geneva.execution.apply.call import BatchCall
-from geneva.execution.apply.output import values_to_array
+from geneva.execution.apply.output import records_to_array, values_to_array
 from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, Wait, drive
 from geneva.execution.apply.tables import rows_of_tables
 from geneva.udf.declare import UDFArgType
@@ -133,13 +133,17 @@ class RowByRow:
 
 def fitting(call: BatchCall, values: list[Any], first_row: int = 0) -> pa.Array:
     """Return values as the column's array, or refuse them."""
-    kind = call.output.type
-    if call.udf.arg_type is UDFArgType.QUERY:
+    udf, kind = call.udf, call.output.type
+    if udf.arg_type is UDFArgType.QUERY:
         values = [
             rows_of_tables(yielded, kind.value_type, call.refuse, first_row + row)
             for row, yielded in enumerate(values)
         ]
-    array = values_to_array(values, kind, call.refuse, first_row)
+    if udf.unpacks:
+        optional = udf.optional_fields
+        array = records_to_array(values, kind, call.refuse, first_row, optional=optional)
+    else:
+        array = values_to_array(values, kind, call.refuse, first_row)
     call.check_nulls(array, first_row)
     return array
 

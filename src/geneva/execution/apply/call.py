@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from geneva.execution.apply.failures import (
@@ -60,6 +61,8 @@ class BatchCall:
     failures: dict[int, CellFailure] = field(default_factory=dict)
     """Rows that the policy skips."""
     retries: int = 0
+    fields: tuple[str, ...] | None = None
+    """The fields of the record that are wanted, each an output; None: the value itself is one."""
     prepared: Callable[[], Any] | None = None
     """The first call on the whole batch, where its inputs were prepared before."""
     queries: Queries | None = None
@@ -70,6 +73,14 @@ class BatchCall:
         if self.queries is not None:
             return [self.queries(self.batch)]
         return input_values(self.batch, self.udf.file_inputs)
+
+    def columns(self, values: pa.Array) -> tuple[pa.Array, ...]:
+        """What the function gave, as one array per output. A record that is NULL is all NULL."""
+        if self.fields is None:
+            return (values,)
+        whole = pa.concat_arrays([values, values[:0]]) if values.offset else values
+        children = dict(zip((f.name for f in values.type), whole.flatten(), strict=True))
+        return tuple(children[name] for name in self.fields)
 
     def fail(self, error: BaseException, row: int | None, attempt: int = 1) -> NoReturn:
         """Raise what a user reads about an exception in their function."""
@@ -101,9 +112,21 @@ class BatchCall:
             if row is not None:
                 problem = f"returned None for row {row}, but the column is declared nullable=False"
                 self.refuse(row, problem)
+        if self.udf.unpacks:
+            self._check_fields(array, first_row)
         path = forbidden_null(array, self.output.with_name("value").with_nullable(True))
         if path is not None:
             self.refuse(None, f"returned None for '{path}', which is declared not null")
+
+    def _check_fields(self, array: pa.Array, first_row: int) -> None:
+        """Refuse NULL in a field that is declared not null, where the record is there."""
+        for made, column in zip(array.type, array.flatten(), strict=True):
+            if made.nullable or column.null_count == array.null_count:
+                continue
+            lacking = np.asarray(column.is_null()) & np.asarray(array.is_valid())
+            row = first_row + int(np.flatnonzero(lacking)[0])
+            problem = f"returned None for field {made.name!r} of row {row}, declared not null"
+            self.refuse(row, problem)
 
     def refuse(self, row: int | None, problem: str) -> NoReturn:
         """Raise what a user reads about a value that doesn't fit."""

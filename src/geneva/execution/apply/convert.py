@@ -252,8 +252,16 @@ def _structs(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         raise ValueError(f"it has the fields {sorted(map(str, unknown))}, which the struct lacks")
     empty: dict[str, Any] = {}
     filled = [empty if row is None else row for row in rows]
-    children = [array_of([row.get(f.name) for row in filled], f.type) for f in kind]
+    children = [_field([row.get(f.name) for row in filled], f) for f in kind]
     return _assembled(kind, _null_flags(rows), [], children)
+
+
+def _field(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    """Return the values of a struct's field; an error names it."""
+    try:
+        return array_of(values, field.type)
+    except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+        raise ValueError(f"its field {field.name!r}: {error}") from error
 
 
 def _record(value: Any, names: Sequence[str]) -> Mapping[str, Any] | None:

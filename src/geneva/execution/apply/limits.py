@@ -10,6 +10,7 @@ had 61 seconds: so no minute has more than the limit, however late reserved call
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import threading
 import time
@@ -332,4 +333,6 @@ def budget_name(job_id: str) -> str:
 
 def rate_name(job_id: str, column: str) -> str:
     """What the record of a function's limit in one job is called."""
-    return f"job-{job_id}-rate-{column}"
+    # Of many columns that are filled together, names are longer than those of files can be.
+    short = column if len(column) <= 100 else hashlib.sha256(column.encode()).hexdigest()
+    return f"job-{job_id}-rate-{short}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -65,6 +65,24 @@ def values_to_array(
     reason = _reason_alone(value, kind) or reason_of(problem)
     shown = f"{type(value).__name__} for row {first_row + row}: {repr_text(value)}"
     return refuse(first_row + row, f"returned a {shown}: {reason}")
+
+
+def records_to_array(
+    values: Sequence[Any],
+    kind: pa.StructType,
+    refuse: Refuse,
+    first_row: int = 0,
+    *,
+    optional: Collection[str] = (),
+) -> pa.Array:
+    """The same for records that are several columns: none may leave a field out, but `optional`."""
+    required = {field.name for field in kind}.difference(optional)
+    for row, value in enumerate(values):
+        if isinstance(value, Mapping) and not required <= value.keys():
+            lacking = ", ".join(repr(f.name) for f in kind if f.name in required - value.keys())
+            problem = f"returned a {type(value).__name__} for row {first_row + row}"
+            refuse(first_row + row, f"{problem} without the field {lacking}: {repr_text(value)}")
+    return values_to_array(values, kind, refuse, first_row)
 
 
 def _first_failing(rows: int, convert: Callable[[int], Any]) -> int | None:
@@ -134,6 +152,56 @@ def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: i
         where = "" if row is None else f", row {first_row + row}"
         found = None if row is None else first_row + row
         refuse(found, f"returned an array of {array.type}{where}: {reason_of(error)}")
+
+
+def result_to_records(
+    result: Any,
+    kind: pa.StructType,
+    refuse: Refuse,
+    first_row: int = 0,
+    *,
+    optional: Collection[str] = (),
+) -> pa.Array:
+    """The same for a function that fills several columns: a RecordBatch, a table, or records."""
+    columns = _columns_by_name(result)
+    if columns is None:
+        values = _python_values(result)
+        if values is not None:
+            return records_to_array(values, kind, refuse, first_row, optional=optional)
+        return result_to_array(result, kind, refuse, first_row)
+    names = [field.name for field in kind]
+    shown = f"returned a {type(result).__name__} with the columns {list(columns)}"
+    unknown = [name for name in columns if name not in names]
+    if unknown:
+        refuse(None, f"{shown}: {unknown[0]!r} is none of {names}")
+    lacking = [name for name in names if name not in columns and name not in optional]
+    if lacking:
+        refuse(None, f"{shown}: {lacking[0]!r} is missing")
+
+    def converted(field: pa.Field) -> pa.Array:
+        def refuse_field(row: int | None, problem: str) -> NoReturn:
+            refuse(row, f"{problem} (column {field.name!r})")
+
+        return result_to_array(columns[field.name], field.type, refuse_field, first_row)
+
+    found = {field.name: converted(field) for field in kind if field.name in columns}
+    lengths = {name: len(array) for name, array in found.items()}
+    if len(set(lengths.values())) > 1:
+        refuse(None, f"{shown} of different lengths: {lengths}")
+    rows = next(iter(lengths.values()), 0)
+    arrays = [found.get(f.name, pa.nulls(rows, f.type)) for f in kind]
+    return pa.StructArray.from_arrays(arrays, fields=list(kind))
+
+
+def _columns_by_name(result: Any) -> Mapping[str, Any] | None:
+    """The columns of a table of any make; None where it is none."""
+    if isinstance(result, (pa.RecordBatch, pa.Table)):
+        return dict(zip(result.schema.names, result.columns, strict=True))
+    if isinstance(result, Mapping):
+        return result
+    if type(result).__module__.startswith("pandas.") and hasattr(result, "columns"):
+        return {name: result[name] for name in result.columns}
+    return None
 
 
 def _python_values(result: Any) -> Sequence[Any] | None:

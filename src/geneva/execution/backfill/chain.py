@@ -25,7 +25,7 @@ from geneva.execution.runner import Runner
 from geneva.model.computation import receipt_name
 from geneva.model.rows import RowSet
 from geneva.model.tables import ColumnDefinition, TableRef, Upstream
-from geneva.planning.backfill import BackfillPlan
+from geneva.planning.backfill import BackfillPlan, all_rows
 from geneva.planning.graph import Reads, computed_inputs, upstream_of
 from geneva.render.text import agree, count
 from geneva.storage.columns.definitions import (
@@ -82,7 +82,7 @@ def prepare_chain(
     """
     name, subject = definition.name, ColumnSubject(ref, definition)
     columns = _read_columns(ref, dataset, definition)
-    before = upstream_of(name, columns.reads)
+    before = columns.one_of_each(upstream_of(name, columns.reads))
     if make_runner is not None:
         added = _add_receipts(columns, (*before, name), reopen=request.options.read_version is None)
         if added is not None:
@@ -106,7 +106,7 @@ def prepare_chain(
     needed = {input_: step for input_, step in inputs.items() if not step.plan.is_empty}
     if not needed:
         return PreparedChain(plan(), inputs=tuple(inputs.values()))
-    own = plan(upstream=_changing(needed, computed_inputs(name, columns.reads)))
+    own = plan(upstream=_changing(needed.values(), computed_inputs(name, columns.reads)))
     if request.options.num_frags is not None:
         return _bounded_chain(own, needed.values())
     return PreparedChain(own, tuple(needed.values()), tuple(inputs.values()))
@@ -132,6 +132,18 @@ class _Columns:
         """What each column reads."""
         return {name: found.inputs for name, found in self.definitions.items()}
 
+    def one_of_each(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Of columns that are filled together, the first one: it stands for all of them."""
+        first: dict[str, str] = {}
+        for name in names:
+            first.setdefault(self.definitions[name].computation_id, name)
+        return tuple(first.values())
+
+    def filled_with(self, names: Sequence[str]) -> list[str]:
+        """Some columns, and all that are filled together with them."""
+        ids = {self.definitions[name].computation_id for name in names}
+        return [n for n, found in self.definitions.items() if found.computation_id in ids]
+
     def subject(self, name: str) -> ColumnSubject:
         """One of the columns, as something to compute."""
         return ColumnSubject(self.ref, self.definitions[name])
@@ -155,6 +167,7 @@ def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _
 
     With `reopen` the result is of the latest version.
     """
+    names = columns.filled_with(names)
     if all(_has_receipts(columns.snapshot.schema, columns.definitions[name]) for name in names):
         return None
     latest = open_dataset(columns.ref)
@@ -188,7 +201,7 @@ def _plan_inputs(
             _request_upstream(request),
             dataset=columns.dataset,
             snapshot=columns.snapshot,
-            upstream=_changing(steps, computed_inputs(name, reads)),
+            upstream=_changing(steps.values(), computed_inputs(name, reads)),
             make_runner=make_runner,
         )
     return steps
@@ -215,15 +228,15 @@ def _request_upstream(request: BackfillRequest) -> BackfillRequest:
     return replace(request, options=options, only_stale=options.where is not None)
 
 
-def _changing(steps: dict[str, PreparedBackfill], inputs: Sequence[str]) -> ChangedInputs | None:
+def _changing(steps: Iterable[PreparedBackfill], inputs: Sequence[str]) -> ChangedInputs | None:
     """Which rows of a fragment get other inputs, once these steps were run; None: no row does."""
     found: dict[int, RowSet] = {}
-    for name in inputs:
-        if name not in steps:
-            continue
-        for plan in steps[name].plan.fragments:
+    for step in steps:
+        places = [i for i, o in enumerate(step.computation.outputs) if o.name in inputs]
+        for plan in step.plan.fragments if places else ():
             known = found.get(plan.fragment_id, RowSet.empty(plan.physical_rows))
-            found[plan.fragment_id] = known.union(plan.compute)
+            changed = all_rows(plan.physical_rows, map(plan.computed_in, places))
+            found[plan.fragment_id] = known.union(changed)
     return (lambda fragment: found.get(fragment.id)) if found else None
 
 
@@ -274,8 +287,10 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
         # Nothing is computed from inputs that could not be computed.
         reads: Reads = {**dict.fromkeys(left_out, ()), name: step.computation.input_paths}
         inputs = computed_inputs(name, reads)
-        left_out[name] = {fragment for input_ in inputs for fragment in left_out[input_]}
-        step = step.without(left_out[name])
+        lost = {fragment for input_ in inputs for fragment in left_out[input_]}
+        # One set for all columns of the step.
+        left_out |= dict.fromkeys((name, *step.plan.columns), lost)
+        step = step.without(lost)
         listeners = (partial(sums.take, place),)
         if step.plan.is_empty:
             continue
@@ -283,7 +298,7 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
             run_backfill(step, replace(control, listeners=listeners), renew)
         except UnreadableFragmentsError as error:
             unreadable.append(error)
-            left_out[name].update(error.fragments)
+            lost.update(error.fragments)
     if unreadable:
         raise all_unreadable(unreadable)
     return sums.now()

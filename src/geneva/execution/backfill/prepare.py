@@ -184,7 +184,7 @@ class PreparedBackfill:
         return FileWork(
             valid_after=plan.valid_after,
             failed_after=plan.failed_after,
-            adopt=plan.adopt,
+            outputs=plan.outputs,
             complete=plan.complete,
             keeps_old=plan.keeps_old,
             receipts_only=plan.action is Action.ADOPT,
@@ -197,8 +197,11 @@ class PreparedBackfill:
 def _signature(
     computation: Computation, fragment: FragmentFacts, plan: FragmentPlan
 ) -> tuple[str, ...]:
-    alone = plan.action is Action.ADOPT
-    return (adoption_signature if alone else signature_of)(computation, fragment)
+    if plan.action is not Action.ADOPT:
+        return signature_of(computation, fragment)
+    facets = [computation.facets[output.place] for output in plan.outputs]
+    fields = [i for facet in facets for i in facet.output_ids]
+    return adoption_signature(computation, fragment, fields)
 
 
 def prepare(
@@ -278,6 +281,7 @@ def _plan(
         udf_version=computation.version,
         where=request.options.where,
         inputs=computation.input_paths,
+        columns=_columns(computation),
         fragments=in_mixed_order(needed, request.options.task_shuffle_diversity),
         skipped_fragments=len(snapshot.fragments) - len(needed),
         total_rows=sum(f.live_rows for f in snapshot.fragments),
@@ -287,6 +291,13 @@ def _plan(
         unreadable=tuple(survey.unreadable.items()),
         notes=tuple(note for note in notes if note is not None),
     )
+
+
+def _columns(computation: Computation) -> tuple[str, ...]:
+    """The columns that a function fills; of a view, what it carries over goes by one name."""
+    if not computation.runs_user_code:
+        return (computation.name,)
+    return tuple(output.name for output in computation.outputs)
 
 
 def _right_already(scope: Scope, survey: Survey, needed: Sequence[FragmentPlan]) -> tuple[int, int]:

@@ -9,7 +9,12 @@ from geneva.execution.backfill.subjects import Subject
 from geneva.model.computation import Computation
 from geneva.model.tables import TableRef
 from geneva.storage.checkpoints.store import WorkIdentity
-from geneva.storage.columns.validity import ValidityReader, output_file, signature_of
+from geneva.storage.columns.validity import (
+    ValidityReader,
+    output_file,
+    readers_of,
+    signature_of,
+)
 from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
 
 
@@ -22,7 +27,8 @@ class Scope:
     dataset: Dataset
     snapshot: TableSnapshot
     computation: Computation
-    reader: ValidityReader
+    readers: tuple[ValidityReader, ...]
+    """What judges the values of each output."""
     facts: dict[int, FragmentFacts]
     """All fragments, by id."""
     files_of_job: frozenset[str] = frozenset()
@@ -57,7 +63,7 @@ def bind_scope(
         dataset=dataset,
         snapshot=snapshot,
         computation=computation,
-        reader=ValidityReader(dataset, snapshot, computation),
+        readers=readers_of(dataset, snapshot, computation),
         facts={fragment.id: fragment for fragment in snapshot.fragments},
         files_of_job=files_of_job,
     )
@@ -70,7 +76,8 @@ def work_identity(
 
     The file of its present values is a source too: so that a clause that is run again after its
     result was committed is new work, and one that is run again after a crash isn't. The column's
-    UUID is one as well: a column that was dropped and added again is another one. And so is which
+    UUID is one as well, and those of all columns that a call fills together: a column that was
+    dropped and added again is another one. And so is which
     rows are deleted: they come back when an old version is restored.
     """
     base = output_file(computation, fragment)
@@ -85,5 +92,6 @@ def work_identity(
             *((base,) if base else ()),
             f"deleted:{fragment.deletions}",
             f"column:{computation.id}",
+            *(f"output:{o.column_id}" for o in computation.outputs if o.field),
         ),
     )

@@ -50,6 +50,11 @@ class ColumnSubject:
                 "computed is kept. Point the UDF at another column with alter_columns."
             )
         computation = computation_of(snapshot, present)
+        if present.uuid not in {output.column_id for output in computation.outputs}:
+            raise ColumnChangedError(
+                f"Column {present.name!r} of table {self.ref.name!r} was dropped meanwhile. What "
+                "was computed is kept, and the columns that are filled with it go on without it."
+            )
         verify_column(snapshot.schema, self.ref, computation)
         return computation
 

@@ -12,9 +12,9 @@ from geneva.execution.backfill.validity_checks import Unreadable, read_validity
 from geneva.execution.runner import Runner
 from geneva.model.rows import RowSet
 from geneva.model.tables import Reason, Unproven
-from geneva.planning.backfill import FragmentState, after_inputs_changed
+from geneva.planning.backfill import FragmentState, OutputState, after_inputs_changed
 from geneva.storage.columns.provenance import read_provenance
-from geneva.storage.columns.validity import Validity, ValueState, output_file
+from geneva.storage.columns.validity import Validity, ValueState, joint_validity, output_file
 from geneva.storage.lance.damage import damage_reason
 from geneva.storage.lance.dataset import (
     FragmentFacts,
@@ -35,7 +35,7 @@ class Survey:
     states: tuple[FragmentState, ...]
     """The fragments that may need work."""
     validity: dict[int, Validity]
-    """What is right in each fragment that is not left out."""
+    """What is right in each fragment that is not left out: rows of which every output is."""
     overtaken: frozenset[int]
     """Fragments of an older version that can't be filled: rewritten, or computed since."""
     compute_unproven: bool
@@ -53,12 +53,13 @@ def take_survey(
     done, overtaken = _done_by_job(scope), _overtaken(scope)
     fragments = _asked_for(scope, without=done | overtaken)
     checked = read_validity(scope, fragments, make_runner)
-    validity = {i: found for i, found in checked.items() if isinstance(found, Validity)}
     unreadable = {i: found.reason for i, found in checked.items() if isinstance(found, Unreadable)}
+    outputs = {i: found for i, found in checked.items() if not isinstance(found, Unreadable)}
+    validity = {i: joint_validity(found) for i, found in outputs.items()}
     fragments = [f for f in fragments if f.id not in unreadable]
-    compute_unproven = _computes_unproven(scope, validity)
+    compute_unproven = _computes_unproven(scope, outputs)
     candidates = [
-        f for f in fragments if changed_inputs is not None or _needs_work(scope, validity[f.id])
+        f for f in fragments if changed_inputs is not None or _needs_work(scope, outputs[f.id])
     ]
     selected = None
     if scope.request.options.where is not None and (candidates or not done):
@@ -66,9 +67,9 @@ def take_survey(
         selected, damaged = _selected(scope, candidates, scope.request.options.where)
         unreadable |= damaged
         candidates = [f for f in candidates if f.id not in damaged]
-    states = _states(scope, candidates, validity, selected, compute_unproven=compute_unproven)
+    states = _states(scope, candidates, outputs, selected, compute_unproven=compute_unproven)
     if changed_inputs is not None:
-        states = [_after_changes(s, scope, validity, changed_inputs) for s in states]
+        states = [_after_changes(s, scope, outputs, changed_inputs) for s in states]
     return Survey(
         states=tuple(states),
         validity=validity,
@@ -151,12 +152,14 @@ def _asked_for(scope: Scope, *, without: frozenset[int]) -> list[FragmentFacts]:
     ]
 
 
-def _needs_work(scope: Scope, found: Validity) -> bool:
+def _needs_work(scope: Scope, outputs: Sequence[Validity]) -> bool:
     """Whether a fragment may have rows to compute, or values that need a receipt."""
-    return scope.request.selects_rows or not found.right.is_full or bool(found.without_receipt)
+    return scope.request.selects_rows or any(
+        not found.right.is_full or bool(found.without_receipt) for found in outputs
+    )
 
 
-def _computes_unproven(scope: Scope, validity: Mapping[int, Validity]) -> bool:
+def _computes_unproven(scope: Scope, validity: Mapping[int, Sequence[Validity]]) -> bool:
     """Whether values from before receipts are computed again.
 
     Where nobody said, they are kept, unless something shows that values of the column may be
@@ -169,48 +172,44 @@ def _computes_unproven(scope: Scope, validity: Mapping[int, Validity]) -> bool:
         return True
     stale = (Reason.INPUT_CHANGED, Reason.UDF_CHANGED)
     return bool(scope.computation.former_versions) or any(
-        v.reason in stale for v in validity.values()
+        v.reason in stale for outputs in validity.values() for v in outputs
     )
 
 
 def _states(
     scope: Scope,
     candidates: Sequence[FragmentFacts],
-    validity: Mapping[int, Validity],
+    validity: Mapping[int, Sequence[Validity]],
     selected: Mapping[int, RowSet] | None,
     *,
     compute_unproven: bool,
 ) -> list[FragmentState]:
     """What the planner has to know of each candidate."""
     live = read_live_rows(scope.dataset, candidates)
+    facets = scope.computation.facets
     states = []
     for fragment in candidates:
-        found = validity[fragment.id]
-        adopt = found.supplied.union(found.without_receipt)
-        stale = found.stale.union(found.failed_before)
-        if compute_unproven:
-            stale = stale.union(found.unproven)
-        only_unproven = compute_unproven and found.unproven and not found.right
-        retried = found.failed if _forgets_failed(scope, fragment) else None
-        reason = Reason.UNPROVEN if only_unproven else found.reason
-        if retried and not live[fragment.id].minus(found.right).minus(retried):
-            reason = Reason.FAILED
+        outputs = validity[fragment.id]
+        asked = None
+        if selected is not None:
+            done = _done_by_followed(scope, fragment, joint_validity(outputs))
+            asked = selected[fragment.id].minus(done)
         states.append(
             FragmentState(
                 fragment_id=fragment.id,
                 physical_rows=fragment.physical_rows,
                 live=live[fragment.id],
-                valid=found.right,
-                reason=reason,
-                has_output=output_file(scope.computation, fragment) is not None,
-                adopt=adopt if compute_unproven else adopt.union(found.unproven),
-                failed=found.failed.minus(retried) if retried else found.failed,
-                stale=stale or None,
-                failed_before=found.failed_before or None,
-                left_out=found.rows_in(ValueState.UNREADABLE) or None,
-                selected=None
-                if selected is None
-                else selected[fragment.id].minus(_done_by_followed(scope, fragment, found)),
+                outputs=tuple(
+                    _output_state(
+                        found,
+                        live[fragment.id],
+                        has_output=output_file(facet, fragment) is not None,
+                        forgets_failed=_forgets_failed(scope, fragment),
+                        compute_unproven=compute_unproven,
+                    )
+                    for facet, found in zip(facets, outputs, strict=True)
+                ),
+                selected=asked,
                 only_stale=scope.request.only_stale,
                 retry_failed=_asks_for_failed(scope),
             )
@@ -218,15 +217,44 @@ def _states(
     return states
 
 
+def _output_state(
+    found: Validity,
+    live: RowSet,
+    *,
+    has_output: bool,
+    forgets_failed: bool,
+    compute_unproven: bool,
+) -> OutputState:
+    adopt = found.supplied.union(found.without_receipt)
+    stale = found.stale.union(found.failed_before)
+    if compute_unproven:
+        stale = stale.union(found.unproven)
+    only_unproven = compute_unproven and found.unproven and not found.right
+    retried = found.failed if forgets_failed else None
+    reason = Reason.UNPROVEN if only_unproven else found.reason
+    if retried and not live.minus(found.right).minus(retried):
+        reason = Reason.FAILED
+    return OutputState(
+        valid=found.right,
+        reason=reason,
+        has_output=has_output,
+        adopt=adopt if compute_unproven else adopt.union(found.unproven),
+        failed=found.failed.minus(retried) if retried else found.failed,
+        stale=stale or None,
+        failed_before=found.failed_before or None,
+        left_out=found.rows_in(ValueState.UNREADABLE) or None,
+    )
+
+
 def _after_changes(
     state: FragmentState,
     scope: Scope,
-    validity: Mapping[int, Validity],
+    validity: Mapping[int, Sequence[Validity]],
     changed_inputs: ChangedInputs,
 ) -> FragmentState:
     """The state once inputs were computed anew."""
     changed = changed_inputs(scope.facts[state.fragment_id])
     if not changed:
         return state
-    # What a person wrote is adopted with whatever inputs it has then.
-    return after_inputs_changed(state, changed.minus(validity[state.fragment_id].supplied))
+    supplied = [found.supplied for found in validity[state.fragment_id]]
+    return after_inputs_changed(state, changed, supplied)

@@ -55,10 +55,9 @@ class Unpublished:
 
 def written_fields(computation: Computation, plan: FragmentPlan) -> tuple[int, ...]:
     """The fields of a fragment's new data file: of receipts alone, where no value is new."""
-    if plan.action is Action.ADOPT:
-        assert computation.receipt is not None
-        return computation.receipt.field_ids
-    return computation.written_ids
+    facets = [computation.facets[output.place] for output in plan.outputs]
+    values = [] if plan.action is Action.ADOPT else [i for f in facets for i in f.output_ids]
+    return (*values, *(i for f in facets for r in f.receipts for i in r.field_ids))
 
 
 def find_unpublished(
@@ -203,7 +202,11 @@ def _moved_rows(scope: Scope) -> dict[str, RowSet | None]:
     not where the rows are. A compaction takes values along; they are asked for again only
     where a clause selects them.
     """
-    present = {output_file(scope.computation, f): f for f in scope.snapshot.fragments}
+    present = {
+        path: fragment
+        for fragment in scope.snapshot.fragments
+        for path in (output_file(scope.computation, fragment) or "").split("\n")
+    }
     ours = {path: present.get(path) for path in scope.files_of_job}
     live = read_live_rows(scope.dataset, [f for f in ours.values() if f and f.deleted_rows])
     moved: dict[str, RowSet | None] = {}
@@ -226,9 +229,7 @@ def _live(scope: Scope, rows: Mapping[int, RowSet]) -> dict[int, RowSet]:
 def _shares_results(scope: Scope) -> bool:
     """Whether a right value of the table serves other rows with the same inputs."""
     computation = scope.computation
-    return (
-        computation.memoizes and computation.receipt is not None and not scope.request.selects_rows
-    )
+    return computation.memoizes and bool(computation.receipts) and not scope.request.selects_rows
 
 
 def _look_up(
@@ -248,7 +249,7 @@ def _look_up(
         rows = _without_result(plan_fragment(state))
         if not len(results) or not len(rows):
             continue
-        digests = scope.reader.input_digests(scope.facts[state.fragment_id], rows, version)
+        digests = scope.readers[0].input_digests(scope.facts[state.fragment_id], rows, version)
         taken = results.take(rows, digests)
         if choose is not None:
             taken = choose(taken, rows, digests)
@@ -274,7 +275,7 @@ def _of_equal_inputs(
     for reuse in found:
         assert reuse.fragment_id is not None
         sources, back = np.unique(reuse.source, return_inverse=True)
-        there = scope.reader.input_digests(scope.facts[reuse.fragment_id], sources)[back]
+        there = scope.readers[0].input_digests(scope.facts[reuse.fragment_id], sources)[back]
         same = there == digests[np.searchsorted(rows, reuse.target)]
         if same.any():
             kept.append(replace(reuse, source=reuse.source[same], target=reuse.target[same]))

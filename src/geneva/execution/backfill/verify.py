@@ -125,6 +125,7 @@ def verify(
     subject: Subject,
     version: int | None = None,
     *,
+    column: str | None = None,
     sample: int | float | None = None,
     run: bool = False,
     seed: int = 0,
@@ -133,14 +134,16 @@ def verify(
 ) -> VerifyReport:
     """Look at all rows of a column, or at a sample: a number of rows, or a share below 1.
 
-    At a version of the table, or the latest.
+    At a version of the table, or the latest. `column` is one of those that the subject fills
+    together; None: there is one.
     With `run` the user's function is called here, for the rows that are right by their receipts,
     and with the variables of a job.
     """
     dataset = open_dataset(subject.ref, version)
     snapshot = read_snapshot(dataset, subject.ref)
-    computation = subject.bind(dataset, snapshot)
-    reader = ValidityReader(dataset, snapshot, computation, reads_values=True)
+    whole = subject.bind(dataset, snapshot)
+    computation = whole if column is None else whole.facet(column)
+    reader = ValidityReader(dataset, snapshot, computation, group=whole, reads_values=True)
     live = read_live_rows(dataset, snapshot.fragments)
     check_source = subject.source_check(dataset, computation)
     found: dict[RowState, list[int]] = {}
@@ -165,7 +168,7 @@ def verify(
                 raise
             states = {RowState.UNREADABLE: chosen}
         else:
-            states = _states(claimed, seen, chosen, has_receipts=computation.receipt is not None)
+            states = _states(claimed, seen, chosen, has_receipts=bool(computation.receipts))
         if run and RowState.RIGHT in states:
             right = states.pop(RowState.RIGHT)
             with trying_functions(env or {}):
@@ -265,7 +268,7 @@ def _differing(
             then = digest_rows(there[:outputs], 0, len(some))
             other = now != then
             other[[f.row for f in applied.failures if f.row is not None]] = True
-            if computation.receipt is not None:
+            if computation.receipts:
                 # What a person or an earlier version of it made is not for the function to say.
                 inputs_of = computation.receipted(batch.slice(at, size))
                 own = digest_rows(inputs_of, seed, len(some))

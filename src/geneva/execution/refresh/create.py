@@ -11,7 +11,7 @@ import pyarrow as pa
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.view_query import ColumnKind, ViewColumn, ViewQuery
 from geneva.planning.membership import choose_rows
-from geneva.storage.columns.definitions import declared_fields
+from geneva.storage.columns.definitions import FunctionSource, declared_fields
 from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.row_ids import read_row_ids
@@ -20,7 +20,7 @@ from geneva.storage.views.definition import (
     STABLE_ROW_IDS,
     append_placeholders,
     create_view_table,
-    source_udf_field,
+    source_udf_fields,
 )
 from geneva.storage.views.explode import CHUNKS, inner_ref
 from geneva.storage.views.partitions import (
@@ -95,8 +95,10 @@ def create_partitioned_view(
         columns=(lists,),
         base_address=PARTITIONS_ADDRESS,
     )
-    made = source_udf_field(partitions, CHUNKS, udf, PARTITION_INPUTS, digest)
-    create_view(inner, partitions, of_partitions, pa.schema([made]), {CHUNKS: udf}, declare)
+    function = FunctionSource(PARTITION_INPUTS, digest)
+    made = source_udf_fields(partitions, {CHUNKS: ""}, udf, function)
+    schema = pa.schema(list(made.values()))
+    create_view(inner, partitions, of_partitions, schema, {CHUNKS: udf}, declare)
     # Last, so that a view that is there has its hidden ones.
     version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
     schema = pa.schema(list(udf.data_type.value_type))
@@ -129,7 +131,8 @@ def _create_chunked(
     carried = tuple(c for c in query.columns if c.kind is not ColumnKind.CHUNKER)
     names = {column.name for column in carried}
     fields = [field for field in schema if field.name in names]
-    lists_field = source_udf_field(source, CHUNKS, udf, chunker.inputs, digest)
+    function = FunctionSource(chunker.inputs, digest)
+    lists_field = source_udf_fields(source, {CHUNKS: ""}, udf, function)[CHUNKS]
     create_view(
         inner,
         source,

@@ -1,7 +1,7 @@
 """The columns of a view, as computations for the driver that runs backfills.
 
-Carried and SQL columns are one computation, each UDF column is one of its own. Their inputs are
-rows of another table, which `__source_row_id` names.
+Carried and SQL columns are one computation, those of each UDF are one of their own. Their inputs
+are rows of another table, which `__source_row_id` names.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from geneva.model.computation import (
     Input,
     PartitionRows,
     Source,
+    joined_name,
     receipt_name,
     source_signature,
 )
@@ -30,7 +31,12 @@ from geneva.model.partitions import DIGEST, KEY, Keyed
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.view_query import IS_SET, SYSTEM_COLUMNS, ColumnKind, ViewColumn
-from geneva.storage.columns.definitions import bound_output, computation_of, read_definition
+from geneva.storage.columns.definitions import (
+    bound_output,
+    computation_of,
+    group_definitions,
+    read_definition,
+)
 from geneva.storage.columns.provenance import named_inputs
 from geneva.storage.columns.publish import verify_column
 from geneva.storage.columns.validity import Validity
@@ -122,27 +128,28 @@ def _expression(column: ViewColumn, source: pa.Schema) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class UdfColumn:
-    """A column that a UDF computes from columns of the source."""
+class UdfColumns:
+    """The columns that one call of a UDF computes from columns of the source: mostly one."""
 
-    definition: ColumnDefinition
+    definitions: tuple[ColumnDefinition, ...]
     version: str
     """The version of the function and of what it is fed from."""
 
     @property
     def name(self) -> str:
-        """The column's name."""
-        return self.definition.name
+        """The column's name, or those of all of them."""
+        return joined_name([definition.name for definition in self.definitions])
 
     @property
     def input_paths(self) -> tuple[str, ...]:
         """The source's columns that the function is fed from."""
-        return self.definition.inputs
+        return self.definitions[0].inputs
 
     @property
     def columns_filled(self) -> tuple[str, ...]:
         """The view's columns that hold its values and receipts."""
-        return (self.name, receipt_name(self.definition.uuid))
+        values = (definition.name for definition in self.definitions)
+        return (*values, *(receipt_name(definition.uuid) for definition in self.definitions))
 
     def expressions(self, source: pa.Schema) -> tuple[tuple[str, str], ...]:
         """What to read from the source, by name."""
@@ -151,7 +158,7 @@ class UdfColumn:
     def computation(self, snapshot: TableSnapshot, source: Source) -> Computation:
         """The computation that fills it at one version of the view."""
         return replace(
-            computation_of(snapshot, replace(self.definition, inputs=())),
+            computation_of(snapshot, replace(self.definitions[0], inputs=())),
             version=self.version,
             inputs=tuple(Input(path) for path in self.input_paths),
             source=source,
@@ -170,7 +177,7 @@ class KeyedRows(CarriedColumns):
         return (KEY, DIGEST)
 
 
-Group: TypeAlias = CarriedColumns | UdfColumn
+Group: TypeAlias = CarriedColumns | UdfColumns
 """Columns of a view that are filled together, by one Computation."""
 
 
@@ -181,11 +188,12 @@ def view_groups(view: Dataset, info: ViewInfo) -> tuple[Group, ...]:
     keyed = info.query.keyed
     if keyed is not None:
         return (KeyedRows(carried, info.query.digest(), keyed),)
-    udfs = (c for c in info.query.columns if c.kind is ColumnKind.UDF)
-    return (
-        CarriedColumns(carried, info.query.digest()),
-        *(_udf_column(view, column) for column in udfs),
-    )
+    udfs: dict[str, UdfColumns] = {}
+    for column in info.query.columns:
+        if column.kind is ColumnKind.UDF:
+            found = _udf_columns(view, column)
+            udfs.setdefault(found.definitions[0].computation_id, found)
+    return (CarriedColumns(carried, info.query.digest()), *udfs.values())
 
 
 def own_columns(view: Dataset, groups: Iterable[Group]) -> list[str]:
@@ -203,15 +211,16 @@ def refreshed_columns(ref: TableRef) -> tuple[str, ...]:
     return tuple(group.name for group in view_groups(view, info))
 
 
-def _udf_column(view: Dataset, column: ViewColumn) -> UdfColumn:
+def _udf_columns(view: Dataset, column: ViewColumn) -> UdfColumns:
     definition = read_definition(view.schema, column.name)
     assert definition is not None, column.name
+    every = group_definitions(view.schema, definition)
     # The same function of other columns is another one.
     if definition.inputs == column.inputs:
-        return UdfColumn(definition, definition.udf_version)
+        return UdfColumns(every, definition.udf_version)
     kept = tuple(_fed_from(version, definition.inputs) for version in definition.kept_versions)
     version = _fed_from(definition.udf_version, definition.inputs)
-    return UdfColumn(replace(definition, kept_versions=kept), version)
+    return UdfColumns(tuple(replace(each, kept_versions=kept) for each in every), version)
 
 
 def _fed_from(version: str, inputs: Sequence[str]) -> str:
@@ -239,7 +248,7 @@ class GroupSubject:
         source = Source(target.source, target.version, expressions, target.address, keyed)
         computation = self.group.computation(snapshot, source)
         rows = target.partition_rows
-        if rows is not None and isinstance(self.group, UdfColumn):
+        if rows is not None and isinstance(self.group, UdfColumns):
             read = replace(source, expressions=(*expressions, (ROWS, quote_path(ROWS, schema))))
             computation = replace(computation, source=read, partition_rows=rows)
         verify_column(snapshot.schema, target.ref, computation)

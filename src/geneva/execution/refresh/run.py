@@ -11,7 +11,7 @@ from geneva.execution.backfill.parallel import run_side_by_side
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.forecast import come_true
-from geneva.execution.refresh.groups import UdfColumn, own_columns
+from geneva.execution.refresh.groups import UdfColumns, own_columns
 from geneva.execution.refresh.prepare import PreparedRefresh, more_damage, prepare_refresh
 from geneva.execution.refresh.rows import drop_rows
 from geneva.model.rows import RowSet
@@ -93,8 +93,8 @@ def _fill(prepared: PreparedRefresh, before: int, control: JobControl) -> JobPro
 def _change_rows(prepared: PreparedRefresh, control: JobControl) -> int:
     """Let rows go and come; return the version of the view after that."""
     ref, membership = prepared.ref, prepared.membership
-    udfs = [group.definition for group in prepared.groups if isinstance(group, UdfColumn)]
-    commit_receipt_columns(open_dataset(ref), udfs)
+    udfs = [group for group in prepared.groups if isinstance(group, UdfColumns)]
+    commit_receipt_columns(open_dataset(ref), [d for group in udfs for d in group.definitions])
     drop_rows(ref, membership, control.job_id, control.max_conflict_retries)
     before = open_dataset(ref)
     rows = prepared.request.max_rows_per_fragment

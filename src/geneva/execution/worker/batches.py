@@ -99,7 +99,7 @@ class BatchRunner:
         self._failed_rows = 0
         self._memo: Memo | None = None
         computation = task.work.computation
-        if computation.memoizes and computation.receipt is not None:
+        if computation.memoizes and computation.receipts:
             self._memo = shared_memo(task.work.job_id, computation.id)
         self._queued: deque[PartBegins | Result | PartEnds | _Batch] = deque()
         """What is to be run, and what stands between."""

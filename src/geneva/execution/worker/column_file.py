@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +15,14 @@ from geneva.execution.worker.failed_rows import row_failure
 from geneva.execution.worker.layout import Layout
 from geneva.execution.worker.records import BatchFailed, Clock, OpenTask
 from geneva.execution.worker.task import FileWork, PartWork
-from geneva.model.rows import RowRange, RowSet
+from geneva.model.computation import Computation
+from geneva.model.digests import Digests, digest_rows
+from geneva.model.rows import Offsets, RowRange, RowSet
+from geneva.planning.backfill import OutputPlan, all_rows
 from geneva.storage.columns.dictionaries import DistinctValues, Overflow
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.columns.provenance import Provenance
-from geneva.storage.columns.receipts import make_receipts
+from geneva.storage.columns.receipts import receipts_for
 from geneva.storage.columns.staged_files import (
     ColumnFileWriter,
     StagedFile,
@@ -40,19 +43,32 @@ class ColumnFile:
     def __init__(self, task: OpenTask, part: PartWork, file: FileWork, clock: Clock) -> None:
         """Open it."""
         self._task, self._part, self._work = task, part, file
-        self._schema = task.schema
-        receipt = task.work.computation.receipt
-        if file.receipts_only and receipt is not None:
-            self._schema = written_schema(task.schema, [receipt.name])
-        old = reading(_old_values(task, part, file, clock)) if file.keeps_old else None
-        self._layout = Layout(task.schema, part.rows, part.window, old)
+        columns = [_Written.of(task.work.computation, output) for output in file.outputs]
+        values = [name for column in columns for name in column.values]
+        receipts = [name for column in columns for name in column.receipts]
+        laid_out = written_schema(task.schema, [*values, *receipts])
+        self._schema = written_schema(task.schema, receipts) if file.receipts_only else laid_out
+        old = None
+        if file.keeps_old:
+            old = reading(_old_values(task, part, laid_out.names, columns, clock))
+        kept = {
+            name: column.kept(part.compute)
+            for column in columns
+            for name in (*column.values, *column.receipts)
+        }
+        self._layout = Layout(
+            laid_out, part.rows, part.window, old, {n: rows for n, rows in kept.items() if rows}
+        )
+        # Rows of which just some outputs are new: receipts say what each of them is.
+        self._mixed = all_rows(part.physical_rows, kept.values())
+        made = part.compute.minus(self._mixed)
         self._provenance = Provenance(
             task.work.computation.id,
             task.work.computation.file_version,
             file.inputs,
             file.valid_after,
             file.failed_after,
-            computed=part.compute if part.compute != file.valid_after else None,
+            computed=made if made != file.valid_after else None,
         )
         # A file's name can't be changed, and blobs are not copied: if rows may be skipped, it
         # doesn't promise all of them.
@@ -133,9 +149,10 @@ class ColumnFile:
     def _with_failed(self, failed: RowSet) -> Provenance:
         """What the file holds, given the rows that were skipped."""
         planned = self._provenance
+        failed = failed.minus(self._mixed)
         return replace(
             planned,
-            valid=planned.valid.minus(failed),
+            valid=planned.valid.minus(failed).minus(self._mixed),
             failed=failed.union(planned.failed) if planned.failed is not None else failed,
         )
 
@@ -147,41 +164,62 @@ def too_many_values(overflow: Overflow, rows: RowRange, offset: int) -> BatchFai
     return BatchFailed(error, rows, at_fault, ())
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """An output as a column file has it: which columns, and which of their rows are new."""
+
+    values: tuple[str, ...]
+    receipts: tuple[str, ...]
+    plan: OutputPlan
+
+    @classmethod
+    def of(cls, computation: Computation, plan: OutputPlan) -> _Written:
+        facet = computation.facets[plan.place]
+        values, receipts = facet.outputs, facet.receipts
+        return cls(tuple(o.name for o in values), tuple(r.name for r in receipts), plan)
+
+    def kept(self, computed: RowSet) -> RowSet:
+        """Rows that are computed, but not for this output."""
+        return computed.minus(self.plan.compute)
+
+
 def _old_values(
-    task: OpenTask, part: PartWork, file: FileWork, clock: Clock
+    task: OpenTask, part: PartWork, names: list[str], columns: Sequence[_Written], clock: Clock
 ) -> Iterator[pa.RecordBatch]:
     """The present values of a fragment, with receipts for the rows that are adopted."""
-    where = (task.dataset, part.fragment_id, task.schema.names, part.rows)
+    where = (task.dataset, part.fragment_id, names, part.rows)
     windows = read_windows(*where, fitting_window(*where, part.window))
     computation = task.work.computation
-    if not file.adopt or computation.receipt is None:
+    adopting = [column for column in columns if column.plan.adopt and column.receipts]
+    if not adopting:
         yield from (batch for _, batch in windows)
         return
+    every = all_rows(part.physical_rows, [column.plan.adopt for column in adopting])
     inputs = InputReader(task.dataset, computation, task.work.job_id)
+    seed = computation.receipt_seed()
     for start, batch in windows:
         rows = RowRange(start, start + batch.num_rows)
-        wanted = file.adopt.slice(rows).offsets() + start
-        if not len(wanted):
-            yield batch
-            continue
+        wanted = every.slice(rows).offsets() + start
         started = time.perf_counter()
-        found = inputs.read(part.fragment_id, wanted, rows, part.window)
-        places = ((offsets - start, computation.receipted(some)) for offsets, some in found)
-        adopted = _with_adopted(batch, places, computation.receipt_seed())
+        for offsets, some in inputs.read(part.fragment_id, wanted, rows, part.window):
+            digests = digest_rows(computation.receipted(some), seed, len(offsets))
+            for column in adopting:
+                own = column.plan.adopt.mask()[offsets]
+                batch = _with_adopted(batch, column, offsets[own] - start, digests[own])
         clock.read += time.perf_counter() - started
-        yield adopted
+        yield batch
 
 
 def _with_adopted(
-    batch: pa.RecordBatch, inputs: Iterable[tuple[np.ndarray, list[pa.Array]]], seed: int
+    batch: pa.RecordBatch, column: _Written, places: Offsets, digests: Digests
 ) -> pa.RecordBatch:
-    """Give receipts to the values at some places, for the inputs that they have now."""
-    receipts = batch.column(batch.num_columns - 1)
+    """Give receipts to the values of an output at some places, for the inputs they have now."""
+    (name,) = column.receipts
+    receipts = batch.column(name)
     bits, valid = np.array(receipts.fill_null(0)), np.array(receipts.is_valid())
-    outputs = batch.select(range(batch.num_columns - 1))
-    for places, some in inputs:
-        own = outputs.take(pa.array(places)).columns
-        made = make_receipts(some, own, seed, len(places), adopted=True)
-        bits[places], valid[places] = np.asarray(made), True
+    own = batch.select(list(column.values)).take(pa.array(places)).columns
+    bits[places] = np.asarray(receipts_for(digests, own, adopted=True))
+    valid[places] = True
     new = pa.array(bits, receipts.type, mask=~valid)
-    return pa.RecordBatch.from_arrays([*outputs.columns, new], names=batch.schema.names)
+    at = batch.schema.get_field_index(name)
+    return batch.set_column(at, batch.schema.field(at), new)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
 
-from geneva.model.rows import RowRange
+from geneva.model.rows import Mask, Offsets, RowRange, RowSet
 from geneva.storage.lance.pieces import Piece, concat_batches, null_rows
 
 
 class Layout:
     """Turns pieces, in ascending order, into batches that cover every row of a range.
 
-    Rows without a new value keep the old one, or are NULL where there are no old ones.
+    Rows without a new value keep the old one, or are NULL where there are no old ones. So do, of a
+    column that is `kept` there, rows that have a new one.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class Layout:
         rows: RowRange,
         max_rows: int,
         old: Iterator[pa.RecordBatch] | None = None,
+        kept: Mapping[str, RowSet] | None = None,
     ) -> None:
         """Begin at the range's start; gaps come in batches of at most `max_rows`.
 
@@ -31,6 +33,7 @@ class Layout:
         self._schema, self._max_rows = schema, max_rows
         self._at, self._end = rows.start, rows.end
         self._old = _Buffered(old) if old is not None else None
+        self._kept = kept or {}
 
     def add(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """The rows up to the end of a piece."""
@@ -41,7 +44,16 @@ class Layout:
         width = last + 1 - first
         base = self._old.next(width) if self._old is not None else None
         self._at = last + 1
-        yield piece.values if piece.is_contiguous else _spread(piece, first, width, base)
+        values = piece.values.select(self._schema.names)
+        kept = {name: rows.mask()[piece.offsets] for name, rows in self._kept.items()}
+        kept = {name: mask for name, mask in kept.items() if mask.any()}
+        if piece.is_contiguous and not kept:
+            yield values
+            return
+        if base is None:
+            base = null_rows(self._schema, width)
+        places = piece.offsets - first
+        yield _spread(places, values, base, kept)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """The rows behind the last piece."""
@@ -57,16 +69,22 @@ class Layout:
                 yield null_rows(self._schema, width)
 
 
-def _spread(piece: Piece, first: int, width: int, base: pa.RecordBatch | None) -> pa.RecordBatch:
-    """Lay a piece with gaps out densely, over the old values or over NULLs."""
-    places = piece.offsets - first
-    if base is None:
-        base = null_rows(piece.values.schema, 1)
-        indices = np.zeros(width, dtype=np.int64)
-    else:
-        indices = np.arange(width, dtype=np.int64)
+def _spread(
+    places: Offsets, values: pa.RecordBatch, base: pa.RecordBatch, kept: Mapping[str, Mask]
+) -> pa.RecordBatch:
+    """Lay values out at their places among others; `kept` ones stay, by column."""
+    both = concat_batches([base, values])
+    indices = np.arange(base.num_rows, dtype=np.int64)
     indices[places] = base.num_rows + np.arange(len(places), dtype=np.int64)
-    return concat_batches([base, piece.values]).take(pa.array(indices))
+    if not kept:
+        return both.take(pa.array(indices))
+    columns = []
+    for name, column in zip(both.schema.names, both.columns, strict=True):
+        own = indices.copy()
+        if name in kept:
+            own[places[kept[name]]] = places[kept[name]]
+        columns.append(column.take(pa.array(own)))
+    return pa.RecordBatch.from_arrays(columns, schema=both.schema)
 
 
 class _Buffered:

@@ -245,9 +245,10 @@ def _make(work: ColumnWork) -> Program:
         case Load() as program:
             return Loader(work, program)
         case Udf(digest=digest, nullable=nullable):
-            (output,) = computation.outputs
             udf = load_udf(work.ref, digest, work.permit).with_inputs(list(computation.input_paths))
-            arrow_field = pa.field(output.name, output.type, nullable=nullable)
+            fields = tuple(output.field for output in computation.outputs) if udf.unpacks else None
+            kind = udf.data_type if udf.unpacks else computation.outputs[0].type
+            arrow_field = pa.field(computation.name, kind, nullable=nullable)
             rows = computation.partition_rows
             queries = PartitionQueries(rows, work.job_id) if rows is not None else None
-            return Applier(udf, arrow_field, threads=work.threads, queries=queries)
+            return Applier(udf, arrow_field, threads=work.threads, queries=queries, fields=fields)

@@ -59,7 +59,7 @@ class Reader:
     def digested(self, window: Window) -> Window:
         """The same window with the digests of its inputs, where the computation has receipts."""
         computation = self._task.work.computation
-        if computation.receipt is None:
+        if not computation.receipts:
             return window
         started = time.perf_counter()
         rows = len(window.offsets)

@@ -26,9 +26,10 @@ def sealed(task: OpenTask, batches: Sequence[Computed]) -> Result:
         for i in range(len(batches[0].outputs))
     ]
     digests = None
-    if task.work.computation.receipt is not None:
+    if task.work.computation.receipts:
         digests = np.concatenate([batch.digests for batch in batches if batch.digests is not None])
-        outputs.append(receipts_for(digests, outputs, failed=_failed(batches)))
+        failed = _failed(batches)
+        outputs += [receipts_for(digests, [output], failed=failed) for output in outputs]
     offsets = np.concatenate([batch.offsets for batch in batches])
     values = pa.RecordBatch.from_arrays(outputs, schema=task.schema)
     known = [batch.known for batch in batches if batch.known is not None]

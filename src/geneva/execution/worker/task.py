@@ -9,6 +9,7 @@ from typing import Any
 from geneva.model.computation import Computation, Permit
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Sizes, TableRef
+from geneva.planning.backfill import OutputPlan
 from geneva.storage.checkpoints.reuse import Reuse
 from geneva.storage.columns.staged_files import StagedFile
 
@@ -52,8 +53,8 @@ class FileWork:
     """Rows of the fragment whose value is right afterwards."""
     failed_after: RowSet | None
     """Rows of the fragment that failed before and stay so."""
-    adopt: RowSet
-    """Rows of the fragment that keep their value and get a receipt for it."""
+    outputs: tuple[OutputPlan, ...]
+    """What of the fragment is written: for each output, which rows get a value or a receipt."""
     complete: bool
     """Whether no live row is left to compute."""
     keeps_old: bool

@@ -163,7 +163,7 @@ class PartWriter:
 
     def _note_failures(self, result: Result) -> None:
         self._failed.add(result.failures)
-        if result.rows_reused and self._task.work.computation.receipt is not None:
+        if result.rows_reused and self._task.work.computation.receipts:
             # Of rows that an earlier run has tried, the receipts say whether they failed.
             values = result.piece.values
             failed = is_failed(values.column(values.num_columns - 1))
@@ -250,7 +250,7 @@ class PartWriter:
         addresses = pa.array(row_addresses(self._part.fragment_id, offsets), pa.uint64())
         values = concat_batches([piece.values for piece in pieces])
         columns, names = [*values.columns, addresses], [*values.schema.names, "_rowaddr"]
-        if self._task.work.computation.receipt is not None:
+        if self._task.work.computation.receipts:
             columns.append(pa.array(digests_of(pieces), pa.uint64()))
             names.append(DIGEST_COLUMN)
         if errors is not None:

@@ -27,7 +27,7 @@ from geneva.storage.checkpoints.staging import read_record
 from geneva.storage.checkpoints.store import DIGEST_COLUMN, CheckpointKey, CheckpointStore
 from geneva.storage.columns.provenance import read_provenance
 from geneva.storage.columns.receipts import input_part, is_failed, is_result, receipt_bits
-from geneva.storage.columns.staged_files import staged_file_is_whole
+from geneva.storage.columns.staged_files import StagedFile, staged_file_is_whole
 from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.fragments import RowTaker, read_windows
 from geneva.storage.lance.pieces import Piece, concat, merged
@@ -227,13 +227,20 @@ def read_results(
     `own_files` says which rows of such a file are to be had; None: all that it was made for.
     That the function failed on a row is a result, too, unless it is to be tried again.
     """
-    if computation.receipt is None:
+    if not computation.receipts:
         return ResultIndex(())
     every = list(keys)
     staged = _staged_files(ref, store, computation, every)
-    # Checkpoints that went into a file that is there hold the same results as the file.
-    ranges = [k for k in every if k.rows is not None and (k.prefix, k.fragment_id) not in staged]
-    files = {**own_files, **{p: None for p in staged.values() if p not in own_files}}
+    ranges = [key for key in every if key.rows is not None]
+    files = dict[str, RowSet | None]()
+    if len(computation.outputs) == 1:
+        # Checkpoints that went into a file that is there hold the same results as the file.
+        ranges = [key for key in ranges if (key.prefix, key.fragment_id) not in staged]
+        files = {file.path: None for file in staged.values()}
+    else:
+        # Not where just some of a row's outputs are new: the file has old values of the others.
+        files = {file.path: _not_saved(file, place, ranges) for place, file in staged.items()}
+    files.update(own_files)
     found = itertools.chain(
         _results_of_checkpoints(store, computation, ranges),
         _results_of_files(ref, computation, files),
@@ -243,13 +250,13 @@ def read_results(
 
 def _staged_files(
     ref: TableRef, store: CheckpointStore, computation: Computation, keys: Iterable[CheckpointKey]
-) -> dict[tuple[str, int], str]:
+) -> dict[tuple[str, int], StagedFile]:
     """The staged files of a computation that are there, per prefix and fragment."""
     wanted = {(key.prefix, key.fragment_id): key for key in keys if key.rows is None}
     records = {key.stored_at: key for key in wanted.values()}
     found = [item for key in records.values() for item in read_record(store, key).items()]
     return {
-        place: staged.path
+        place: staged
         for place, staged in found
         if place in wanted
         and staged.column_uuid == computation.id
@@ -257,13 +264,20 @@ def _staged_files(
     }
 
 
+def _not_saved(file: StagedFile, place: tuple[str, int], ranges: Iterable[CheckpointKey]) -> RowSet:
+    """The rows of a staged file that no checkpoint of the same work holds."""
+    saved = [k.rows for k in ranges if (k.prefix, k.fragment_id) == place and k.rows is not None]
+    covered = RowSet.from_ranges(file.physical_rows, saved)
+    return RowSet.full(file.physical_rows).minus(covered)
+
+
 def _results_of_checkpoints(
     store: CheckpointStore, computation: Computation, keys: Iterable[CheckpointKey]
 ) -> Iterator[Results]:
-    assert computation.receipt is not None
-    name = computation.receipt.name
+    name = computation.receipts[0].name
+    written = [output.name for output in computation.written]
     for key in keys:
-        batch = read_checkpoint(store, key.path(), name)
+        batch = read_checkpoint(store, key.path(), written)
         if batch is not None:
             digests = batch.column(DIGEST_COLUMN) if DIGEST_COLUMN in batch.schema.names else None
             yield _usable(BatchCheckpoint(key.path()), batch.column(name), None, digests)
@@ -285,7 +299,7 @@ def committed_receipts(
 ) -> Digests:
     """The receipts of some rows of a table, per fragment."""
     parts = [
-        receipt_bits(_receipts_of_fragment(dataset, computation, fragment_id))[members.mask()]
+        receipt_bits(_receipts_of_fragment(dataset, computation, fragment_id)[0])[members.mask()]
         for fragment_id, members in rows.items()
     ]
     return _together(parts, np.uint64)
@@ -293,13 +307,12 @@ def committed_receipts(
 
 def _receipts_of_fragment(
     dataset: lance.LanceDataset, computation: Computation, fragment_id: int
-) -> pa.Array:
-    """The receipts of a fragment of the table, deleted rows included."""
-    assert computation.receipt is not None
+) -> list[pa.Array]:
+    """The receipts of a fragment of the table, deleted rows included, output by output."""
     everything = RowRange(0, dataset.get_fragment(fragment_id).physical_rows)
-    paths = [computation.receipt.name]
-    windows = read_windows(dataset, fragment_id, paths, everything, _WINDOW_ROWS)
-    return concat([batch.column(0) for _, batch in windows])
+    paths = [receipt.name for receipt in computation.receipts]
+    batches = [b for _, b in read_windows(dataset, fragment_id, paths, everything, _WINDOW_ROWS)]
+    return [concat([batch.column(i) for batch in batches]) for i in range(len(paths))]
 
 
 def committed_results(
@@ -314,8 +327,10 @@ def committed_results(
     results = []
     for fragment_id, rows in right.items():
         if rows:
-            receipts = _receipts_of_fragment(dataset, computation, fragment_id)
-            found = _usable(PublishedRows(fragment_id), receipts, rows.mask())
+            every = _receipts_of_fragment(dataset, computation, fragment_id)
+            # Of a row of which a person wrote one output, none is a result for others.
+            wanted = np.logical_and.reduce([rows.mask(), *map(is_result, every)])
+            found = _usable(PublishedRows(fragment_id), every[0], wanted)
             results.append(found.without_failed())
     return ResultIndex(results, shared=True)
 
@@ -343,7 +358,6 @@ def _receipts_of_file(
     ref: TableRef, path: str, computation: Computation
 ) -> tuple[pa.Array, Mask] | None:
     """The receipts in a data file, and which of its rows were computed when it was made."""
-    assert computation.receipt is not None
     provenance = read_provenance(ref, path)
     if provenance is None or provenance.column_uuid != computation.id:
         return None
@@ -351,9 +365,12 @@ def _receipts_of_file(
         reader = LanceFileReader(
             f"{ref.uri}/data/{path}",
             storage_options=ref.storage_options.plain(),
-            columns=[computation.receipt.name],
+            columns=[computation.receipts[0].name],
         )
-        if len(reader.metadata().schema.names) != len(computation.written):
+        # Names of columns may have changed since, those of receipts never do.
+        there = reader.metadata().schema.names
+        receipts = [receipt.name for receipt in computation.receipts]
+        if len(there) != len(computation.written) or there[len(computation.outputs) :] != receipts:
             return None
         table = reader.read_all(batch_size=_WINDOW_ROWS).to_table()
     except BaseException as error:
@@ -366,13 +383,15 @@ def _receipts_of_file(
     return table.column(0).combine_chunks(), made.mask()
 
 
-def read_checkpoint(store: CheckpointStore, key: str, column: str) -> pa.RecordBatch | None:
-    """A batch checkpoint that has a column; None when it can't be used."""
+def read_checkpoint(
+    store: CheckpointStore, key: str, columns: Collection[str]
+) -> pa.RecordBatch | None:
+    """A batch checkpoint that has some columns; None when it can't be used."""
     try:
         batch = store[key]
     except KeyError:
         return None
-    return batch if column in batch.schema.names else None
+    return batch if set(columns) <= set(batch.schema.names) else None
 
 
 @dataclass(slots=True)

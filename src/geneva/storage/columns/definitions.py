@@ -12,7 +12,15 @@ import lance
 import pyarrow as pa
 
 from geneva.errors import ColumnNotFoundError
-from geneva.model.computation import Computation, Input, Output, Resources, Udf, receipt_name
+from geneva.model.computation import (
+    Computation,
+    Input,
+    Output,
+    Resources,
+    Udf,
+    joined_name,
+    receipt_name,
+)
 from geneva.model.tables import ColumnDefinition, Sizes
 from geneva.storage.columns.receipts import RECEIPT_TYPE
 from geneva.storage.lance.dataset import FieldsNow, TableSnapshot, has_path, nodes_of
@@ -42,6 +50,17 @@ class ComputedColumn:
     inputs: tuple[str, ...]
     expression: str
     """The call, or the expression."""
+    siblings: tuple[str, ...] = ()
+    """The other columns that the same call fills."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSource:
+    """Where a function is stored, and what it is fed from."""
+
+    inputs: tuple[str, ...]
+    """Column paths, in the order of its parameters."""
+    digest: str
 
 
 def read_computed_columns(
@@ -52,14 +71,18 @@ def read_computed_columns(
     `definitions` are Geneva's, where they are read already.
     """
     ours = read_definitions(schema) if definitions is None else definitions
-    found = (_computed_column(field, ours.get(field.name)) for field in schema)
+    found = (_computed_column(schema, field, ours.get(field.name)) for field in schema)
     return [column for column in found if column is not None]
 
 
-def _computed_column(field: pa.Field, own: ColumnDefinition | None) -> ComputedColumn | None:
+def _computed_column(
+    schema: pa.Schema, field: pa.Field, own: ColumnDefinition | None
+) -> ComputedColumn | None:
     if own is not None:
         call = f"{own.udf_name}({', '.join(own.inputs)})"
-        return ComputedColumn(own.name, "udf", own.udf_name, own.inputs, call)
+        call += f".{own.output}" if own.output else ""
+        others = tuple(name for name in columns_of(schema, own) if name != own.name)
+        return ComputedColumn(own.name, "udf", own.udf_name, own.inputs, call, others)
     told = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
     if _LANCEDB_COMPUTED not in told:
         return None
@@ -73,33 +96,60 @@ def _computed_column(field: pa.Field, own: ColumnDefinition | None) -> ComputedC
     )
 
 
-def define_column(
-    fields: FieldsNow, name: str, udf: UDF, inputs: tuple[str, ...], digest: str
-) -> ColumnDefinition:
-    """Describe a new column computed by `udf`, with an identity of its own.
+def define_columns(
+    fields: FieldsNow, names: Mapping[str, str], udf: UDF, source: FunctionSource, prefix: str = ""
+) -> list[ColumnDefinition]:
+    """Describe new columns that one call of `udf` fills, each with an identity of its own.
 
-    `fields` are those of the table that its inputs are in.
+    `names` are those of the columns, and of the fields of the function's record that they hold: of
+    a function of one value just one, and no field. `fields` are those of the table that the inputs
+    are in.
     """
-    user_metadata = {str(k): str(v) for k, v in (udf.field_metadata or {}).items()}
-    return ColumnDefinition(
+    group = uuid.uuid4().hex if udf.unpacks else ""
+    made = {field.name: field for field in udf.outputs}
+    return [
+        ColumnDefinition(
+            name=name,
+            arrow_field=new_field(name, made[output]),
+            uuid=uuid.uuid4().hex,
+            inputs=source.inputs,
+            input_fields=_fields_behind(fields, source.inputs),
+            group=group,
+            output=output,
+            prefix=prefix,
+            has_receipts=True,
+            **_udf_part(udf, source.digest),
+        )
+        for name, output in names.items()
+    ]
+
+
+def define_sibling(known: ColumnDefinition, name: str, made: pa.Field) -> ColumnDefinition:
+    """One more column of a group, filled by the same calls as `known`; `made` is what it holds."""
+    return replace(
+        known,
         name=name,
-        # Lance adds columns as NULL, so that the stored field is nullable whatever the UDF
-        # promises.
-        arrow_field=pa.field(name, udf.data_type, nullable=True, metadata=user_metadata or None),
+        arrow_field=new_field(name, made),
         uuid=uuid.uuid4().hex,
-        inputs=inputs,
-        input_fields=_fields_behind(fields, inputs),
+        output=made.name,
+        own_field=None,
         has_receipts=True,
-        **_udf_part(udf, digest),
     )
+
+
+def new_field(name: str, made: pa.Field) -> pa.Field:
+    """The field of a new computed column.
+
+    Lance adds columns as NULL, so that it is nullable whatever the function promises.
+    """
+    return pa.field(name, made.type, nullable=True, metadata=made.metadata or None)
 
 
 def redefine_column(
     fields: FieldsNow,
     current: ColumnDefinition,
     udf: UDF,
-    inputs: tuple[str, ...],
-    digest: str,
+    source: FunctionSource,
     *,
     keep: bool = False,
 ) -> ColumnDefinition:
@@ -112,12 +162,12 @@ def redefine_column(
     before.pop(udf.version, None)
     return replace(
         current,
-        inputs=inputs,
-        input_fields=_fields_behind(fields, inputs),
+        inputs=source.inputs,
+        input_fields=_fields_behind(fields, source.inputs),
         own_field=fields.nodes.get(current.name),
         former_versions=() if keep else tuple(before)[-_MAX_FORMER_VERSIONS:],
         kept_versions=tuple(before) if keep else (),
-        **_udf_part(udf, digest),
+        **_udf_part(udf, source.digest),
     )
 
 
@@ -154,24 +204,49 @@ def with_present_inputs(definition: ColumnDefinition, fields: FieldsNow) -> Colu
     return replace(definition, inputs=tuple(inputs))
 
 
+def columns_of(schema: pa.Schema, definition: ColumnDefinition) -> tuple[str, ...]:
+    """The columns that are filled together with one, itself among them, in the table's order."""
+    if not definition.group:
+        return (definition.name,)
+    return tuple(field.name for field in schema if _group_of(field) == definition.group)
+
+
+def group_definitions(
+    schema: pa.Schema, definition: ColumnDefinition
+) -> tuple[ColumnDefinition, ...]:
+    """The definitions of the columns that are filled together with one, as they are stored."""
+    if not definition.group:
+        return (definition,)
+    found = (read_definition(schema, name) for name in columns_of(schema, definition))
+    return tuple(each for each in found if each is not None)
+
+
+def _group_of(field: pa.Field) -> str:
+    return (field.metadata or {}).get(f"{_PREFIX}.group".encode(), b"").decode()
+
+
 def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Computation:
-    """A column's computation from columns of its own table, bound to one version of it."""
-    name = receipt_name(definition.uuid)
+    """A column's computation from columns of its own table, bound to one version of it.
+
+    It fills all columns of the group; `definition` says with which function.
+    """
+    columns = group_definitions(snapshot.schema, definition)
+    receipts = [receipt_name(column.uuid) for column in columns]
+    has_receipts = all(name in snapshot.field_ids for name in receipts)
     return Computation(
-        id=definition.uuid,
-        name=definition.name,
+        id=definition.computation_id,
+        name=joined_name([column.name for column in columns]),
         version=definition.udf_version,
-        outputs=(bound_output(snapshot, definition.name),),
+        outputs=tuple(_column_output(snapshot, column, definition) for column in columns),
         program=Udf(
             name=definition.udf_name,
             digest=definition.udf_digest,
             nullable=definition.nullable,
             on_error=definition.on_error,
             memoize=bool(definition.memoize),
-            declaration=definition.declaration,
         ),
         inputs=tuple(Input(path, snapshot.field_ids[path]) for path in definition.inputs),
-        receipt=bound_output(snapshot, name) if name in snapshot.field_ids else None,
+        receipts=tuple(bound_output(snapshot, n) for n in receipts) if has_receipts else (),
         former_versions=definition.former_versions,
         kept_versions=definition.kept_versions,
         older_than_receipts=not definition.has_receipts,
@@ -181,8 +256,20 @@ def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Com
     )
 
 
+def _column_output(
+    snapshot: TableSnapshot, column: ColumnDefinition, definition: ColumnDefinition
+) -> Output:
+    own = definition if column.uuid == definition.uuid else column
+    return replace(
+        bound_output(snapshot, column.name),
+        column_id=column.uuid,
+        field=column.output,
+        declaration=own.declaration,
+    )
+
+
 def bound_output(snapshot: TableSnapshot, name: str) -> Output:
-    """A column of the table, as one that is filled."""
+    """A column of a table as an output, bound to one version of it."""
     kind = value_type(snapshot.schema.field(name).type)
     return Output(name, snapshot.field_ids[name], kind)
 
@@ -240,6 +327,18 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.receipts": json.dumps(definition.has_receipts),
         f"{_PREFIX}.udf_options": json.dumps({**sizes, **options}, sort_keys=True),
         f"{_PREFIX}.udf_declaration": definition.declaration,
+        **_group_metadata(definition),
+    }
+
+
+def _group_metadata(definition: ColumnDefinition) -> dict[str, str]:
+    """What a column of a group says of its place there; of one that is alone nothing."""
+    if not definition.group:
+        return {}
+    return {
+        f"{_PREFIX}.group": definition.group,
+        f"{_PREFIX}.output": definition.output,
+        f"{_PREFIX}.prefix": definition.prefix,
     }
 
 
@@ -289,6 +388,9 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
             (int(node), str(kind))
             for node, kind in json.loads(metadata[f"{_PREFIX}.udf_input_fields"])
         ),
+        group=metadata.get(f"{_PREFIX}.group", ""),
+        output=metadata.get(f"{_PREFIX}.output", ""),
+        prefix=metadata.get(f"{_PREFIX}.prefix", ""),
         nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
         former_versions=_former_versions(metadata),
         kept_versions=tuple(json.loads(metadata.get(f"{_PREFIX}.udf_kept", "[]"))),
@@ -406,10 +508,14 @@ def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
 
 def commit_has_receipts(dataset: lance.LanceDataset, computation: Computation) -> None:
     """Write down that every value of a column has a receipt: those without are people's now."""
-    found = read_definition(dataset.schema, computation.name)
-    if found is not None and found.uuid == computation.id and not found.has_receipts:
-        metadata = {f"{_PREFIX}.receipts": json.dumps(True)}
-        dataset.update_field_metadata({computation.name: metadata})
+    found = [read_definition(dataset.schema, output.name) for output in computation.outputs]
+    changed = {
+        d.name: {f"{_PREFIX}.receipts": json.dumps(True)}
+        for d in found
+        if d is not None and d.computation_id == computation.id and not d.has_receipts
+    }
+    if changed:
+        dataset.update_field_metadata(changed)
 
 
 def commit_redefinitions(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:
@@ -426,7 +532,7 @@ def required_definition(schema: pa.Schema, table: str, name: str) -> ColumnDefin
             "Run table.add_columns() first."
         )
     definition = read_definition(schema, name)
-    theirs = _computed_column(schema.field(name), definition)
+    theirs = _computed_column(schema, schema.field(name), definition)
     if definition is None and theirs is not None:
         raise ColumnNotFoundError(
             f"Column {name!r} is one of LanceDB's own computed columns ({theirs.expression}): "

@@ -32,6 +32,16 @@ _NAME = re.compile(
 )
 
 
+def nulls_file_name() -> str:
+    """A fresh name for a data file that holds nothing but NULLs."""
+    return f"{NULLS_PREFIX}{uuid.uuid4().hex}.lance"
+
+
+def is_nulls_file(path: str) -> bool:
+    """Whether a data file holds nothing but NULLs, by its name."""
+    return path.startswith(NULLS_PREFIX)
+
+
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """What made the values of one column in one fragment, and which of its rows it made."""

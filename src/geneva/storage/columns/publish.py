@@ -13,8 +13,8 @@ from lance import LanceOperation, Transaction
 from lance.commit import CommitConflictError
 
 from geneva.errors import ColumnChangedError, UDFOutputError
-from geneva.model.computation import Carry, Computation, Load
-from geneva.model.tables import TableRef
+from geneva.model.computation import Carry, Computation, Load, Output
+from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.storage.columns.definitions import read_definition
 from geneva.storage.columns.dictionaries import DistinctValues, has_narrow_dictionary
 from geneva.storage.columns.provenance import named, parse_file_name, read_provenance
@@ -283,20 +283,34 @@ def verify_column(schema: pa.Schema, ref: TableRef, planned: Computation) -> Non
                 f"Column {missing[0]!r} of view {ref.name!r} is gone. Create the view anew."
             )
         return
-    found = read_definition(schema, name) if has_column(schema, name) else None
-    if found is None or found.uuid != planned.id:
+    found = [(output, _same_column(schema, output)) for output in planned.outputs]
+    there = [(output, definition) for output, definition in found if definition is not None]
+    if not there:
         raise ColumnChangedError(
             f"Column {name!r} of table {ref.name!r} was dropped or replaced while it was being "
             "computed. The finished work is kept in the checkpoint store. Look at the table, then "
             "run the backfill again."
         )
+    for output, definition in there:
+        _verify_definition(ref, planned, output, definition)
+
+
+def _same_column(schema: pa.Schema, output: Output) -> ColumnDefinition | None:
+    """The definition of the very column that was planned; None: it is gone."""
+    found = read_definition(schema, output.name) if has_column(schema, output.name) else None
+    return found if found is not None and found.uuid == output.column_id else None
+
+
+def _verify_definition(
+    ref: TableRef, planned: Computation, output: Output, found: ColumnDefinition
+) -> None:
+    name = output.name
     if planned.source is None and found.udf_version != planned.version and not planned.is_override:
         raise ColumnChangedError(
             f"Column {name!r} of table {ref.name!r} was given another UDF while it was being "
             "computed. The finished work is kept. Run the backfill again to compute it with the "
             "new one."
         )
-    (output,) = planned.outputs
     if value_type(found.arrow_field.type) != output.type:
         raise ColumnChangedError(
             f"Column {name!r} of table {ref.name!r} changed its type from "

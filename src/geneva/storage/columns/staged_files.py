@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from lance.file import LanceFileReader, LanceFileSession
 
 from geneva.model.tables import TableRef
 from geneva.storage.columns.dictionaries import has_dictionary, has_narrow_dictionary
-from geneva.storage.columns.provenance import NULLS_PREFIX, PROVENANCE_METADATA, Provenance
+from geneva.storage.columns.provenance import PROVENANCE_METADATA, Provenance, nulls_file_name
 from geneva.storage.lance.blobs import (
     BlobWriter,
     delete_blobs_beside,
@@ -177,7 +176,7 @@ def stage_nulls(
     names = [name for name, ids in field_ids_of(dataset).items() if wanted.intersection(ids)]
     top = [name for name in names if name in dataset.schema.names]
     schema = written_schema(dataset.schema, top)
-    name = f"{NULLS_PREFIX}{uuid.uuid4().hex}.lance"
+    name = nulls_file_name()
     file = _DataFile(ref, dataset, name, schema)
     for start in range(0, rows, MAX_WINDOW_ROWS):
         file.write(null_rows(schema, min(MAX_WINDOW_ROWS, rows - start)))

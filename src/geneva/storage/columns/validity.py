@@ -9,7 +9,7 @@ no user code runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -26,9 +26,9 @@ from geneva.model.tables import Reason, TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.columns.provenance import (
-    NULLS_PREFIX,
     NamedProvenance,
     input_signature,
+    is_nulls_file,
     named,
     named_inputs,
     parse_file_name,
@@ -213,19 +213,25 @@ def signature_of(computation: Computation, fragment: FragmentFacts) -> tuple[str
     return input_signature(fragment, [found.field_ids for found in computation.inputs])
 
 
-def adoption_signature(computation: Computation, fragment: FragmentFacts) -> tuple[str, ...]:
-    """What receipts are of that stand in another file than their values: of those values too."""
-    values = (f"values:{file.path}" for file in fragment.files_of(computation.output_ids))
+def adoption_signature(
+    computation: Computation, fragment: FragmentFacts, output_ids: Iterable[int] | None = None
+) -> tuple[str, ...]:
+    """What receipts are of that stand in another file than their values: of those values too.
+
+    `output_ids` are the fields of the values that the file has receipts of; None: of all.
+    """
+    fields = computation.output_ids if output_ids is None else output_ids
+    values = (f"values:{file.path}" for file in fragment.files_of(fields))
     return (*signature_of(computation, fragment), *sorted(values))
 
 
 def output_file(computation: Computation, fragment: FragmentFacts) -> str | None:
-    """The file that holds the values; several, where they span several, as one text.
+    """The file that holds the values; several as one text: of several outputs, of a grown struct.
 
-    A file of NULLs holds none: it was put there to have one.
+    One of NULLs alone holds none: it is only there for Lance (`publish.add_missing_fields`).
     """
-    paths = (file.path for file in fragment.files_of(computation.output_ids))
-    return "\n".join(path for path in paths if not path.startswith(NULLS_PREFIX)) or None
+    files = fragment.files_of(computation.output_ids)
+    return "\n".join(file.path for file in files if not is_nulls_file(file.path)) or None
 
 
 class ValidityReader:
@@ -237,18 +243,27 @@ class ValidityReader:
         snapshot: TableSnapshot,
         computation: Computation,
         *,
+        group: Computation | None = None,
         reads_values: bool = False,
     ) -> None:
         """Open nothing yet: for most fragments the names of their files are enough.
 
-        `reads_values`: compare receipts with values also where nobody can have written others.
+        The computation has one output, or several that are judged together; `group` is the one that
+        it is a facet of. `reads_values`: compare receipts with values also where nobody can have
+        written others.
         """
+        self._group = group or computation
         self._reads_values = reads_values
         self._null_structs = file_version(dataset) >= (2, 1)
         self._dataset, self._snapshot, self._computation = dataset, snapshot, computation
         self._ref: TableRef = snapshot.ref
         self._copied_from: dict[FragmentFacts, Validity] = {}
         """What is known of fragments that a compaction has merged, by several of its results."""
+
+    @property
+    def computation(self) -> Computation:
+        """What is judged."""
+        return self._computation
 
     @cached_property
     def _history(self) -> CompactionHistory:
@@ -306,8 +321,7 @@ class ValidityReader:
 
     @cached_property
     def _receipt_ids(self) -> frozenset[int]:
-        receipt = self._computation.receipt
-        return frozenset(receipt.field_ids) if receipt is not None else frozenset()
+        return frozenset(i for receipt in self._computation.receipts for i in receipt.field_ids)
 
     def _receipt_files(self, fragment: FragmentFacts) -> tuple[FileFacts, ...]:
         return fragment.files_of(self._receipt_ids)
@@ -319,8 +333,15 @@ class ValidityReader:
 
     def _named_inputs(self, fragment: FragmentFacts, *, together: bool) -> str:
         """How a file names the present inputs of a fragment."""
-        signature = signature_of if together else adoption_signature
-        return named_inputs(signature(self._computation, fragment))
+        if together:
+            return named_inputs(signature_of(self._computation, fragment))
+        file = next(iter(self._receipt_files(fragment)), None)
+        there = file.fields if file is not None else frozenset[int]()
+        pairs = zip(self._group.outputs, self._group.receipts, strict=False)
+        fields = [
+            i for output, r in pairs if there.issuperset(r.field_ids) for i in output.field_ids
+        ]
+        return named_inputs(adoption_signature(self._computation, fragment, fields))
 
     def _by_provenance(
         self,
@@ -399,12 +420,25 @@ class ValidityReader:
 
     def by_receipt(self, fragment: FragmentFacts, rows: RowSet) -> Validity:
         """Compare the receipts of some live rows with their inputs. Each of them gets decided."""
-        if self._computation.receipt is None:
-            return self._by_value(fragment, rows)
-        stored = self._read_stored(fragment)
+        return check_receipts([self], fragment, [rows])[0]
+
+    def receipt_check(self, fragment: FragmentFacts, rows: RowSet) -> _ReceiptCheck:
+        """Read the receipts of some rows; the inputs are for the caller to read."""
         wanted = rows.mask()
-        to_check = np.flatnonzero(wanted & stored.present)
-        fits, kept, former = self._compare_inputs(fragment, stored, to_check)
+        stored = self._read_stored(fragment)
+        size = fragment.physical_rows
+        return _ReceiptCheck(
+            computation=self._computation,
+            stored=stored,
+            wanted=wanted,
+            to_check=wanted & stored.present,
+            fits=np.zeros(size, dtype=np.bool_),
+            kept=np.zeros(size, dtype=np.bool_),
+        )
+
+    def decided(self, fragment: FragmentFacts, check: _ReceiptCheck) -> Validity:
+        """What a check has shown, when all inputs were compared."""
+        stored, wanted, fits, kept = check.stored, check.wanted, check.fits, check.kept
         right = (fits | kept) & stored.intact & ~stored.failed
         supplied = wanted & stored.supplied
         if self._computation.source is not None:
@@ -424,28 +458,10 @@ class ValidityReader:
         }
         return Validity(
             size=fragment.physical_rows,
-            reason=self._reason(fragment, masks, former, wanted & ~right & ~supplied),
+            reason=self._reason(fragment, masks, check.former, wanted & ~right & ~supplied),
             rows={state: RowSet.from_mask(mask) for state, mask in masks.items()},
-            checked_rows=rows.count,
+            checked_rows=int(np.count_nonzero(wanted)),
         )
-
-    def _compare_inputs(
-        self, fragment: FragmentFacts, stored: StoredReceipts, rows: Offsets
-    ) -> tuple[Mask, Mask, int]:
-        """Rows whose receipt fits their inputs, by this version of the function or by a kept one.
-
-        The last number: how many others an earlier version has left.
-        """
-        fits = np.zeros(fragment.physical_rows, dtype=np.bool_)
-        kept = np.zeros(fragment.physical_rows, dtype=np.bool_)
-        former = 0
-        for offsets, batch in self._read_inputs(fragment, rows):
-            fits[offsets] = self._fits(stored, offsets, batch, self._computation.version)
-            for version in self._computation.kept_versions:
-                kept[offsets] |= self._fits(stored, offsets, batch, version)
-            left = stored.intact[offsets] & ~(fits[offsets] | kept[offsets])
-            former += self._former_rows(stored, offsets[left], batch, left)
-        return fits, kept, former
 
     def _reason(
         self,
@@ -462,9 +478,7 @@ class ValidityReader:
             return Reason.UP_TO_DATE
         if masks[ValueState.EMPTIED].any():
             return Reason.NULL
-        receipt = self._computation.receipt
-        ours = receipt is not None and fragment.files_of(receipt.field_ids)
-        return Reason.PARTIAL if ours else Reason.NULL
+        return Reason.PARTIAL if self._receipt_files(fragment) else Reason.NULL
 
     def input_digests(
         self, fragment: FragmentFacts, rows: Offsets, version: str | None = None
@@ -476,33 +490,17 @@ class ValidityReader:
         digests = np.zeros(len(rows), dtype=np.uint64)
         at = 0
         seed = self._computation.receipt_seed(version)
-        for offsets, batch in self._read_inputs(fragment, rows):
+        for offsets, batch in self.read_inputs(fragment, rows):
             digests[at : at + len(offsets)] = digest_rows(
                 self._computation.receipted(batch), seed, len(offsets)
             )
             at += len(offsets)
         return digests
 
-    def _fits(
-        self, stored: StoredReceipts, offsets: Offsets, batch: pa.RecordBatch, version: str
-    ) -> Mask:
-        seed = self._computation.receipt_seed(version)
-        digests = digest_rows(self._computation.receipted(batch), seed, len(offsets))
-        return input_part(stored.bits[offsets]) == input_part(digests)
-
-    def _former_rows(
-        self, stored: StoredReceipts, offsets: Offsets, batch: pa.RecordBatch, stale: Mask
-    ) -> int:
-        """How many stale rows are as an earlier version of the function left them."""
-        versions = self._computation.former_versions
-        if not versions or not len(offsets):
-            return 0
-        rows = batch.take(pa.array(np.flatnonzero(stale)))
-        return sum(int(np.count_nonzero(self._fits(stored, offsets, rows, v))) for v in versions)
-
-    def _read_inputs(
+    def read_inputs(
         self, fragment: FragmentFacts, offsets: Offsets
     ) -> Iterator[tuple[Offsets, pa.RecordBatch]]:
+        """The present inputs of some rows of a fragment, part by part."""
         computation = self._computation
         paths = (SOURCE_ROW_ID,) if computation.source is not None else computation.input_paths
         rows = RowRange(0, fragment.physical_rows)
@@ -520,8 +518,7 @@ class ValidityReader:
 
     def _read_stored(self, fragment: FragmentFacts) -> StoredReceipts:
         """The receipts of a fragment; with its values, where somebody may have written some."""
-        receipt = self._computation.receipt
-        assert receipt is not None
+        (receipt,) = self._computation.receipts
         names = [output.name for output in self._computation.outputs]
         receipts = self._receipt_files(fragment)
         together = receipts == fragment.files_of(self._computation.output_ids)
@@ -543,7 +540,7 @@ class ValidityReader:
         for _, batch in read_windows(*where, window):
             yield batch
 
-    def _by_value(self, fragment: FragmentFacts, rows: RowSet) -> Validity:
+    def by_value(self, fragment: FragmentFacts, rows: RowSet) -> Validity:
         """Without receipts: what has a value is unproven, or right where the source has it."""
         computation = self._computation
         if isinstance(computation.program, Load):
@@ -578,13 +575,121 @@ class ValidityReader:
             same[rows] = True
             return RowSet.from_mask(same)
         taker = RowTaker(self._dataset, fragment.id, [output.name for output in carried])
-        for offsets, batch in self._read_inputs(fragment, rows):
+        for offsets, batch in self.read_inputs(fragment, rows):
             own = taker.take(offsets)
             equal = np.ones(len(offsets), dtype=np.bool_)
             for i, output in enumerate(carried):
                 equal &= equal_rows(own.column(i), batch.column(output.name))
             same[offsets] = equal
         return RowSet.from_mask(same)
+
+
+@dataclass(slots=True)
+class _ReceiptCheck:
+    """The receipts of one output in a fragment, while they are compared with its inputs."""
+
+    computation: Computation
+    stored: StoredReceipts
+    wanted: Mask
+    """The rows that are asked about."""
+    to_check: Mask
+    """Those of them that have a receipt."""
+    fits: Mask
+    """Rows whose receipt fits their inputs, by this version of the function."""
+    kept: Mask
+    """The same by a version whose values are kept."""
+    former: int = 0
+    """How many others an earlier version has left."""
+
+    def compare(self, inputs: _InputDigests) -> None:
+        """Compare some rows with their inputs."""
+        own = self.to_check[inputs.offsets]
+        offsets, bits = inputs.offsets[own], input_part(self.stored.bits[inputs.offsets[own]])
+        versions = self.computation
+        self.fits[offsets] = bits == inputs.of(versions.version)[own]
+        for version in versions.kept_versions:
+            self.kept[offsets] |= bits == inputs.of(version)[own]
+        left = self.stored.intact[offsets] & ~(self.fits[offsets] | self.kept[offsets])
+        if left.any():
+            for version in versions.former_versions:
+                found = bits[left] == inputs.of(version)[own][left]
+                self.former += int(np.count_nonzero(found))
+
+
+class _InputDigests:
+    """The digests of inputs as receipts have them, made once for all outputs that need them."""
+
+    def __init__(self, computation: Computation, offsets: Offsets, batch: pa.RecordBatch) -> None:
+        self._computation, self._batch = computation, batch
+        self.offsets = offsets
+        self._known: dict[str, Digests] = {}
+
+    def of(self, version: str) -> Digests:
+        """As a version of the function would have them."""
+        if version not in self._known:
+            seed = self._computation.receipt_seed(version)
+            digests = digest_rows(self._batch.columns, seed, len(self.offsets))
+            self._known[version] = input_part(digests)
+        return self._known[version]
+
+
+def readers_of(
+    dataset: lance.LanceDataset, snapshot: TableSnapshot, computation: Computation
+) -> tuple[ValidityReader, ...]:
+    """What judges the outputs of a computation, one by one."""
+    return tuple(
+        ValidityReader(dataset, snapshot, facet, group=computation) for facet in computation.facets
+    )
+
+
+def check_receipts(
+    readers: Sequence[ValidityReader], fragment: FragmentFacts, rows: Sequence[RowSet]
+) -> list[Validity]:
+    """What receipts say of rows of each output of a computation. Inputs are read once for all."""
+    first = readers[0]
+    if not first.computation.receipts:
+        return [r.by_value(fragment, own) for r, own in zip(readers, rows, strict=True)]
+    checks = [r.receipt_check(fragment, own) for r, own in zip(readers, rows, strict=True)]
+    to_check = np.flatnonzero(np.logical_or.reduce([check.to_check for check in checks]))
+    for offsets, batch in first.read_inputs(fragment, to_check):
+        inputs = _InputDigests(first.computation, offsets, batch)
+        for check in checks:
+            check.compare(inputs)
+    return [r.decided(fragment, check) for r, check in zip(readers, checks, strict=True)]
+
+
+def joint_validity(outputs: Sequence[Validity]) -> Validity:
+    """What is known of rows of a computation as a whole: right is a row whose outputs all are."""
+    if len(outputs) == 1:
+        return outputs[0]
+    size = outputs[0].size
+
+    def common(state: ValueState) -> RowSet:
+        found = RowSet.full(size)
+        for output in outputs:
+            found = found.intersect(output.rows_in(state))
+        return found
+
+    right = RowSet.full(size)
+    for output in outputs:
+        right = right.intersect(output.right)
+    shown = (ValueState.FAILED, ValueState.SUPPLIED, ValueState.EMPTIED)
+    unproven = RowSet.empty(size)
+    for output in outputs:
+        unproven = unproven.union(output.unproven)
+    without = common(ValueState.WITHOUT_RECEIPT)
+    reasons = [o.reason for o in outputs if o.reason is not Reason.UP_TO_DATE]
+    return Validity(
+        size=size,
+        reason=reasons[0] if reasons else Reason.UP_TO_DATE,
+        rows={
+            ValueState.RIGHT: right.minus(without),
+            ValueState.WITHOUT_RECEIPT: without,
+            ValueState.UNPROVEN: unproven.minus(right),
+            **{state: common(state) for state in shown},
+        },
+        checked_rows=max(output.checked_rows for output in outputs),
+    )
 
 
 def _held(fragment: FragmentFacts, fields: Iterable[int]) -> frozenset[int]:

@@ -144,7 +144,7 @@ class JobRecord:
     @property
     def output_columns(self) -> list[str]:
         """The columns that it computed."""
-        return [self.column_name]
+        return list(self.config.get("columns") or [self.column_name])
 
     @property
     def died(self) -> bool:

@@ -8,6 +8,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from geneva.model.computation import is_named
 from geneva.model.tables import Secrets
 from geneva.model.uris import table_uri
 from geneva.render import html
@@ -131,11 +132,13 @@ class FailureStore:
         column_name: str | None = None,
         error_type: str | None = None,
     ) -> list[ErrorRecord]:
-        """The records, in the order of time, then of rows."""
+        """The records, in the order of time, then of rows.
+
+        Those of a column are also those of columns that one call fills together with it.
+        """
         wanted = {
             "table_name": table_name,
             "job_id": job_id,
-            "column_name": column_name,
             "exception_type": error_type,
         }
         conditions = [
@@ -144,5 +147,9 @@ class FailureStore:
             if value is not None
         ]
         found = self._table.read(" AND ".join(conditions) or None)
-        records = [ErrorRecord(**row) for row in found.to_pylist()]
+        records = [
+            ErrorRecord(**row)
+            for row in found.to_pylist()
+            if column_name is None or is_named(row["column_name"], column_name)
+        ]
         return ErrorRecords(sorted(records, key=lambda r: (r.at, r.row_address)))

@@ -26,8 +26,9 @@ from geneva.model.rows import Mask, RowSet
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.view_query import IS_SET, SOURCE_ROW_ID, SYSTEM_COLUMNS, ViewQuery
 from geneva.storage.columns.definitions import (
+    FunctionSource,
     column_uuid,
-    define_column,
+    define_columns,
     defined_field,
     read_definitions,
     receipt_field,
@@ -97,7 +98,7 @@ def create_view_table(
     """Make the empty table of a view: `schema`, the system columns, the definition.
 
     `schema` has the user's columns: those of the source as `copied_field` gives them, UDF columns
-    as `source_udf_field` does. Views have stable row ids, so that views of views can be kept.
+    as `source_udf_fields` does. Views have stable row ids, so that views of views can be kept.
     """
     own, storage_version = _storable([field.with_nullable(True) for field in schema])
     computed = [column for column in map(column_uuid, own) if column is not None]
@@ -160,12 +161,17 @@ def copied_field(source: pa.Schema, path: str, name: str) -> pa.Field:
     return pa.field(name, kind, nullable=True, metadata=kept or None)
 
 
-def source_udf_field(
-    source: lance.LanceDataset, name: str, udf: UDF, inputs: tuple[str, ...], digest: str
-) -> pa.Field:
-    """A view's column that a UDF computes from the source's columns `inputs`."""
-    made = defined_field(define_column(FieldsNow.of(source), name, udf, inputs, digest))
-    return made.with_metadata({**made.metadata, READS_SOURCE.encode(): b"base_table"})
+def source_udf_fields(
+    source: lance.LanceDataset, names: Mapping[str, str], udf: UDF, function: FunctionSource
+) -> dict[str, pa.Field]:
+    """A view's columns that one call of a UDF computes from the source's columns.
+
+    `names` are theirs, and of the fields of the function's record that they hold.
+    """
+    columns = define_columns(FieldsNow.of(source), names, udf, function)
+    made = ((column.name, defined_field(column)) for column in columns)
+    reads = {READS_SOURCE.encode(): b"base_table"}
+    return {name: field.with_metadata({**field.metadata, **reads}) for name, field in made}
 
 
 def reads_source(arrow_field: pa.Field) -> bool:
