@@ -357,8 +357,8 @@ def udf(
     share one call. Without it each row has a call of its own, for a function may draw or sample.
 
     `cpu_workers=N` is for a class with a method `prepare`: that one takes the inputs of a batch, of
-    N batches at once, in threads of their own; `__call__` takes what it returned, in order.
-    So N cores decode for one model.
+    N batches at once, in threads of their own, or, of a class with a method `setup_prepare`, in
+    processes; `__call__` takes what it returned, in order. So N cores decode for one model.
 
     `manifest`, a `GenevaManifest`, says which packages and variables the function needs (see
     `Connection.context`). `cuda=True` is `num_gpus=1`. `auto_backfill` is kept, and does nothing.

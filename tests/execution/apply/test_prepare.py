@@ -1,4 +1,4 @@
-"""Functions in two steps: `prepare` ahead in threads, `__call__` on what it gave, in order."""
+"""Functions in two steps: `prepare` ahead, `__call__` on what it gave, in order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,14 @@ from geneva import UDF, RateLimit, skip_on_error, udf
 from geneva.config import Settings
 from geneva.errors import InvalidUDFError, UDFExecutionError, UDFTimeoutError
 from geneva.execution.apply.batch import Applier
-from geneva.execution.apply.preparing import PrepareProcess
+from geneva.execution.apply.preparing import (
+    PrepareDied,
+    PreparePool,
+    close_prepare_pool,
+    prepare_pool,
+)
 from geneva.execution.runner import InProcessRunner
+from geneva.udf.call import StatefulCallable
 from geneva.udf.policy import Retry
 from support import by_id, make_table
 
@@ -305,6 +312,8 @@ class Awkward:
             os.write(1, b"begun")
             while True:
                 time.sleep(60)
+        if what == 4:
+            os._exit(4)
         print("prepared", what)  # noqa: T201
         return what
 
@@ -319,32 +328,111 @@ def one(what: int) -> pa.RecordBatch:
 def test_what_a_process_prints_goes_where_its_worker_prints(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    process = PrepareProcess(declared(Awkward)())
-    assert process(one(3)) == 3
-    process.close()
+    pool = PreparePool(declared(Awkward, cpu_workers=1)())
+    assert pool(one(3)) == 3
+    pool.close()
     assert capfd.readouterr().err == "prepared 3\n"
 
 
 def test_a_process_says_what_it_can_not_hand_over() -> None:
-    process = PrepareProcess(declared(Awkward)())
-    try:
+    with closing(PreparePool(declared(Awkward, cpu_workers=1)())) as pool:
+        pids = pool.pids
         with pytest.raises(RuntimeError, match="Odd: 1 and 2"):
-            process(one(0))
+            pool(one(0))
         with pytest.raises(TypeError, match="pickle"):
-            process(one(1))
-        assert process(one(3)) == 3, "and goes on"
+            pool(one(1))
+        assert pool(one(3)) == 3, "and goes on"
+        assert pool.pids == pids
+        with pytest.raises(PrepareDied):
+            pool(one(4))
+
+
+class GivenUp(BaseException):
+    """Comes in the midst of a call, as at a time limit."""
+
+
+def test_one_whose_batch_was_given_up_is_replaced() -> None:
+    def give_up(*_: Any) -> None:
+        raise GivenUp
+
+    handler = signal.signal(signal.SIGALRM, give_up)
+    try:
+        with closing(PreparePool(declared(Awkward, cpu_workers=1)())) as pool:
+            pids = pool.pids
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(GivenUp):
+                pool(one(2))
+            wait_for_end({*map(str, pids)})
+            assert pool(one(3)) == 3
+            assert pool.pids != pids
     finally:
-        process.close()
+        signal.signal(signal.SIGALRM, handler)
+
+
+class Wide:
+    """Returns more than goes through a connection."""
+
+    def setup_prepare(self) -> None:
+        """There is nothing to set up."""
+
+    def prepare(self, id: pa.Array) -> Any:
+        (rows,) = id.to_pylist()
+        whole = np.arange(rows * 1_000, dtype=np.float64).reshape(rows, 1_000)
+        return {"wide": whole, "small": np.arange(3), "table": pa.table({"x": whole[:, 0]})}
+
+    def __call__(self, prepared: Any) -> pa.Array:
+        return pa.array([0])
+
+
+def test_arrays_lie_in_memory_that_is_used_again_when_nobody_holds_them() -> None:
+    with closing(PreparePool(declared(Wide, cpu_workers=1)())) as pool:
+        (process,) = pool._processes
+        held = []
+        for rows in (1_000, 900, 1_000, 2_000, 3, 1_000):
+            answer = pool(one(rows))
+            expected = np.arange(rows * 1_000, dtype=np.float64).reshape(rows, 1_000)
+            assert np.array_equal(answer["wide"], expected)
+            assert answer["small"].tolist() == [0, 1, 2]
+            assert answer["table"]["x"].to_pylist() == expected[:, 0].tolist()
+            answer["wide"] += 1  # it is the worker's own
+            held.append((answer["wide"], expected))
+            assert all(np.array_equal(array, was + 1) for array, was in held)
+            if len(held) == 3:
+                held.clear()
+        del answer
+        held.clear()
+        blocks = [*process._blocks]
+        for _ in range(5):
+            pool(one(1_000))
+        assert [*process._blocks] == blocks, "no memory but what was there"
+        batch = pa.record_batch({"id": range(1_000)}).slice(700, 1)
+        assert pool(batch)["wide"].shape == (700, 1_000), "of a slice that alone"
+
+
+def test_a_function_has_one_pool_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = declared(Awkward, cpu_workers=2)()
+    assert isinstance(function.func, StatefulCallable)
+    try:
+        pids = prepare_pool(function).pids
+        assert len(pids) == 2
+        assert prepare_pool(function.with_inputs(["other"])).pids == pids
+        monkeypatch.setenv("GENEVA_TEST_VARIABLE", "new")
+        others = prepare_pool(function).pids
+        assert not {*others} & {*pids}, "they have the variables of the worker"
+        wait_for_end({*map(str, pids)})
+    finally:
+        close_prepare_pool(function.func)
+    wait_for_end({*map(str, others)})
 
 
 WORKER = """
 import sys
 sys.path[:0] = {path!r}
 from test_prepare import Awkward, declared, one
-from geneva.execution.apply.preparing import PrepareProcess
-process = PrepareProcess(declared(Awkward)())
-print(process._process.pid, flush=True)
-process(one(2))
+from geneva.execution.apply.preparing import PreparePool
+pool = PreparePool(declared(Awkward, cpu_workers=1)())
+print(*pool.pids, flush=True)
+pool(one(2))
 """
 
 
@@ -392,6 +480,11 @@ class TestProcesses:
         assert len(notes.threads("prepare")) == 3, "a process each"
         assert not notes.threads("call") & notes.threads("prepare")
         assert notes.threads("prepare") <= notes.threads("setup_prepare")
+        table.add_columns({"d": declared(Apart)(notes.path)})
+        table.backfill("d", concurrency=1, task_size=25)
+        assert by_id(table, "d") == EXPECTED
+        assert len(notes.threads("setup_prepare")) == 4, "the same three, and the worker itself"
+        assert len(notes.lines("setup")) == 1, "the same model"
 
     def test_a_row_that_can_not_be_prepared(self, tmp_path: Path, notes: Notes) -> None:
         function = declared(Apart, on_error=skip_on_error())(notes.path, bad=17)

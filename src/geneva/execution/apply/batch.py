@@ -7,7 +7,6 @@ UDF's policy skips are NULL, and listed beside the values.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -31,7 +30,7 @@ from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.event_loop import event_loop
 from geneva.execution.apply.failures import CellFailure, describe_failure, raise_failed
 from geneva.execution.apply.limits import Limiter, TaskUsage
-from geneva.execution.apply.preparing import PrepareDied, PrepareProcess
+from geneva.execution.apply.preparing import PrepareDied, close_prepare_pool, prepare_pool
 from geneva.execution.apply.steps import USER_FAILURES
 from geneva.execution.apply.timeouts import (
     Guard,
@@ -75,14 +74,13 @@ class Applier:
         # Calls of an async function overlap: what a batch takes is a matter of its rows alone.
         self.cost = CallCost(once_per_row=True) if self.is_async else self._call_cost
         self._own_usage = TaskUsage()
+        self._is_warm = False
         with_pool = self.threads > 1 and not self.is_async
         self._pool = ThreadPoolExecutor(self.threads, "geneva-udf") if with_pool else None
         workers = udf.cpu_workers if self.threads == 1 else None
         self._preparing = ThreadPoolExecutor(workers, "geneva-prepare") if workers else None
-        # One that is ready, beside those that are being prepared.
-        self.prepares = workers + 1 if workers else 0
-        self._of_thread = threading.local()
-        self._processes: list[PrepareProcess] = []
+        # Some that are ready, beside those that are being prepared: batches differ.
+        self.prepares = workers + max(1, workers // 2) if workers else 0
 
     def apply(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the column's values for a batch whose columns are the inputs, in order."""
@@ -90,15 +88,16 @@ class Applier:
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Set up a stateful function, if that was not done yet."""
+        if not self._is_warm and self._prepares_apart:
+            prepare_pool(self.udf)  # they start while the model is loaded
         self._live_function(batch)
+        self._is_warm = True
 
     def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Future[Any] | None:
         """Let the function's `prepare` begin on a batch, in a thread or process of its own."""
         if self._preparing is None:
             return None
-        # Off Spark the process is the user's own: it starts no others.
-        is_apart = is_spark_worker() and self._stateful().prepares_apart
-        step = self._prepared_apart if is_apart else self._prepared_here
+        step = self._prepared_apart if self._prepares_apart else self._prepared_here
         return self._preparing.submit(self._guarded(step, guard, _unknown_row), batch)
 
     def _prepared_here(self, batch: pa.RecordBatch) -> Any:
@@ -106,22 +105,25 @@ class Applier:
         return live.prepare(*arguments(compact_batch(batch), self.udf.arg_type))
 
     def _prepared_apart(self, batch: pa.RecordBatch) -> Any:
-        """What the process of this thread prepares. Where that dies, so does the worker.
+        """What a process prepares. Where that dies, so does the worker.
 
         Spark runs the task again, without preparing ahead: the row at fault is found there.
         """
-        process: PrepareProcess | None = getattr(self._of_thread, "process", None)
+        pool = prepare_pool(self.udf)
         try:
-            if process is None:
-                process = self._of_thread.process = PrepareProcess(self.udf)
-                self._processes.append(process)
-            return process(batch)
+            return pool(batch)
         except PrepareDied:
+            if pool.is_closed:
+                raise
             end_process()
 
-    def _stateful(self) -> StatefulCallable:
-        assert isinstance(self.udf.func, StatefulCallable)
-        return self.udf.func
+    @property
+    def _prepares_apart(self) -> bool:
+        """Whether `prepare` runs in processes; off Spark there are none but the user's own."""
+        func = self.udf.func
+        if self._preparing is None or not isinstance(func, StatefulCallable):
+            return False
+        return func.prepares_apart and is_spark_worker()
 
     def run(
         self,
@@ -220,9 +222,8 @@ class Applier:
         for pool in (self._pool, self._preparing):
             if pool is not None:
                 pool.shutdown(cancel_futures=True)
-        for process in self._processes:
-            process.close()
         if isinstance(self.udf.func, StatefulCallable):
+            close_prepare_pool(self.udf.func)
             if self.is_async:
                 event_loop().run(self.udf.func.close_async())
             else:

@@ -51,7 +51,7 @@ from geneva.udf.usage import metered
 
 _Values = TypeVar("_Values", Computed, Result)
 
-_MAX_QUEUED_BYTES = 256 * 1024 * 1024
+_MAX_QUEUED_BYTES = 512 * 1024 * 1024
 """Inputs of batches that are being prepared."""
 
 _ENDS_THE_JOB = (

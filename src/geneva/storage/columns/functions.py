@@ -8,6 +8,7 @@ Only `load_udf` turns stored bytes into code: on workers, and here to verify or 
 from __future__ import annotations
 
 from functools import lru_cache
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 from lance.file import LanceFileSession
@@ -71,7 +72,12 @@ def check_permit(ref: TableRef, digest: str, permit: Permit | None) -> None:
 
 @lru_cache(maxsize=32)
 def _load(ref: TableRef, digest: str) -> UDF:
-    return deserialize_udf(read_function(ref, digest), digest)
+    loaded = deserialize_udf(read_function(ref, digest), digest)
+    return _LOADED.setdefault(digest, loaded)
+
+
+_LOADED: WeakValueDictionary[str, UDF] = WeakValueDictionary()
+"""Tables that store the same function share it: a worker loads its model once."""
 
 
 def read_function(ref: TableRef, digest: str) -> bytes:
