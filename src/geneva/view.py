@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -98,8 +98,9 @@ class MaterializedView(Table):
     ) -> RefreshPlan:
         """Plan what `refresh` with the same arguments would do. Changes nothing, runs nothing."""
         self._refuse_checked_out("plan_refresh")
+        asked = read_refresh_options(options)
         return self._prepare_refresh(
-            src_version, max_rows_per_fragment, read_refresh_options(options)
+            src_version, max_rows_per_fragment, asked, planning_only=True
         ).plan
 
     @with_options(RefreshArguments)
@@ -389,17 +390,24 @@ class MaterializedView(Table):
         return [self.ref, *hidden, *([] if query.udtf is None else [rows_ref(self.ref)])]
 
     def _prepare_refresh(
-        self, src_version: int | None, max_rows: int | None, options: JobOptions
+        self,
+        src_version: int | None,
+        max_rows: int | None,
+        options: JobOptions,
+        *,
+        planning_only: bool = False,
     ) -> RefreshWork:
         check_count("src_version", src_version)
         check_count("max_rows_per_fragment", max_rows)
         request = RefreshRequest(src_version, max_rows, BackfillRequest(options))
-        prepare: Callable[[TableRef, TableRef, RefreshRequest], Any] = prepare_refresh
-        if self.definition.chunker is not None:
-            prepare = prepare_chunk_refresh
-        if self.definition.udtf is not None:
-            prepare = prepare_partition_refresh
-        return RefreshWork(prepare(self.ref, self._source(), request))
+        source, query = self._source(), self.definition
+        if query.udtf is not None:
+            return RefreshWork(
+                prepare_partition_refresh(self.ref, source, request, planning_only=planning_only)
+            )
+        if query.chunker is not None:
+            return RefreshWork(prepare_chunk_refresh(self.ref, source, request))
+        return RefreshWork(prepare_refresh(self.ref, source, request))
 
 
 def _word(column: ViewColumn) -> str:

@@ -140,6 +140,7 @@ def test_tables(folder: Path) -> None:
         "tables": [
             {
                 "name": "articles",
+                "kind": "table",
                 "is_view": False,
                 "rows": 6,
                 "version": 3,

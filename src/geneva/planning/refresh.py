@@ -42,9 +42,9 @@ class ColumnRefresh:
 class PartitionCounts:
     """Partitions of a table function; None where much would have to be read to know."""
 
-    total: int | None
-    to_compute: int | None
-    leaving: int | None
+    total: int | None = None
+    to_compute: int | None = None
+    leaving: int | None = None
 
     def __str__(self) -> str:
         """Return the numbers as text."""

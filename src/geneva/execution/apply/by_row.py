@@ -135,10 +135,7 @@ def fitting(call: BatchCall, values: list[Any], first_row: int = 0) -> pa.Array:
     """Return values as the column's array, or refuse them."""
     udf, kind = call.udf, call.output.type
     if udf.arg_type is UDFArgType.QUERY:
-        values = [
-            rows_of_tables(yielded, kind.value_type, call.refuse, first_row + row)
-            for row, yielded in enumerate(values)
-        ]
+        values = rows_of_tables(values, kind.value_type, call.refuse, first_row)
     if udf.unpacks:
         optional = udf.optional_fields
         array = records_to_array(values, kind, call.refuse, first_row, optional=optional)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,25 +14,34 @@ from geneva.udf.types import holds
 
 
 def rows_of_tables(
-    yielded: Sequence[Any] | None, struct: pa.StructType, refuse: Refuse, row: int
-) -> pa.StructArray | None:
-    """The rows of tables, batches, data frames, dicts and tuples; refuse what doesn't fit."""
-    if yielded is None:
-        return None
-    parts: list[pa.Array] = []
-    rows: list[Any] = []
+    partitions: Sequence[Sequence[Any] | None],
+    struct: pa.StructType,
+    refuse: Refuse,
+    first_row: int,
+) -> list[Any]:
+    """What was yielded for each partition, as a list or an array of rows.
+
+    It may be tables, batches, data frames, dicts and tuples. Refuse tables that don't fit.
+    """
+    if not any(_is_table(item) for yielded in partitions for item in yielded or ()):
+        return [None if yielded is None else _flat(yielded) for yielded in partitions]
+    return [
+        None if yielded is None else _rows(yielded, struct, refuse, first_row + row)
+        for row, yielded in enumerate(partitions)
+    ]
+
+
+def _rows(
+    yielded: Sequence[Any], struct: pa.StructType, refuse: Refuse, row: int
+) -> pa.StructArray:
+    parts: list[pa.Array] = [pa.array([], struct)]
     try:
-        for item in yielded:
-            table = _table_of(item)
-            if table is None:
-                rows.extend(item if isinstance(item, list) else (item,))
-                continue
-            if rows:
-                parts.append(array_of(rows, struct))
-                rows = []
-            parts += [_structs(batch, struct) for batch in table.to_batches()]
-        if rows or not parts:
-            parts.append(array_of(rows, struct))
+        for are_tables, items in itertools.groupby(yielded, _is_table):
+            if are_tables:
+                tables = map(_table_of, items)
+                parts += [_structs(b, struct) for table in tables for b in table.to_batches()]
+            else:
+                parts.append(array_of(_flat(items), struct))
         return pa.concat_arrays(parts)
     except MemoryError:
         raise
@@ -40,14 +50,23 @@ def rows_of_tables(
     return refuse(row, f"yielded rows that don't fit its output_schema: {reason_of(problem)}")
 
 
-def _table_of(item: Any) -> pa.Table | None:
-    if isinstance(item, pa.Table):
-        return item
+def _flat(items: Iterable[Any]) -> list[Any]:
+    """Rows, and lists of rows, as one list."""
+    return [row for item in items for row in (item if isinstance(item, list) else (item,))]
+
+
+def _is_table(item: Any) -> bool:
+    return isinstance(item, pa.Table | pa.RecordBatch) or _is_data_frame(item)
+
+
+def _is_data_frame(item: Any) -> bool:
+    return hasattr(item, "iloc") and hasattr(item, "columns")
+
+
+def _table_of(item: Any) -> pa.Table:
     if isinstance(item, pa.RecordBatch):
         return pa.Table.from_batches([item])
-    if hasattr(item, "iloc") and hasattr(item, "columns"):
-        return pa.Table.from_pandas(item, preserve_index=False)
-    return None
+    return pa.Table.from_pandas(item, preserve_index=False) if _is_data_frame(item) else item
 
 
 def _structs(batch: pa.RecordBatch, struct: pa.StructType) -> pa.StructArray:

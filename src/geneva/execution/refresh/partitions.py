@@ -79,9 +79,12 @@ class PreparedPartitionRefresh:
 
 
 def prepare_partition_refresh(
-    ref: TableRef, source: TableRef, request: RefreshRequest
+    ref: TableRef, source: TableRef, request: RefreshRequest, *, planning_only: bool = False
 ) -> PreparedPartitionRefresh:
-    """Plan the refresh of a view of a table function. Reads only; runs no user code."""
+    """Plan the refresh of a view of a table function. Reads only; runs no user code.
+
+    `planning_only`: say how many partitions will be computed, which takes reading what changed.
+    """
     if ref.branch is not None:
         raise UserInputError(
             f"{ref.name!r} is a branch of a view of a table function, which can't be refreshed: "
@@ -109,7 +112,8 @@ def prepare_partition_refresh(
     prepared = PreparedPartitionRefresh(ref, rows, inner, plan)
     if current:
         return prepared
-    return replace(prepared, plan=replace(plan, partitions=_forecast(prepared)))
+    counts = _forecast(prepared) if planning_only else PartitionCounts()
+    return replace(prepared, plan=replace(plan, partitions=counts))
 
 
 def _for_rows(request: RefreshRequest) -> RefreshRequest:
@@ -282,7 +286,7 @@ def _forecast(prepared: PreparedPartitionRefresh) -> PartitionCounts:
     again = prepared.inner.plan.rows_to_run
     parts = _forecast_rows(prepared)
     if parts is None:
-        return PartitionCounts(total=None, to_compute=None, leaving=None)
+        return PartitionCounts()
     now = _added_up(iter(parts), is_whole=_is_whole(prepared))
     changed = int(np.count_nonzero(now.that_changed(before)))
     return PartitionCounts(
@@ -305,7 +309,7 @@ def _forecast_rows(prepared: PreparedPartitionRefresh) -> list[KeyedIds] | None:
     source = backfill.computation.source
     assert source is not None
     made = keyed_ids(ids, SourceRows.of(source).take(ids), assignment)
-    elsewhere = np.union1d(ids, rows.membership.leaving)
+    elsewhere = np.sort(np.concatenate([ids, rows.membership.leaving]))
     kept = (part.without(elsewhere) for part in read_keyed_ids(dataset, assignment))
     return [*kept, made]
 
@@ -321,4 +325,4 @@ def _ids_to_compute(backfill: PreparedBackfill, dataset: Dataset) -> RowIds:
             (present,) = read_source_ids(dataset, fragment.fragment_id)
             entering = present.source_ids.astype(np.uint64)
         found.append(entering[fragment.compute.offsets()])
-    return np.unique(np.concatenate(found))
+    return np.sort(np.concatenate(found))

@@ -242,13 +242,16 @@ class ViewName(str):
 
 
 _LANCEDB_VIEW_KEY = b"mv.definition"
+_UDTF_COLUMN = b'"kind": "udtf"'
+"""What stands in the query of a view of a table function."""
 
 
 def view_kind(schema: pa.Schema) -> ViewKind | None:
     """Whose view a table is; None: it is none."""
     if is_view(schema):
-        query = ViewQuery.from_json(schema.metadata[QUERY_KEY.encode()].decode())
-        return ViewKind.GENEVA if query.udtf is None else ViewKind.UDTF
+        # Not by reading the query: a view whose query can't be read is listed, too.
+        is_udtf = _UDTF_COLUMN in schema.metadata[QUERY_KEY.encode()]
+        return ViewKind.UDTF if is_udtf else ViewKind.GENEVA
     return ViewKind.LANCEDB if _LANCEDB_VIEW_KEY in (schema.metadata or {}) else None
 
 
