@@ -159,7 +159,15 @@ class Applier:
 
     def _batch_call(self, batch: pa.RecordBatch) -> BatchCall:
         threads = self.threads if not self.is_async else 1
-        return BatchCall(self.udf, self.output, batch, self._pool, threads, fields=self._fields)
+        return BatchCall(
+            self.udf,
+            self.output,
+            batch,
+            self._pool,
+            threads,
+            queries=self._queries,
+            fields=self._fields,
+        )
 
     def ahead(
         self, batch: pa.RecordBatch, guard: Guard | None = None, flight: Flight | None = None
