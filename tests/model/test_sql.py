@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from geneva.errors import ColumnNotFoundError, UserInputError
-from geneva.model.sql import ambiguous_name, parse_sql, resolve
+from geneva.model.sql import ambiguous_name, parse_sql, resolve, with_short_lists
 
 INNER = pa.struct([("k", pa.int8())])
 SCHEMA = pa.schema(
@@ -131,6 +131,30 @@ def test_lists_may_be_long(of: object) -> None:
     sql = f"x IN ({', '.join(map(of, range(10_000)))}) AND Cap = 'a'"  # type: ignore[call-overload]
     found = resolve(parse_sql(sql), SCHEMA)
     assert found.exact() == sql.replace("AND Cap", "AND `Cap`")
+
+
+MANY = ", ".join(map(str, range(100)))
+
+
+@pytest.mark.parametrize(
+    ("sql", "planned"),
+    [
+        (f"x IN ({MANY})", "x IN (10)"),
+        (f"x in ( {MANY} ) AND y > 1", "x in (10 ) AND y > 1"),
+        (
+            f"x IN (-1, 2.5, {MANY}, 10000000000000000000, NULL)",
+            "x IN (-1, 2.5, 10000000000000000000, NULL)",
+        ),
+        (f"x NOT IN ('it''s', {MANY}, 1e3)", "x NOT IN ('it''s', 10, 1e3)"),
+        ("x IN (1, 2, 3)", None),
+        (f"make_array({MANY})", None),
+        (f"x IN ({MANY}, y)", None),
+        (f"x = 'IN ({MANY})' OR `IN ({MANY})` > 1", None),
+        (f"x IN ({MANY}, random())", None),
+    ],
+)
+def test_lists_are_short_for_planning(sql: str, planned: str | None) -> None:
+    assert with_short_lists(sql) == (planned or sql)
 
 
 @pytest.mark.parametrize(

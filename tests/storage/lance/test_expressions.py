@@ -40,6 +40,19 @@ def row_ids(table: lance.LanceDataset) -> np.ndarray:
     return table.scanner(columns=[], with_row_id=True).to_table()["_rowid"].to_numpy()
 
 
+@pytest.mark.parametrize("last", ["7", "7.5", "'7'", "NULL", "99999999999999999999", "-7"])
+def test_long_lists_mean_what_they_say(table: lance.LanceDataset, last: str) -> None:
+    """Planned with few literals, computed with all: also that of the odd kind counts."""
+    numbers = ", ".join(map(str, range(100, 200)))
+    found = read_condition(table, f"id IN ({numbers}, {last}) OR x IN ({numbers})")
+    assert (found.type, set(found.inputs)) == (pa.bool_(), {"id", "x"})
+    reader = RowReader(table, [], [found.sql])
+    (values,) = reader.take(row_ids(table))
+    assert [i for i, value in enumerate(values.to_pylist()) if value] == (
+        [7] if last.strip("'") == "7" else []
+    )
+
+
 @pytest.mark.parametrize(
     ("sql", "kind", "inputs"),
     [

@@ -35,6 +35,7 @@ from geneva.model.sql import (
     resolve,
     shown,
     text_of,
+    with_short_lists,
 )
 from geneva.render.text import shorten
 from geneva.storage.lance.dataset import has_path, quote_path
@@ -89,7 +90,7 @@ def read_expression(dataset: lance.LanceDataset, sql: str) -> Expression:
     in_memory = resolved.written(lambda path: f"c{paths.index(path)}", _as_duration)
     kinds = tuple(_path_type(dataset.schema, path) for path in paths)
     try:
-        kind, used = _plan(in_memory, kinds)
+        kind, used = _plan(with_short_lists(in_memory), kinds)
     except _PlanError as error:
         raise refusal(sql, _with_names(str(error), paths)) from None
     inputs = tuple(".".join(paths[i]) for i in used if paths[i][0] not in ROW_META)
