@@ -271,8 +271,9 @@ class JobOptions:
         default=False,
         metadata=_option(
             OptionInfo(
-                "Show what the function prints and logs, as its tasks end. The end of it, 64 KiB "
-                "per task, is kept with the job in any case.",
+                "Show what the function prints and logs: at once where its tasks run on this "
+                "machine, as tasks end elsewhere. The end of it, 64 KiB per task, is kept with the "
+                "job in any case.",
                 bool,
                 _read_flag,
             )

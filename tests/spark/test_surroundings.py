@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -77,6 +78,38 @@ def test_variables_and_modules_and_output(
     assert "g of 3" in capfd.readouterr().err
     history = (tmp_path / "db" / "_geneva").rglob("*")
     assert not any(b"s3cr3t" in path.read_bytes() for path in history if path.is_file())
+
+
+@pytest.mark.slow
+def test_output_is_seen_while_a_task_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    db = connect(tmp_path / "db", None)
+    table = db.create_table("t", pa.table({"x": [7]}))
+    gate = tmp_path / "gate"
+
+    def patient(x: int) -> int:
+        import time
+
+        print("waiting for the gate")  # noqa: T201
+        while not gate.exists():
+            time.sleep(0.01)
+        print("through the gate")  # noqa: T201
+        return x
+
+    table.add_columns({"y": udf(patient)})
+    capfd.readouterr()
+    job, seen = table.backfill_async("y", logs=True), ""
+    while "waiting for the gate\n" not in seen:
+        assert not job.done()
+        time.sleep(0.01)
+        seen += capfd.readouterr().err
+    gate.touch()
+    job.result()
+    seen += capfd.readouterr().err
+    assert [line for line in seen.splitlines() if "gate" in line] == [
+        "waiting for the gate",
+        "through the gate",
+    ]
+    assert "waiting for the gate\nthrough the gate\n" in str(db.get_job(job.job_id).logs())
 
 
 def test_a_compiled_module_beside_the_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,13 +8,21 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from geneva.execution.jobs import output as keeping
 from geneva.execution.jobs.output import OutputKeeper
-from geneva.execution.worker.output import MAX_OUTPUT_BYTES, captured, lost_output
+from geneva.execution.worker import live_output
+from geneva.execution.worker.output import (
+    MAX_OUTPUT_BYTES,
+    captured,
+    lost_output,
+    output_folder,
+)
 from geneva.model.tables import Secrets
 from geneva.storage.jobs.output import OutputStore
 
@@ -174,3 +182,77 @@ def test_a_terminal_obeys_nothing_of_it(own_folder: Path):
     text = str(store.of_job("job"))
     assert all(sign.isprintable() or sign in "\n\t" for sign in text)
     assert "\ttab \u00e9" in text
+
+
+def waits_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def watching(folder: Path, shown: list[str], *secrets: str) -> OutputKeeper:
+    hidden = (Secrets({str(i): secret for i, secret in enumerate(secrets)}),)
+    store = OutputStore(str(folder / "db"), Secrets())
+    return OutputKeeper("job", store, hidden, lambda each: shown.append(str(each)))
+
+
+def test_who_watches_sees_lines_while_the_task_runs(own_folder: Path):
+    shown: list[str] = []
+    with watching(own_folder, shown, "s3cr3t-value") as keeper:
+        with captured("job", "0-0") as output:
+            os.write(1, b"using s3cr3t-value\nhalf a ")
+            waits_for(lambda: bool(shown))
+            assert "".join(shown) == "using ***\n", "whole lines, without what is secret"
+            os.write(1, b"line\n\xff")
+            text = output()
+        assert output.is_shown
+        keeper.record("y, fragment 0", text, output.is_shown)
+        with captured("another job", "0-0") as others:
+            os.write(1, b"not of this job\n")
+            assert not others.is_shown
+    assert "".join(shown) == "using ***\nhalf a line\n\\xff\n", "each once"
+    found = OutputStore(str(own_folder / "db"), Secrets()).of_job("job")
+    assert str(found) == "--- y, fragment 0\nusing ***\nhalf a line\n\\xff\n"
+    assert not [*own_folder.rglob("*.live")]
+
+
+def test_several_tasks_are_seen_line_by_line(own_folder: Path):
+    shown: list[str] = []
+    script = f"""
+        import os, sys, tempfile
+        tempfile.tempdir = {str(own_folder)!r}
+        from geneva.execution.worker.output import captured
+        with captured("job", sys.argv[1]) as output:
+            for number in range(3_000):
+                os.write(1, f"{{sys.argv[1]}} {{number}} {{'x' * 50}}\\n".encode())
+            output()
+        assert output.is_shown
+        """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with watching(own_folder, shown):
+        tasks = [subprocess.Popen([*command, name]) for name in ("a", "b")]
+        assert [task.wait() for task in tasks] == [0, 0]
+    lines = "".join(shown).splitlines()
+    for name in ("a", "b"):
+        wanted = [f"{name} {number} {'x' * 50}" for number in range(3_000)]
+        assert [line for line in lines if line.startswith(name)] == wanted
+    assert len(lines) == 6_000
+
+
+def test_who_does_not_read_holds_nobody_up(own_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live_output, "_PATIENCE_SECONDS", 0.0)
+    folder = output_folder()
+    assert folder is not None
+    os.mkfifo(folder / "job.live")
+    pipe = os.open(folder / "job.live", os.O_RDONLY | os.O_NONBLOCK)
+    with captured("job", "0-0") as output:
+        for _ in range(40):
+            os.write(1, (b"x" * 99 + b"\n") * 1_000)
+        assert output().endswith("x\n")
+    assert not output.is_shown, "so that it is shown when the task ends"
+    os.close(pipe)
+    with captured("job", "0-0") as output:
+        os.write(1, b"nobody is there\n")
+        assert output() == "nobody is there\n"
+    assert not output.is_shown

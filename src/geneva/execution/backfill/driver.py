@@ -67,8 +67,8 @@ class JobControl:
     """Whether a job of that id still runs; versions that dead ones pinned are released."""
     record_errors: Callable[[Sequence[ErrorRecord]], None] = lambda records: None
     """Keeps what is known of rows that failed."""
-    record_output: Callable[[str, str], None] = lambda task, text: None
-    """Keeps what a task printed: which one, and the text."""
+    record_output: Callable[[str, str, bool], None] = lambda task, text, shown: None
+    """Keeps what a task printed: which one, the text, and whether it was seen already."""
     permit: MakePermit = permit_any
     """Lets a function run, or refuses it. Asked in every round: a column may have changed."""
 
@@ -346,7 +346,7 @@ class Round:
         first, *more = [*computed, *failed] or ["unknown"]
         others = f" and {len(more)} more" if more else ""
         task = f"{self._prepared.plan.column}, fragment {first}{others}"
-        self._control.record_output(task, report.output)
+        self._control.record_output(task, report.output, report.output_shown)
 
     def _add_checkpoint(
         self, fragment_id: int, rows: RowRange | None, shared_by: Sequence[int] = ()

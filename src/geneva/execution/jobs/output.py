@@ -6,9 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 
-from geneva.execution.worker.output import lost_output
+from geneva.execution.worker.live_output import LiveReader
+from geneva.execution.worker.output import lost_output, output_folder
 from geneva.model.tables import Secrets
 from geneva.storage.jobs.output import OutputStore, TaskOutput
 
@@ -29,8 +31,9 @@ class OutputKeeper:
         hidden: Sequence[Secrets],
         show: Callable[[TaskOutput], None] | None,
     ) -> None:
-        """`show` is told of everything at once."""
+        """`show` is told of everything: of tasks on this machine at once, of others as they end."""
         self._job_id, self._store, self._hidden, self._show = job_id, store, hidden, show
+        self._live = ExitStack()
         self._lock = threading.Lock()
         self._waiting: list[TaskOutput] = []
         self._waiting_bytes = self._bytes = 0
@@ -38,6 +41,9 @@ class OutputKeeper:
 
     def __enter__(self) -> OutputKeeper:
         """Begin."""
+        folder = output_folder() if self._show is not None else None
+        if folder is not None:
+            self._live.enter_context(LiveReader(folder, self._job_id, self._show_text))
         return self
 
     def __exit__(
@@ -47,17 +53,27 @@ class OutputKeeper:
         trace: TracebackType | None,
     ) -> None:
         """Write what is left, also what tasks had printed on this machine that never reported."""
+        self._live.close()
         if lost := lost_output(self._job_id):
             self.record("workers that died", lost)
         with self._lock:
             self._write()
 
-    def record(self, task: str, text: str) -> None:
-        """Take what a task printed."""
+    def _show_text(self, text: str) -> None:
+        """Show what a task has printed just now."""
+        if self._show is not None:
+            self._show(TaskOutput(self._job_id, "", self._redacted(text)))
+
+    def _redacted(self, text: str) -> str:
         for secrets in self._hidden:
             text = secrets.redact(text)
+        return text
+
+    def record(self, task: str, text: str, shown: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Take what a task printed; `shown`: it was seen as it was printed."""
+        text = self._redacted(text)
         output = TaskOutput(self._job_id, task, text)
-        if self._show is not None:
+        if self._show is not None and not shown:
             self._show(output)
         with self._lock:
             if self._bytes > MAX_JOB_BYTES:

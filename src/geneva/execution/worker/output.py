@@ -13,8 +13,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+from geneva.execution.worker.live_output import LiveWriter
 
 MAX_OUTPUT_BYTES = 65_536
 """How much is kept of what a task prints: the end of it."""
@@ -38,37 +41,51 @@ def output_place() -> str | None:
     return _place
 
 
+class Printed:
+    """What a task prints: call it, when the task ends, for the end of that."""
+
+    is_shown = False
+    """Whether somebody who watches the job has seen all of it."""
+
+    def __call__(self) -> str:
+        """Nothing, where it is not known."""
+        return ""
+
+
 @contextlib.contextmanager
-def captured(job_id: str, task: str) -> Iterator[Callable[[], str]]:
-    """Lead what this process prints to a file; yield what reads the end of it so far.
+def captured(job_id: str, task: str) -> Iterator[Printed]:
+    """Lead what this process prints to a file, and also to the driver, where that watches here.
 
     `task` is the same for all attempts at a task: what a dead one had printed comes first.
     """
-    folder = _folder()
+    folder = output_folder()
     if folder is None:
-        yield lambda: ""
+        yield Printed()
         return
     _tidy(folder)
     stem = f"{job_id}.{task}."
     before = _leftovers(folder, stem)
+    live = LiveWriter.find(folder, job_id)
+    if before and live is not None:
+        live.add(_DIED.encode())  # the rest of it was seen, but for the last moment
     own = f"{stem}{os.getppid()}-"
     handle, name = tempfile.mkstemp(prefix=own, suffix=".out", dir=folder)
     os.close(handle)
     path = Path(name)
     with path.open("ab", buffering=0) as file, _streams_led_to(file.fileno()):
-        tail = _Tail(path)
+        tail = _Tail(path, before, live)
         with tail.kept_short():
-            yield lambda: before + tail.text()
+            yield tail
     path.unlink(missing_ok=True)
 
 
 def lost_output(job_id: str) -> str:
     """What tasks of a job had printed on this machine whose workers died; it is forgotten then."""
-    folder = _folder()
+    folder = output_folder()
     return "" if folder is None else _leftovers(folder, f"{job_id}.")
 
 
-def _folder() -> Path | None:
+def output_folder() -> Path | None:
     """The folder for output, which is this user's alone."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     folder = Path(_place or tempfile.gettempdir()) / f"geneva-output-{user}"
@@ -91,17 +108,28 @@ def _tidy(folder: Path) -> None:
             parent = path.name.rsplit(".", 2)[1].partition("-")[0]
             is_gone = Path("/proc/self").exists() and not Path("/proc", parent).exists()
             with contextlib.suppress(OSError):
-                if is_gone or time.time() - path.stat().st_mtime > _FORGOTTEN_SECONDS:
+                if is_gone or _is_forgotten(path):
                     path.unlink()
+        for path in folder.glob("*.live"):
+            with contextlib.suppress(OSError):
+                if _is_forgotten(path):
+                    path.unlink()
+
+
+def _is_forgotten(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > _FORGOTTEN_SECONDS
 
 
 def _leftovers(folder: Path, stem: str) -> str:
     found = []
     for path in sorted(folder.glob(f"{stem}*.out")):
         with contextlib.suppress(OSError):
-            found.append(_Tail(path).text())
+            found.append(_Tail(path)())
             path.unlink()
-    return "".join(f"{text}(the worker died here)\n" for text in found)
+    return "".join(f"{text}{_DIED}" for text in found)
+
+
+_DIED = "(the worker died here)\n"
 
 
 @contextlib.contextmanager
@@ -126,26 +154,31 @@ def _flush() -> None:
             stream.flush()
 
 
-class _Tail:
-    """The end of a file to which others append."""
+class _Tail(Printed):
+    """The end of a file to which others append, behind what was there `before` it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, before: str = "", live: LiveWriter | None = None) -> None:
+        self._path, self._before, self._live = path, before, live
+        self._lock = threading.Lock()
         self._kept = b""
-        self._left_out = 0
+        self._left_out = self._handed_over = 0
 
-    def text(self) -> str:
+    def __call__(self) -> str:
         """The last of what is there, from the beginning of a line, as text."""
         _flush()
         with contextlib.suppress(OSError):  # somebody tidied the folder up: no reason to fail
             self._take()
+        with self._lock:
+            if self._live is not None:
+                self.is_shown = self._live.finish()
+                self._live = None
         content, left_out = self._kept, self._left_out
         if left_out:
             line = content.find(b"\n") + 1
             left_out, content = left_out + line, content[line:]
         text = content.decode("utf-8", "backslashreplace")
         note = f"(... {left_out:,} bytes before it are not kept)\n" if left_out else ""
-        return note + text + ("\n" if text and not text.endswith("\n") else "")
+        return self._before + note + text + ("\n" if text and not text.endswith("\n") else "")
 
     @contextlib.contextmanager
     def kept_short(self) -> Iterator[None]:
@@ -155,8 +188,12 @@ class _Tail:
         def watch() -> None:
             while not ended.wait(_LOOK_SECONDS):
                 with contextlib.suppress(OSError):
-                    if self._path.stat().st_size > _MAX_FILE_BYTES:
+                    size = self._path.stat().st_size
+                    if size > _MAX_FILE_BYTES:
                         self._take()
+                    elif size > self._handed_over and self._live is not None:
+                        with self._lock, self._path.open("rb") as file:
+                            self._hand_over(file)
 
         thread = threading.Thread(target=watch, name="geneva-output", daemon=True)
         thread.start()
@@ -168,7 +205,9 @@ class _Tail:
 
     def _take(self) -> None:
         """Move what is in the file to what is kept."""
-        with self._path.open("rb+") as file:
+        with self._lock, self._path.open("rb+") as file:
+            self._hand_over(file)
+            self._handed_over = 0
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - MAX_OUTPUT_BYTES))
             content = self._kept + file.read(MAX_OUTPUT_BYTES)
@@ -176,3 +215,12 @@ class _Tail:
         self._left_out += max(0, size - MAX_OUTPUT_BYTES)
         self._left_out += max(0, len(content) - MAX_OUTPUT_BYTES)
         self._kept = content[-MAX_OUTPUT_BYTES:]
+
+    def _hand_over(self, file: BinaryIO) -> None:
+        """Give what is new in the file to who watches."""
+        if self._live is not None:
+            size = os.fstat(file.fileno()).st_size
+            start = max(self._handed_over, size - _MAX_FILE_BYTES)
+            file.seek(start)
+            self._live.add(file.read(size - start), left_out=start - self._handed_over)
+            self._handed_over = size

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from geneva.execution.apply.timeouts import is_spark_worker
-from geneva.execution.worker.output import captured
+from geneva.execution.worker.output import Printed, captured
 from geneva.execution.worker.pipeline import Pipeline
 from geneva.execution.worker.records import open_task
 from geneva.execution.worker.resume import is_retry, resume_task
@@ -28,7 +28,7 @@ def run_task(task: Task) -> str:
     first = task.parts[0]
     place = f"{task.work.computation.id[:8]}-{first.fragment_id}-{first.rows.start}"
     # The output of the user's own process is not ours to lead elsewhere.
-    capture = captured(task.work.job_id, place) if is_spark_worker() else nullcontext(lambda: "")
+    capture = captured(task.work.job_id, place) if is_spark_worker() else nullcontext(Printed())
     with capture as output:
         again = is_retry(task)
         pipeline = Pipeline(open_task(task.work), is_retry=again)
@@ -36,7 +36,9 @@ def run_task(task: Task) -> str:
         max_seconds = None if again else task.max_seconds
         report = replace(pipeline.run(parts, done, max_seconds), output=output())
     seconds = time.monotonic() - started
-    return replace(report, seconds=seconds, memory_bytes=_peak_memory()).to_json()
+    return replace(
+        report, seconds=seconds, memory_bytes=_peak_memory(), output_shown=output.is_shown
+    ).to_json()
 
 
 def _peak_memory() -> int:

@@ -228,6 +228,8 @@ class TaskReport:
     """How long the task took."""
     memory_bytes: int = 0
     """The most memory that its process has had so far; 0: not known."""
+    output_shown: bool = False
+    """Whether somebody who watches the job has seen what was printed."""
     output: str = ""
     """The end of what was printed and logged while it ran."""
 
@@ -253,6 +255,7 @@ class TaskReport:
             limit_updates=record["limit_updates"],
             seconds=record["seconds"],
             memory_bytes=record["memory_bytes"],
+            output_shown=record["output_shown"],
             output=record["output"],
         )
 
