@@ -110,7 +110,16 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 def set_variable(name: str, value: str | None) -> None:
     """Set an environment variable of this process; None: take it away."""
+    _names_set.add(name)
     if value is None:
         os.environ.pop(name, None)
     else:
         os.environ[name] = value
+
+
+def variables_set() -> dict[str, str]:
+    """What those variables are now that `set_variable` was ever called for."""
+    return {name: os.environ[name] for name in _names_set if name in os.environ}
+
+
+_names_set: set[str] = set()

@@ -160,6 +160,18 @@ def test_a_slot_that_is_alone_gets_everything_for_a_while_and_then_a_minute_at_a
     assert not queue
 
 
+def test_fragments_are_put_back_while_another_one_is_handed_out_in_parts() -> None:
+    plans = [new_fragment(i, RowSet.full(100)) for i in range(3)]
+    queue = WorkQueue(plans, None)
+    queue.take(100)
+    (first,) = queue.take(40)
+    queue.put_back(plans[:1])
+    (second,) = queue.take(60)
+    assert (first.plan, second.plan) == (plans[1], plans[1])
+    assert (first.rows, second.rows) == (RowRange(0, 40), RowRange(40, 100))
+    assert [part.plan for part in queue.take(200)] == [plans[2], plans[0]]
+
+
 @pytest.mark.parametrize(("slots", "task_size"), [(2, None), (1, 10)])
 def test_other_tasks_end_with_their_rows(slots: int, task_size: int | None) -> None:
     assert WorkQueue([], task_size).max_seconds(slots, None) is None

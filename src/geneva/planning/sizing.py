@@ -99,8 +99,8 @@ class WorkQueue:
         return _FIRST_SECONDS if slots == 1 and is_blind else None
 
     def put_back(self, plans: Sequence[FragmentPlan]) -> None:
-        """Queue fragments first that a task was given, and has not begun with."""
-        self._waiting.extendleft(reversed(plans))
+        """Queue fragments again that a task was given, and has not begun with."""
+        self._waiting.extend(plans)  # not first: of the first one a part may be handed out
         self.remaining_rows += sum(plan.weight for plan in plans)
 
     def take(self, rows: int) -> tuple[Part, ...]:

@@ -20,7 +20,7 @@ import pytest
 import geneva
 from conftest import connect
 from geneva import UDF, RateLimit, skip_on_error, udf
-from geneva.config import Settings
+from geneva.config import Settings, set_variable
 from geneva.errors import InvalidUDFError, UDFExecutionError, UDFTimeoutError
 from geneva.execution.apply.batch import Applier
 from geneva.execution.apply.preparing import (
@@ -416,9 +416,12 @@ def test_a_function_has_one_pool_until_it_is_closed(monkeypatch: pytest.MonkeyPa
         pids = prepare_pool(function).pids
         assert len(pids) == 2
         assert prepare_pool(function.with_inputs(["other"])).pids == pids
-        monkeypatch.setenv("GENEVA_TEST_VARIABLE", "new")
+        monkeypatch.setenv("GENEVA_TEST_OWN", "set by the function")
+        assert prepare_pool(function).pids == pids
+        monkeypatch.setenv("GENEVA_TEST_VARIABLE", "old")
+        set_variable("GENEVA_TEST_VARIABLE", "of another job")
         others = prepare_pool(function).pids
-        assert not {*others} & {*pids}, "they have the variables of the worker"
+        assert not {*others} & {*pids}
         wait_for_end({*map(str, pids)})
     finally:
         close_prepare_pool(function.func)

@@ -35,6 +35,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
+from geneva.config import variables_set
 from geneva.execution.apply.by_batch import arguments
 from geneva.execution.apply.compact import compact_batch
 from geneva.udf.call import StatefulCallable
@@ -92,16 +93,16 @@ _LOCK = threading.Lock()
 def prepare_pool(udf: UDF) -> PreparePool:
     """The processes of a function, which are started when there are none.
 
-    They serve every task and column of this worker, with the variables that it has now.
+    They serve every task and column of this worker. Others take their place where a job has
+    variables that they were not started with.
     """
     assert isinstance(udf.func, StatefulCallable)
-    environment = dict(os.environ)
     with _LOCK:
         pool = _POOLS.get(udf.func)
-        if pool is None or pool.environment != environment:
+        if pool is None or pool.variables != variables_set():
             if pool is not None:
                 pool.close()
-            pool = _POOLS[udf.func] = PreparePool(udf, environment)
+            pool = _POOLS[udf.func] = PreparePool(udf)
     return pool
 
 
@@ -116,9 +117,9 @@ def close_prepare_pool(func: StatefulCallable) -> None:
 class PreparePool:
     """The processes of one function. Each works on one batch at a time."""
 
-    def __init__(self, udf: UDF, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, udf: UDF) -> None:
         """Start all of them; they load the function by themselves."""
-        self.environment = dict(os.environ) if environment is None else environment
+        self.variables = variables_set()
         self._function = serialize_udf(udf)
         self._processes = [PrepareProcess(self._function) for _ in range(udf.cpu_workers or 1)]
         self.is_closed = False
