@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import lance
@@ -10,8 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cluster import wait_for
 from geneva import Connection, Table
-from geneva.errors import ColumnNotFoundError, DuplicateKeyError, NullKeyError
+from geneva.errors import (
+    ColumnNotFoundError,
+    DuplicateKeyError,
+    JobCancelledError,
+    NullKeyError,
+)
 from support import connect
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -60,3 +68,21 @@ def test_data_frames(table: Table) -> None:
         table.load_columns(frame, "id", ["w"])
     with pytest.raises(NullKeyError, match="of the data frame has no key"):
         table.load_columns(frame.selectExpr("nullif(id, 5) AS id", "v"), "id", ["v"])
+
+
+def test_a_data_frame_that_takes_its_time_can_be_cancelled(table: Table, tmp_path: Path) -> None:
+    started = str(tmp_path / "started")
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            Path(started).touch()
+            time.sleep(60)
+            yield batch
+
+    frame = table._connection._session().range(10).selectExpr("id", "id AS v")
+    future = table.load_columns_async(frame.mapInArrow(slow, frame.schema), "id", ["v"])
+    wait_for(lambda: Path(started).exists(), "its rows to be made", 120)
+    future.cancel()
+    with pytest.raises(JobCancelledError):
+        future.result()
+    assert "v" not in lance.dataset(table.ref.uri).schema.names

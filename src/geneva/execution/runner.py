@@ -166,6 +166,25 @@ def task_body(
     return body
 
 
+def partition_body(
+    function: Callable[[Iterator[pa.RecordBatch]], str],
+    surroundings: Surroundings = NO_SURROUNDINGS,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what ``mapInArrow`` runs over a data frame: one report for each partition."""
+
+    def body(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        enter_job(surroundings)
+        yield _report(0, function(iter(batches)))
+        freeze_heap_once()
+
+    return body
+
+
+def _report(index: int, report: str) -> pa.RecordBatch:
+    columns = [pa.array([index], pa.int64()), pa.array([report], pa.string())]
+    return pa.RecordBatch.from_arrays(columns, schema=REPORT_SCHEMA)
+
+
 def run_items(
     function: Callable[[T], str], items: Sequence[T], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
@@ -175,10 +194,7 @@ def run_items(
         for index in batch.column(0).to_pylist():
             report = function(items[index])
             freeze_heap_once()
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([index], pa.int64()), pa.array([report], pa.string())],
-                schema=REPORT_SCHEMA,
-            )
+            yield _report(index, report)
 
 
 def _see_own_gpus() -> None:

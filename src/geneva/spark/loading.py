@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from geneva.errors import TypeMismatchError
 from geneva.execution.load.source import StagedSource, StagingJob, blocks_of, stage_as_text
+from geneva.spark.runner import SparkRunner
 from geneva.spark.source.types import arrow_schema
 from geneva.storage.loads.staging import Block
 
@@ -45,12 +46,11 @@ class FrameSource:
 
         where = self.name
 
-        def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def stage(batches: Iterator[pa.RecordBatch]) -> str:
             # A name of its own for each attempt: a second one may see other rows.
-            report = stage_as_text(target, f"frame-{uuid.uuid4().hex}", batches, where)
-            yield pa.record_batch([pa.array([report])], names=["report"])
+            return stage_as_text(target, f"frame-{uuid.uuid4().hex}", batches, where)
 
-        job.check_stop()
         columns = [col("`" + name.replace("`", "``") + "`") for name in target.columns.names]
-        reports = self.frame.select(*columns).mapInArrow(stage, "report string").collect()
-        return blocks_of(row["report"] for row in reports)
+        runner = SparkRunner(self.frame.sparkSession)
+        tasks = runner.submit_frame(self.frame.select(*columns), stage)
+        return blocks_of(job.wait(tasks, runner.cancel))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from geneva.errors import JobCancelledError, SparkUnavailableError
-from geneva.execution.runner import ANY, REPORT_DDL, task_body
+from geneva.execution.runner import ANY, REPORT_DDL, partition_body, task_body
 from geneva.execution.worker.output import output_place
 from geneva.execution.worker.surroundings import Surroundings
 from geneva.model.computation import Resources
@@ -122,11 +122,21 @@ class SparkRunner:
         self, function: Callable[[T], str], items: Sequence[T], resources: Resources = ANY
     ) -> Future[list[str]]:
         """Start one Spark job that calls ``function`` on every item."""
+        return self._start(self._run, function, items, resources)
+
+    def submit_frame(
+        self, frame: DataFrame, function: Callable[[Iterator[pa.RecordBatch]], str]
+    ) -> Future[list[str]]:
+        """Start one Spark job that calls ``function`` on the rows of every partition."""
+        return self._start(self._run_frame, frame, function)
+
+    def _start(self, job_of: Callable[..., list[str]], *args: Any) -> Future[list[str]]:
+        """Run a Spark job in a thread."""
         from pyspark import inheritable_thread_target
 
         try:
             # The user's own tags and job group come along into our thread.
-            run = inheritable_thread_target(self._session)(self._run)
+            run: Callable[..., list[str]] = inheritable_thread_target(self._session)(job_of)
         except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
             gone: Future[list[str]] = Future()
             gone.set_exception(SparkUnavailableError("The Spark session was stopped, or died."))
@@ -134,7 +144,7 @@ class SparkRunner:
         with self._idle:
             self._unfinished += 1
         said = (self._group, self._description)
-        job: Future[list[str]] = self._threads.submit(run, function, items, resources, said)
+        job: Future[list[str]] = self._threads.submit(run, *args, said)
         job.add_done_callback(self._finished)
         return job
 
@@ -187,9 +197,34 @@ class SparkRunner:
         if len(items) > 1 and self._shares_machine(resources):
             # Each has its own share, and its own Python process.
             return [self._run(function, [item], resources, said)[0] for item in items]
+        with (
+            self._explained(),
+            self._held(resources) as environment,
+            self._kind.tagged(self._tag, *said),
+        ):
+            table = self._reports(function, items, resources, environment)
+        reports = dict(zip(table["index"].to_pylist(), table["report"].to_pylist(), strict=True))
+        return [reports[index] for index in range(len(items))]
+
+    def _run_frame(
+        self,
+        frame: DataFrame,
+        function: Callable[[Iterator[pa.RecordBatch]], str],
+        said: tuple[str, str],
+    ) -> list[str]:
+        self._check()
+        with self._explained(), self._kind.tagged(self._tag, *said):
+            body = partition_body(function, self._surroundings({}))
+            with _pandas_warnings_off():
+                reports = frame.mapInArrow(body, REPORT_DDL)
+            answers = reports.toArrow()
+            self._kind.ran(reports)
+        return [str(text) for text in answers["report"].to_pylist()]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
         try:
-            with self._held(resources) as environment, self._kind.tagged(self._tag, *said):
-                table = self._reports(function, items, resources, environment)
+            yield
         except JobCancelledError:
             raise
         except Exception as error:  # noqa: BLE001  all of them are explained
@@ -197,8 +232,6 @@ class SparkRunner:
                 raise JobCancelledError("The job was cancelled.") from None
             # Not chained: py4j would print pages of JVM, asking a JVM that may be gone by then.
             raise explained(error) from None
-        reports = dict(zip(table["index"].to_pylist(), table["report"].to_pylist(), strict=True))
-        return [reports[index] for index in range(len(items))]
 
     def _held(self, resources: Resources) -> contextlib.AbstractContextManager[Mapping[str, str]]:
         """Hold the task's share of the machine, where Spark doesn't; gives its variables."""

@@ -300,7 +300,7 @@ def test_on_spark(tmp_path: Path, calls: Calls) -> None:
 
 
 @pytest.mark.slow
-@every_version
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
 def test_large_blobs_are_written_one_by_one(tmp_path: Path, version: str) -> None:
     """300 MB each: memory is a matter of one of them, however many there are."""
     code = f"""
@@ -310,7 +310,7 @@ def test_large_blobs_are_written_one_by_one(tmp_path: Path, version: str) -> Non
 
         quiet = Settings(progress=False)
         db = geneva.connect("db", runner=lambda: InProcessRunner(1), settings=quiet)
-        rows, version = pa.table({{"id": [1, 2, 3]}}), {version!r}
+        rows, version = pa.table({{"id": [1, 2]}}), {version!r}
         lance.write_dataset(rows, f"{{db.uri}}/t.lance", data_storage_version=version)
         table = db.open_table("t")
 
@@ -322,9 +322,9 @@ def test_large_blobs_are_written_one_by_one(tmp_path: Path, version: str) -> Non
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         table.backfill("b")
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        ends = [blob.read_range(299_999_999, 1)[0] for blob in table.take_blobs([0, 1, 2], "b")]
+        ends = [blob.read_range(299_999_999, 1)[0] for blob in table.take_blobs([0, 1], "b")]
         print(json.dumps([used * 1024, ends]))
         """
     used, ends = json.loads(finish(start_script(tmp_path, code, RUST_LOG="error"), 280))
-    assert ends == [1, 2, 3]
+    assert ends == [1, 2]
     assert used < 6 * 300_000_000

@@ -37,6 +37,7 @@ from geneva.storage.loads.staging import (
 )
 
 _POLL_SECONDS = 0.5
+_STOP_SECONDS = 30.0
 _Item = TypeVar("_Item")
 _ERRORS: dict[str, type[GenevaError]] = {
     kind.__name__: kind
@@ -64,21 +65,29 @@ class StagingJob:
 
     runner: Runner
     check_stop: CheckStop = lambda: None
+    concurrency: int | None = None
+    """Tasks at once; None: as many as there are slots."""
 
     def run(self, function: Callable[[_Item], str], items: Sequence[_Item]) -> list[str]:
         """Call a function on every item, on workers; stop when the job has to."""
-        if not items:
-            return []
-        future: Future[list[str]] = self.runner.submit(function, items)
+        at_once = self.concurrency or max(1, len(items))
+        groups = (items[start : start + at_once] for start in range(0, len(items), at_once))
+        return [text for group in groups for text in self._run(function, group)]
+
+    def _run(self, function: Callable[[_Item], str], items: Sequence[_Item]) -> list[str]:
+        return self.wait(self.runner.submit(function, items), self.runner.cancel)
+
+    def wait(self, running: Future[list[str]], cancel: Callable[[], None]) -> list[str]:
+        """Wait for tasks; cancel them when the job has to stop."""
         try:
-            while not future.done():
+            while not running.done():
                 self.check_stop()
-                wait([future], timeout=_POLL_SECONDS)
+                wait([running], timeout=_POLL_SECONDS)
         except BaseException:
-            self.runner.cancel()
-            wait([future], timeout=30.0)
+            cancel()
+            wait([running], timeout=_STOP_SECONDS)
             raise
-        return future.result()
+        return running.result()
 
 
 class LoadSource(Protocol):

@@ -142,7 +142,11 @@ class LoadWork:
         started = time.monotonic()
         runner = self._runner(control)
         control = replace(control, make_runner=lambda: runner)
-        job = StagingJob(runner, lambda: self._check_stop(control, time.monotonic() - started))
+        job = StagingJob(
+            runner,
+            lambda: self._check_stop(control, time.monotonic() - started),
+            self.request.options.concurrency,
+        )
         version = self.request.version
         target = StagedSource(self.ref, version, self.columns)
         try:

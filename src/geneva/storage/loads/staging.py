@@ -33,6 +33,8 @@ from geneva.storage.lance.values import equal_rows
 
 _FOLDER = "_checkpoints/loads"
 _BLOCK_ROWS = 1 << 20
+_BLOCK_BYTES = 1 << 32
+"""A block of wider rows has fewer of them."""
 _BUCKET_BITS = 8
 BUCKETS = 1 << _BUCKET_BITS
 """Ranges of hashes that are counted apart. A file of the index has one of them, or several."""
@@ -219,7 +221,7 @@ class _Rows:
         """The rows of the next block."""
         self.hashes, self.nbytes = [], 0
         rows = 0
-        while self._ahead is not None and rows < _BLOCK_ROWS:
+        while self._ahead is not None and rows < _BLOCK_ROWS and self.nbytes < _BLOCK_BYTES:
             batch, self._ahead = self._ahead, self._next_batch()
             rows += batch.num_rows
             self.nbytes += batch.nbytes
