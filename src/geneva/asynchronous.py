@@ -29,6 +29,7 @@ _PLAIN = frozenset(
 """What Geneva's tables and views have, or do otherwise than LanceDB's."""
 _OF_DATABASE = frozenset(
     {"get_job", "list_jobs", "cancel_job", "create_udtf_view", "create_materialized_view"}
+    | {"create_scalar_udtf_view"}
     | {"list_materialized_views", "drop_materialized_view", "copy_table", "all_table_names"}
     | {"define_cluster", "list_clusters", "delete_cluster", "define_manifest", "list_manifests"}
     | {"delete_manifest", "drop_table", "table_names"}

@@ -19,6 +19,7 @@ from geneva.storage.views.definition import copied_field, visible_schema
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs
 from geneva.udf.records import UnpackedUDF
+from geneva.udf.table_function import UDTF
 
 ColumnSource: TypeAlias = str | UDF | Chunker | tuple[UDF | Chunker, Sequence[str]]
 SeveralColumns: TypeAlias = UDF | UnpackedUDF | tuple[UDF | UnpackedUDF, Sequence[str]]
@@ -180,6 +181,8 @@ def named_like_itself(source: Any) -> str:
 
 def _refuse(name: str, source: Any) -> NoReturn:
     hint = " Decorate it with @udf." if callable(source) else ""
+    if isinstance(source, UDTF):
+        hint = " It makes a view of its own: db.create_udtf_view(name, source=query, udtf=...)."
     raise InvalidUDFError(
         f"Column {name!r} must be given a column, SQL, a UDF or (udf, [input columns]), not "
         f"{type(source).__name__}.{hint}"

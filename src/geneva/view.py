@@ -40,6 +40,7 @@ from geneva.options import (
 )
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.checkpoints.cleanup import CleanupReport
+from geneva.storage.checkpoints.pins import cleanup_versions
 from geneva.storage.jobs.failures import ErrorRecord, ErrorRecords
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.views.definition import ViewInfo, read_view
@@ -294,6 +295,16 @@ class MaterializedView(Table):
             CleanupReport(0, 0, 0),
         )
         return removed + self._connection._remove_dead(self.ref.name, self._refs(), older_than)
+
+    def _cleanup_versions(self, older_than: timedelta | None, **options: Any) -> Any:
+        """Clean old versions up, of the hidden tables as well: they grow with every refresh."""
+        query, is_running = self.definition, self._connection._history.close_lost
+        hidden = [] if query.chunker is None else [inner_ref(self.ref)]
+        if query.udtf is not None:
+            hidden += [rows_ref(self.ref), partitions_ref(self.ref)]
+        for ref in hidden:
+            cleanup_versions(ref, is_running, older_than, **options)
+        return super()._cleanup_versions(older_than, **options)
 
     def add(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a view's rows come from its source."""

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,12 @@ def halves(id: int) -> int:
 def each_word(text: str):
     for word in text.split():
         yield {"word": word}
+
+LANGUAGES = pa.schema([("lang", pa.string()), ("n", pa.int64())])
+
+@geneva.udtf(output_schema=LANGUAGES, partition_by="lang")
+def by_language(source):
+    yield {"lang": source.to_arrow()["lang"][0].as_py(), "n": source.count_rows()}
 
 number = 3
 """
@@ -396,6 +403,35 @@ def test_a_view_of_a_chunker(folder: Path) -> None:
     )
     run("view", "refresh", "db", "each")
     assert len(read("sample", "db", "each", "-n", "99")["rows"]) == 15
+
+
+def test_a_view_of_a_table_function(folder: Path) -> None:
+    run(
+        *("view", "create", "db", "langs", "--source", "articles", "--where", "id > 1"),
+        *("--udtf", "own_functions:by_language"),
+    )
+    planned = read("view", "plan", "db", "langs")
+    rows = geneva.connect("db").open_table("articles").to_arrow().to_pylist()
+    expected = Counter(row["lang"] for row in rows if row["id"] > 1)
+    counts = {"total": len(expected), "to_compute": len(expected), "leaving": 0}
+    assert planned["partitions"] == counts
+    assert read("describe", "db", "langs")["view"]["partitions"] == counts
+    assert (
+        f"partitions run the table function on {len(expected)}"
+        in run("view", "plan", "db", "langs").stdout
+    )
+    assert read("view", "refresh", "db", "langs")["rows_computed"] == len(expected)
+    found = read("sample", "db", "langs", "-n", "99")["rows"]
+    assert {row["lang"]: row["n"] for row in found} == expected
+    assert [v["kind"] for v in read("view", "list", "db")["views"]] == ["udtf"]
+    assert [t["kind"] for t in read("tables", "db")["tables"]] == ["table", "udtf"]
+    assert "by_language" in run("describe", "db", "langs").stdout
+    assert "udtf" in run("view", "list", "db").stdout
+    assert "create_udtf_view" in refused(
+        *("view", "create", "db", "v", "--source", "articles"),
+        *("--add", "x=own_functions:by_language"),
+    )
+    run("view", "drop", "db", "langs", "--yes")
 
 
 def test_a_view_without_stable_ids_is_made_with_a_warning(folder: Path) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import geneva
-from geneva import Connection, chunker, udf
+from geneva import Connection, chunker, udf, udtf
 from geneva.config import Settings
 from geneva.errors import (
     ColumnChangedError,
@@ -428,13 +428,19 @@ def test_views_and_chunkers_are_asked_about_too(open_db: Open, calls: Calls) -> 
         for word in text.split():
             yield {"word": word}
 
+    @udtf(output_schema=pa.schema([("n", pa.int64())]), partition_by="text")
+    def counting(source: Any) -> Any:
+        calls.note(source.to_arrow()["text"].to_pylist())
+        yield {"n": len(source)}
+
     for key, name in ((None, "plain"), (ALICE, "signed")):
         db = open_db(signing_key=key)
         source = db.create_table(f"s_{name}", pa.table({"text": ["a b"]}), storage_options=STABLE)
         db.create_materialized_view(f"v_{name}", source.query().add_column({"c": bombed(calls)}))
         db.create_udtf_view(f"w_{name}", source, words)
+        db.create_udtf_view(f"u_{name}", source, counting)
     db = open_db(trust="signed", trusted_keys=ALICES)
-    for view in ("v_plain", "w_plain"):
+    for view in ("v_plain", "w_plain", "u_plain"):
         opened: Any = db.open_table(view)
         assert not opened.plan_refresh().is_empty
         with pytest.raises(UntrustedFunctionError, match=f"{view}"):
@@ -442,14 +448,16 @@ def test_views_and_chunkers_are_asked_about_too(open_db: Open, calls: Calls) -> 
     assert not loaded(calls)
     assert calls.count == 0
     assert [f.column for f in db.open_table("w_plain").stored_functions()] == ["words"]
-    for view in ("v_signed", "w_signed"):
+    assert [f.column for f in db.open_table("u_plain").stored_functions()] == ["counting"]
+    for view in ("v_signed", "w_signed", "u_signed"):
         fine: Any = db.open_table(view)
         fine.refresh()
-    assert calls.rows == ["a b", "a b"]
-    unsigned: Any = open_db(signing_key=ALICE).open_table("w_plain")
-    assert unsigned.sign_functions() == ["words"]
-    again: Any = open_db(trust="signed", trusted_keys=ALICES).open_table("w_plain")
-    again.refresh()
+    assert calls.rows == ["a b", "a b", "a b"]
+    for view, function in (("w_plain", "words"), ("u_plain", "counting")):
+        unsigned: Any = open_db(signing_key=ALICE).open_table(view)
+        assert unsigned.sign_functions() == [function]
+        again: Any = open_db(trust="signed", trusted_keys=ALICES).open_table(view)
+        again.refresh()
 
 
 def test_a_chain_is_refused_as_a_whole(open_db: Open, calls: Calls) -> None:

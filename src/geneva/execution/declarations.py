@@ -63,7 +63,7 @@ from geneva.storage.lance.dataset import (
 from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.views.definition import is_view, reads_source, visible_schema
-from geneva.udf.chunker import Chunker
+from geneva.udf.chunker import Chunker, RowsFunction
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
 from geneva.udf.records import UnpackedUDF
 from geneva.udf.types import value_type
@@ -183,6 +183,8 @@ def as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
         columns = source[1]
         return source[0], [columns] if isinstance(columns, str) else list(columns)
     hint = " Decorate it with @udf." if callable(source) else ""
+    if isinstance(source, RowsFunction):
+        hint = " It makes a view: db.create_udtf_view(name, source=table, udtf=...)."
     raise InvalidUDFError(
         f"Column {name!r} must be given a UDF, (udf, [input columns]) or an SQL string, "
         f"not {type(source).__name__}.{hint}"

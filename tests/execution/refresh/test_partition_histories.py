@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 
 from geneva import Connection, Table, udtf
-from geneva.storage.columns import publish as commit
+from geneva.execution.refresh import explode, partitions, run
+from geneva.storage.columns import publish
 from geneva.view import MaterializedView
 from support import Calls
 from view_support import STABLE
@@ -75,11 +76,17 @@ class World:
             "orders", pa.Table.from_pylist(rows, schema=schema), storage_options=STABLE
         )
         self.schema = schema
-        self.by = {"one": ("customer",), "two": ("customer", "region"), "all": ()}
+        self.by: dict[str, tuple[str, ...]] = {
+            "one": ("customer",),
+            "two": ("customer", "region"),
+            "all": (),
+            "few": ("region",),
+        }
         query = self.table.query().where("amount >= 10 OR amount IS NULL")
         query = query.select(["id", "customer", "region", "amount"])
         for name, by in self.by.items():
-            db.create_udtf_view(name, source=query, udtf=grouping(calls, by, 1))
+            asked = query.limit(12).offset(2) if name == "few" else query
+            db.create_udtf_view(name, source=asked, udtf=grouping(calls, by, 1))
         self.known: dict[str, dict[str, Any]] = {name: {} for name in self.by}
         self.cut_off: dict[str, set[str]] = {name: set() for name in self.by}
 
@@ -151,11 +158,11 @@ class World:
         self.known = {name: {} for name in self.by}
 
     def die(self) -> None:
-        """A refresh whose driver dies when it is about to commit."""
+        """A refresh whose driver dies when it is about to commit something."""
         name = self.random.choice([*self.by])
         self.calls.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(commit, "_commit", _fail)
+            patch.setattr(*self.random.choice(STEPS), _fail)
             with suppress(OSError):
                 self.view(name).refresh()
         self.cut_off[name].update(self.calls.taken())
@@ -170,6 +177,13 @@ class World:
         rows: list[dict[str, Any]] = lance.dataset(self.table.ref.uri).to_table().to_pylist()
         return rows
 
+    def selected(self, name: str) -> list[dict[str, Any]]:
+        """The rows that a view is of."""
+        rows = lance.dataset(self.table.ref.uri).to_table(with_row_id=True).to_pylist()
+        found = [row for row in rows if row["amount"] is None or row["amount"] >= 10]
+        found.sort(key=lambda row: row["_rowid"])
+        return found[2:14] if name == "few" else found
+
     def some_ids(self, most: int) -> list[int]:
         ids = [row["id"] for row in self.rows()] or [1]
         return self.random.choices(ids, k=self.random.randint(1, most))
@@ -182,9 +196,8 @@ class World:
     def check(self, name: str) -> None:
         by, view = self.by[name], self.view(name)
         groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for row in self.rows():
-            if row["amount"] is None or row["amount"] >= 10:
-                groups[key_of(row, by)].append(row)
+        for row in self.selected(name):
+            groups[key_of(row, by)].append(row)
         if not by:
             groups.setdefault("[]", [])
         now = {key: Counter(map(_seen, rows)) for key, rows in groups.items()}
@@ -214,6 +227,17 @@ def _seen(row: dict[str, Any]) -> str:
 def _fail(*_: object, **__: object) -> int:
     raise OSError("the driver is gone")
 
+
+STEPS: list[tuple[Any, str]] = [
+    (publish, "_commit"),
+    (partitions, "commit_partitions"),
+    (partitions, "drop_partitions"),
+    (partitions, "lay_out_changes"),
+    (explode, "commit_chunks"),
+    (explode, "commit_refreshed"),
+    (run, "commit_refreshed"),
+]
+"""What publishes something, step by step."""
 
 EVENTS = [
     *(World.append, World.upsert, World.move, World.change, World.change_what_is_not_read),

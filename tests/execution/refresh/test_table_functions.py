@@ -92,49 +92,38 @@ def test_it_runs_on_spark_too(db: Connection, calls: Calls) -> None:
 
 
 class TestWhatIsComputed:
-    @pytest.mark.parametrize(
-        ("change", "called", "partitions"),
-        [
-            (lambda t: t.update(where="id = 1", values={"amount": 9}), ["ann"], (1, 3, 0)),
+    def test_only_touched_partitions(
+        self, source: Table, view: MaterializedView, calls: Calls
+    ) -> None:
+        """Each change, whom it computes, and how many partitions are computed, there, and gone."""
+        changes: list[tuple[Callable[[], Any], list[str], tuple[int, int, int]]] = [
+            (lambda: source.update(where="id = 1", values={"amount": 9}), ["ann"], (1, 3, 0)),
             (
-                lambda t: t.update(where="id = 1", values={"customer": "bob"}),
+                lambda: source.update(where="id = 1", values={"customer": "bob"}),
                 ["ann", "bob"],
                 (2, 3, 0),
             ),
-            (lambda t: t.update(where="id = 4", values={"customer": "eve"}), ["eve"], (1, 3, 1)),
-            (lambda t: t.delete("customer = 'bob'"), [], (0, 2, 1)),
-            (lambda t: t.delete("id = 2"), ["bob"], (1, 3, 0)),
-            (lambda t: t.add_columns({"more": "id * 2"}), [], (0, 3, 0)),
-        ],
-    )
-    def test_only_touched_partitions(
-        self,
-        source: Table,
-        view: MaterializedView,
-        calls: Calls,
-        change: Callable[[Table], Any],
-        called: list[str],
-        partitions: tuple[int, int, int],
-    ) -> None:
-        change(source)
-        plan = view.plan_refresh()
-        assert plan.partitions is not None
-        numbers = (plan.partitions.to_compute, plan.partitions.total, plan.partitions.leaving)
-        assert numbers == partitions
-        assert f"{partitions[0]} of {partitions[1]}" in str(plan)
-        result = view.refresh()
-        assert calls.taken() == called
-        assert result.rows_computed == len(called)
-        rows = source.to_arrow().to_pylist()
-        expected = {r["customer"] for r in rows}
-        assert found(view) == {
-            c: (
-                sum(r["amount"] for r in rows if r["customer"] == c),
-                sum(r["customer"] == c for r in rows),
-            )
-            for c in expected
-        }
-        assert view.plan_refresh().is_empty
+            (lambda: source.update(where="id = 4", values={"customer": "eve"}), ["eve"], (1, 3, 1)),
+            (lambda: source.delete("id = 2"), ["bob"], (1, 3, 0)),
+            (lambda: source.delete("customer = 'bob'"), [], (0, 2, 1)),
+            (lambda: source.add_columns({"more": "id * 2"}), [], (0, 2, 0)),
+        ]
+        for change, called, partitions in changes:
+            change()
+            plan = view.plan_refresh()
+            assert plan.partitions is not None
+            numbers = (plan.partitions.to_compute, plan.partitions.total, plan.partitions.leaving)
+            assert numbers == partitions
+            assert f"{partitions[0]} of {partitions[1]}" in str(plan)
+            result = view.refresh()
+            assert calls.taken() == called
+            assert result.rows_computed == len(called)
+            expected: dict[Any, tuple[int, int]] = {}
+            for row in source.to_arrow().to_pylist():
+                total, rows = expected.get(row["customer"], (0, 0))
+                expected[row["customer"]] = (total + row["amount"], rows + 1)
+            assert found(view) == expected
+            assert view.plan_refresh().is_empty
 
     def test_a_row_that_comes_back_computes_nothing(
         self, source: Table, view: MaterializedView, calls: Calls
@@ -163,6 +152,7 @@ class TestWhatIsComputed:
         assert calls.count == 0
         assert found(view) == {**ALL, "eve": (1, 1)}
 
+    @pytest.mark.slow
     def test_an_older_version(self, source: Table, view: MaterializedView, calls: Calls) -> None:
         before = source.version
         source.delete("customer = 'bob'")
@@ -219,6 +209,7 @@ class TestAllRows:
         assert view.to_arrow()["n"].to_pylist() == [0]
         assert calls.taken() == [0, 3]
 
+    @pytest.mark.slow
     def test_in_the_order_of_the_query(self, local_db: Connection, source: Table) -> None:
         @udtf(output_schema=pa.schema([("ids", pa.list_(pa.int64()))]))
         def listed(source: Any) -> Iterator[dict[str, Any]]:
@@ -240,6 +231,7 @@ class TestAllRows:
 
 
 class TestWhatTheFunctionGets:
+    @pytest.mark.slow
     def test_its_input_columns(self, local_db: Connection, source: Table, calls: Calls) -> None:
         def names(source: Any) -> Iterator[dict[str, Any]]:
             seen = source.to_arrow().column_names
@@ -264,6 +256,7 @@ class TestWhatTheFunctionGets:
             local_db.create_udtf_view(f"v{i}", asked, function).refresh()
         assert calls.rows == [*["id"] * 5, "id,customer,amount", "id,twice", *["who,twice"] * 3]
 
+    @pytest.mark.slow
     def test_odd_names(self, local_db: Connection) -> None:
         names = ["a b", "o'x", 'q"t', "ü", "SELECT"]
         data = pa.table({name: [i, i, i + 1] for i, name in enumerate(names)})
@@ -278,6 +271,7 @@ class TestWhatTheFunctionGets:
         rows = view.to_arrow().to_pylist()
         assert sorted(map(repr, rows)) == sorted(map(repr, data.slice(1).to_pylist()))
 
+    @pytest.mark.slow
     def test_batches_of_the_asked_size(self, local_db: Connection) -> None:
         data = pa.table({"k": [i % 3 for i in range(1_000)], "v": range(1_000)})
         source = local_db.create_table("t", data, storage_options=STABLE)
@@ -312,6 +306,7 @@ class TestWhatTheFunctionGets:
         assert calls.count == len(view) == 2_000
         assert len(reads) < 100
 
+    @pytest.mark.slow
     def test_a_class_is_made_once(self, local_db: Connection, source: Table, calls: Calls) -> None:
         @udtf(output_schema=pa.schema([("n", pa.int64())]), partition_by="customer")
         class Counter:
@@ -329,44 +324,60 @@ class TestWhatTheFunctionGets:
         assert calls.count == 1
 
 
+def by_number(db: Connection, values: list[Any], schema: pa.Schema, **options: Any) -> Any:
+    """A view with a partition for each number, for which the function gives one of some values."""
+    data = pa.table({"k": range(len(values))})
+    source = db.create_table("numbers", data, storage_options=STABLE)
+
+    def given(source: Any) -> Any:
+        return values[source.to_arrow()["k"][0].as_py()]
+
+    made = udtf(given, output_schema=schema, partition_by="k", **options)
+    return db.create_udtf_view("given", source, made)
+
+
 class TestWhatTheFunctionGives:
-    @pytest.mark.parametrize(
-        "given",
-        [
+    def test_tables_and_rows(self, local_db: Connection) -> None:
+        given = [
             [{"a": 1, "b": "x"}, {"b": "y", "a": 2}],
             [(1, "x"), (2, "y")],
             [[{"a": 1, "b": "x"}], pa.table({"b": ["y"], "a": [2]})],
             pa.table({"a": pa.array([1, 2], pa.int8()), "b": ["x", "y"]}),
             [pa.record_batch({"a": [1], "b": ["x"]}), {"a": 2, "b": "y"}],
-            [pa.table({"a": [1, 2], "b": ["x", "y"]}).to_pandas()],
-        ],
-    )
-    def test_tables_and_rows(self, local_db: Connection, source: Table, given: Any) -> None:
+            pa.table({"a": [1, 2], "b": ["x", "y"]}).to_pandas(),
+            None,
+            [],
+            pa.table({"a": pa.array([], pa.int64()), "b": pa.array([], pa.string())}),
+        ]
         schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
-        made = udtf(lambda source: given, output_schema=schema)
-        view = local_db.create_udtf_view("v", source, made)
+        view = by_number(local_db, given, schema)
         view.refresh()
-        assert view.to_arrow().to_pylist() == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+        expected = [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}] * 6
+        rows = view.to_arrow().to_pylist()
+        assert sorted(map(repr, rows)) == sorted(map(repr, expected))
 
-    @pytest.mark.parametrize(
-        ("given", "why"),
-        [
-            (pa.table({"a": [1]}), r"has the columns \['a'\], and not \['a', 'b'\]"),
-            (pa.table({"a": [1], "b": ["x"], "c": [1]}), "has the columns"),
-            (pa.table({"a": [1.5], "b": ["x"]}), "column 'a' is double, which int64"),
-            (pa.table({"a": [1], "b": pa.nulls(1, pa.string())}), "'b' has a NULL"),
-            ([{"a": 1, "d": "x"}], "d"),
-            ([7], "not a record"),
-            ("text", "yields tables or rows, not a str"),
-        ],
-    )
-    def test_what_does_not_fit(
-        self, local_db: Connection, source: Table, given: Any, why: str
-    ) -> None:
+    def test_what_does_not_fit(self, local_db: Connection) -> None:
+        given = {
+            "has the columns ['a'], and not ['a', 'b']": pa.table({"a": [1]}),
+            "has the columns ['a', 'b', 'c'],": pa.table({"a": [1], "b": ["x"], "c": [1]}),
+            "column 'a' is double, which int64": pa.table({"a": [1.5], "b": ["x"]}),
+            "'b' has a NULL": pa.table({"a": [1], "b": pa.nulls(1, pa.string())}),
+            "['d'], which the struct lacks": [{"a": 1, "d": "x"}],
+            "not a record": [7],
+            "yields tables or rows, not a str": "text",
+        }
         schema = pa.schema([("a", pa.int64()), pa.field("b", pa.string(), nullable=False)])
-        made = udtf(lambda source: given, output_schema=schema, partition_by="customer")
-        view = local_db.create_udtf_view("v", source, made)
-        with pytest.raises(UDFError, match=why):
+        view = by_number(local_db, [*given.values()], schema, on_error=[Skip(Exception)])
+        view.refresh()
+        assert len(view) == 0
+        errors = sorted(view.get_errors(), key=lambda error: error.input_preview)
+        assert len(errors) == len(given)
+        for error, why in zip(errors, given, strict=True):
+            assert why in error.message
+
+    def test_what_does_not_fit_ends_the_refresh(self, local_db: Connection) -> None:
+        view = by_number(local_db, [[7]], pa.schema([("a", pa.int64())]))
+        with pytest.raises(UDFError, match="not a record"):
             view.refresh()
         assert len(view) == 0
 
@@ -438,6 +449,7 @@ class TestFailures:
         assert calls.taken() == ["ann"]
         assert found(view) == {"ann": (12, 2), "bob": (14, 2), None: (4, 1)}
 
+    @pytest.mark.slow
     def test_retry(self, local_db: Connection, source: Table, calls: Calls) -> None:
         def flaky(source: Any) -> Iterator[dict[str, int]]:
             calls.note([1])
@@ -481,6 +493,7 @@ class TestOtherViews:
             each.refresh()
         assert calls.count == 0
 
+    @pytest.mark.slow
     def test_a_copied_database(
         self, source: Table, view: MaterializedView, calls: Calls, tmp_path: Path
     ) -> None:
@@ -495,6 +508,7 @@ class TestOtherViews:
         assert calls.taken() == ["bob"]
         assert found(again) == {**ALL, "bob": (14, 2)}
 
+    @pytest.mark.slow
     def test_dropped_and_made_anew(
         self, local_db: Connection, source: Table, view: MaterializedView, calls: Calls
     ) -> None:
@@ -506,6 +520,7 @@ class TestOtherViews:
         again.refresh()
         assert found(again) == ALL
 
+    @pytest.mark.slow
     def test_without_stable_ids(self, local_db: Connection, calls: Calls) -> None:
         data = pa.table({"customer": ["ann", "ann"], "amount": [1, 2]})
         unstable = {"new_table_enable_stable_row_ids": "false"}
@@ -518,6 +533,7 @@ class TestOtherViews:
         with pytest.raises(UserInputError, match="stable row IDs"):
             view.refresh()
 
+    @pytest.mark.slow
     def test_a_branch_is_refused(self, view: MaterializedView, local_db: Connection) -> None:
         view.branches.create("b")
         with pytest.raises(UserInputError, match="branch of a view of a table function"):
@@ -534,6 +550,7 @@ class TestOtherViews:
         with pytest.raises(TableChangedError, match="being refreshed by job another-job"):
             view.refresh()
 
+    @pytest.mark.slow
     def test_cleaned_up(self, view: MaterializedView, calls: Calls) -> None:
         view.cleanup_checkpoints()
         view.optimize()
@@ -555,20 +572,16 @@ class TestAltering:
         assert calls.taken() == ["ann", "bob", None]
         assert found(view) == dict.fromkeys(ALL, (0, 0))
 
-    @pytest.mark.parametrize(
-        ("options", "why"),
-        [
+    def test_other_partitions_are_refused(self, view: MaterializedView, calls: Calls) -> None:
+        cases: list[tuple[dict[str, Any], str]] = [
             ({"partition_by": ["customer", "id"]}, "same inputs and partitions"),
             ({"partition_by": None}, "same inputs and partitions"),
             ({"input_columns": ["id"]}, "same inputs and partitions"),
             ({"output_schema": pa.schema([("a", pa.int64())])}, "must stay the same"),
-        ],
-    )
-    def test_other_partitions_are_refused(
-        self, view: MaterializedView, calls: Calls, options: dict[str, Any], why: str
-    ) -> None:
-        with pytest.raises((UserInputError, TypeMismatchError), match=why):
-            view.alter_columns({"path": "total", "udf": sums(calls, **options)})
+        ]
+        for options, why in cases:
+            with pytest.raises((UserInputError, TypeMismatchError), match=why):
+                view.alter_columns({"path": "total", "udf": sums(calls, **options)})
 
     def test_a_chunker_is_refused(self, view: MaterializedView) -> None:
         made = geneva.chunker(lambda id: [], output_schema=SUMS)
@@ -588,6 +601,7 @@ class TestIndexedPartitions:
         )
         return db.create_table("points", data, storage_options=STABLE)
 
+    @pytest.mark.slow
     def test_by_the_partitions_of_an_index(self, local_db: Connection, calls: Calls) -> None:
         @udtf(
             output_schema=pa.schema([("ids", pa.list_(pa.int64()))]),

@@ -66,6 +66,10 @@ class Lists:
         """All columns that come of the lists, the system's aside."""
         return (*self.carried, *self.content)
 
+    def windows(self, ids: RowIds) -> Iterator[pa.RecordBatch]:
+        """Lists and what is carried with them: one at first, for it may be all rows of a table."""
+        return self.rows(self.columns).windows(ids, first_rows=1)
+
     def rows(self, columns: Sequence[str]) -> SourceRows:
         """Reads what some columns are made from."""
         wanted = [SOURCE_ROW_ID, *(name for name in columns if name in self.carried)]
@@ -113,7 +117,7 @@ def lay_out(item: Layout) -> str:
 
 def _new_rows(item: Layout, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     at = 0
-    for batch in item.lists.rows(item.lists.columns).windows(item.ids):
+    for batch in item.lists.windows(item.ids):
         ids = item.ids[at : at + batch.num_rows]
         at += batch.num_rows
         lists = batch.column(CHUNKS)

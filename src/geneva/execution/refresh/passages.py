@@ -31,7 +31,7 @@ from geneva.storage.lance.lists import list_columns, places_in_lists
 from geneva.storage.lance.source_rows import SourceRows
 from geneva.storage.views.explode import CHUNKS, RowsOfSources, read_rows_of
 
-_LISTS_AT_ONCE = 20_000
+_LISTS_AT_ONCE, _ROWS_AT_ONCE = 20_000, 2_000_000
 _NO_IDS: RowIds = np.zeros(0, dtype=np.uint64)
 _NO_PLACES: Offsets = np.zeros(0, dtype=np.int64)
 
@@ -77,10 +77,10 @@ def compare_rows(
     left = ~np.isin(present.source_ids, sources)
     parts = [RowChanges(gone=present.addresses[left], lists=fresh[~shared])]
     both, of = fresh[shared], sources[shared]
-    for at in range(0, len(both), _LISTS_AT_ONCE):
-        some = np.isin(present.source_ids, of[at : at + _LISTS_AT_ONCE])
+    for first, last in _runs(of, present):
+        some = np.isin(present.source_ids, of[first:last])
         rows = RowsOfSources(present.ids[some], present.addresses[some], present.source_ids[some])
-        parts.append(_compare(outer, view, lists, rows, both[at : at + _LISTS_AT_ONCE]))
+        parts.append(_compare(outer, view, lists, rows, both[first:last]))
     return RowChanges(
         gone=np.concatenate([part.gone for part in parts]),
         lists=np.sort(np.concatenate([part.lists for part in parts])),
@@ -90,6 +90,19 @@ def compare_rows(
         ),
         staying=tuple(rows for part in parts for rows in part.staying),
     )
+
+
+def _runs(sources: RowIds, present: RowsOfSources) -> Iterator[tuple[int, int]]:
+    """Lists that are compared at once: by the rows that the view has of them."""
+    known, counts = np.unique(present.source_ids, return_counts=True)
+    ends = np.cumsum(counts[np.searchsorted(known, sources)])
+    first = 0
+    while first < len(sources):
+        before = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, before + _ROWS_AT_ONCE, side="right"))
+        last = max(first + 1, min(last, first + _LISTS_AT_ONCE))
+        yield first, last
+        first = last
 
 
 def _compare(
@@ -148,7 +161,7 @@ def _wanted_rows(lists: Lists, ids: RowIds) -> tuple[RowDigests, RowIds, Offsets
     owners, sources, places = [_NO_IDS], [_NO_IDS], [_NO_PLACES]
     numbers: set[str] = set()
     at = 0
-    for batch in lists.rows(lists.columns).windows(ids):
+    for batch in lists.windows(ids):
         own = ids[at : at + batch.num_rows]
         at += batch.num_rows
         column = batch.column(CHUNKS)

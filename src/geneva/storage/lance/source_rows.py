@@ -107,9 +107,11 @@ class SourceRows:
         windows = plain.windows(ids, MAX_NARROW_ROWS) if len(ids) else (plain.take(ids),)
         return concat_batches([keyed_rows(batch, keyed) for batch in windows])
 
-    def windows(self, ids: npt.NDArray[Any], max_rows: int = _MAX_ROWS) -> Iterator[pa.RecordBatch]:
+    def windows(
+        self, ids: npt.NDArray[Any], max_rows: int = _MAX_ROWS, first_rows: int = _FIRST_ROWS
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of these ids, in their order, as few at a time as memory needs."""
-        at, step = 0, next_window(0, 0)
+        at, step = 0, first_rows
         while at < len(ids):
             for some, batch in in_parts(self.take, ids[at : at + step]):
                 at += len(some)
