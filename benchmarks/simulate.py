@@ -136,6 +136,7 @@ def _plans(job: Job) -> Iterator[FragmentPlan]:
             physical_rows=size,
             action=Action.COMPUTE,
             reason=Reason.NEW,
+            outputs=(),
             compute=RowSet.full(size),
             valid_after=RowSet.full(size),
             complete=True,

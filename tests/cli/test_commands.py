@@ -32,6 +32,8 @@ from geneva.storage.jobs.events import JobEvent
 
 STABLE = {"new_table_enable_stable_row_ids": "true"}
 FUNCTIONS = """
+from typing import NamedTuple
+
 import geneva
 import pyarrow as pa
 from geneva.udf.policy import skip_on_error
@@ -42,6 +44,14 @@ def words(text: str) -> int:
 
 def letters(text: str) -> int:
     return len(text)
+
+class Counts(NamedTuple):
+    long: int
+    short: int
+
+@geneva.udf
+def counts(text: str) -> geneva.Columns[Counts]:
+    return Counts(len(text), len(text.split()))
 
 @geneva.udf
 def fails(id: int) -> int:
@@ -189,6 +199,21 @@ def test_describe_tells_what_is_stale_and_why(folder: Path) -> None:
     assert (column["stale_rows"], column["reasons"]) == (1, {"new": 1})
     assert told["view"] is None
     assert "new: 1" in run("describe", "db", "articles").stdout
+
+
+def test_columns_that_one_call_fills(folder: Path) -> None:
+    save = ("--udf", "own_functions:counts", "--save")
+    done = read("backfill", "db", "articles", "short", *save)
+    assert (done["status"], done["rows_computed"]) == ("DONE", 6)
+    told = read("describe", "db", "articles")["computed_columns"]
+    assert [(c["name"], c["filled_with"]) for c in told] == [
+        ("long", ["short"]),
+        ("short", ["long"]),
+    ]
+    assert "counts(text) with short" in run("describe", "db", "articles").stdout
+    assert read("plan", "db", "articles", "long")["columns"] == ["long", "short"]
+    assert read("jobs", "list", "db")["jobs"][0]["column"] == "long, short"
+    assert "long, short" in run("trust", "show", "db", "articles", "short").stdout
 
 
 def test_describe_runs_no_user_code(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lance
 import pyarrow as pa
@@ -183,6 +183,26 @@ def test_branches_and_namespaces_have_pages(tmp_path: Path) -> None:
     assert client.get("/tables/t%40nope").status_code == 404
     for way in ("/views", "/metrics", "/errors?table=t%40rel%2Fv1"):
         assert client.get(way).status_code == 200
+
+
+def test_columns_that_one_call_fills_name_each_other(tmp_path: Path) -> None:
+    class Size(NamedTuple):
+        w: int
+        h: int
+
+    def size(id: int) -> geneva.Columns[Size]:
+        return Size(id, id)
+
+    db = geneva.connect(tmp_path / "db", runner=InProcessRunner)
+    table = db.create_table("t", pa.table({"id": [1, 2]}))
+    table.add_columns(geneva.udf(size))
+    client = browser(str(tmp_path / "db"))
+    page = client.get("/tables/t").text
+    assert "with h" in page
+    assert "with w" in page
+    assert client.get("/tables/t/freshness").text.count("2 of 2 rows stale") == 2
+    table.backfill("h")
+    assert "w, h" in client.get("/jobs").text
 
 
 def test_a_table_shows_columns_udfs_pictures_and_vectors(client: TestClient) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +53,49 @@ def states(draw: st.DrawFn, fragment_id: int = 0) -> FragmentState:
 
 def members(rows: RowSet) -> set[int]:
     return set(rows.offsets().tolist())
+
+
+@st.composite
+def several(draw: st.DrawFn) -> FragmentState:
+    """A state of up to three outputs."""
+    state = draw(states())
+    size = state.physical_rows
+    others = [
+        replace(
+            output,
+            valid=_resized(output.valid, size),
+            adopt=_resized(output.adopt, size),
+            failed=_resized(output.failed, size),
+        )
+        for other in draw(st.lists(states(), max_size=2))
+        for output in other.outputs
+    ]
+    return replace(state, outputs=(*state.outputs, *others))
+
+
+def _resized(rows: RowSet, size: int) -> RowSet:
+    return RowSet.from_offsets(size, rows.offsets()[rows.offsets() < size])
+
+
+@given(several())
+def test_each_output_gets_what_it_needs_and_keeps_the_rest(state: FragmentState) -> None:
+    """A row is called for once, where any output needs it; an output that needs none is not new."""
+    plan = plan_fragment(state)
+    alone = [plan_fragment(replace(state, outputs=(output,))) for output in state.outputs]
+    called = set().union(*(members(each.compute) for each in alone))
+    assert members(plan.compute) == called
+    written = {output.place: output for output in plan.outputs}
+    for place, (output, own) in enumerate(zip(state.outputs, alone, strict=True)):
+        compute = members(own.compute) | (called & members(output.failed))
+        assert members(plan.computed_in(place)) == compute
+        assert (place in written) == bool(compute or own.adopt)
+        if place in written:
+            assert written[place].adopt == own.adopt
+            # What the file says is right, is so for every output in it.
+            right = members(output.valid) | compute | members(own.adopt)
+            assert members(plan.valid_after) <= right & members(state.live)
+    assert members(plan.adopt) == set().union(*(members(each.adopt) for each in alone))
+    assert plan.complete == (members(plan.valid_after) == members(state.live))
 
 
 @given(states())

@@ -163,7 +163,8 @@ class History:
         uri = f"{db.uri}/t.lance"
         stable = bool(seed % 2)
         data = pa.table({"k": pa.array([0, 1, 2]), "x": pa.array([10, 11, 12])})
-        lance.write_dataset(data, uri, enable_stable_row_ids=stable)
+        storage = ("2.2", "2.1", "2.0")[seed // 2 % 3]
+        lance.write_dataset(data, uri, enable_stable_row_ids=stable, data_storage_version=storage)
         self.model.rows = {k: Row(x) for k, x in ((0, 10), (1, 11), (2, 12))}
         self.table = db.open_table("t")
         self.table.add_columns(made_by(1, calls))
@@ -306,7 +307,9 @@ class History:
         expected = self.model.backfill(None)
         with unpublished(), suppress(_Gone):
             self.table.backfill(self.asked(), checkpoint_size=2)
-        if self.random.random() < 0.3:
+        xs = [row.x for row in self.model.rows.values()]
+        if self.random.random() < 0.3 and len(set(xs)) == len(xs):
+            # With equal inputs nobody knows which results have been given out by then.
             self.table.compact_files()
         self.table.backfill(self.asked())
         self.check(expected)

@@ -15,7 +15,8 @@ import collections
 import collections.abc
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,13 @@ def _pairs(value: Any) -> Sequence[tuple[Any, Any]] | None:
 
 def _structs(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     names = [field.name for field in kind]
+    getters = _getters_of(values, names)
+    if getters is not None:
+        present = [value for value in values if value is not None]
+        is_null = _null_flags(values)
+        columns = (_spread(map(getter, present), is_null) for getter in getters)
+        children = [_field(column, field) for column, field in zip(columns, kind, strict=True)]
+        return _assembled(kind, is_null, [], children)
     rows = [_record(value, names) for value in values]
     records = [row for row in rows if row is not None]
     unknown = set(itertools.chain.from_iterable(records)).difference(names)
@@ -254,6 +262,27 @@ def _structs(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     filled = [empty if row is None else row for row in rows]
     children = [_field([row.get(f.name) for row in filled], f) for f in kind]
     return _assembled(kind, _null_flags(rows), [], children)
+
+
+def _getters_of(values: Sequence[Any], names: Sequence[str]) -> list[Callable[[Any], Any]] | None:
+    """What reads the fields of records that are all of one class with just these; else None."""
+    classes = set(map(type, values)) - {type(None)}
+    if len(classes) != 1:
+        return None
+    (record,) = classes
+    if issubclass(record, tuple) and list(getattr(record, "_fields", ())) == names:
+        return [operator.itemgetter(i) for i in range(len(names))]
+    if dataclasses.is_dataclass(record) and [f.name for f in dataclasses.fields(record)] == names:
+        return [operator.attrgetter(name) for name in names]
+    return None
+
+
+def _spread(present: Iterable[Any], is_null: Flags) -> list[Any]:
+    """Return values with None where a row has none."""
+    if not is_null.any():
+        return list(present)
+    rest = iter(present)
+    return [None if null else next(rest) for null in is_null.tolist()]
 
 
 def _field(values: Sequence[Any], field: pa.Field) -> pa.Array:

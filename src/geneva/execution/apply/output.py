@@ -77,8 +77,9 @@ def records_to_array(
 ) -> pa.Array:
     """The same for records that are several columns: none may leave a field out, but `optional`."""
     required = {field.name for field in kind}.difference(optional)
-    for row, value in enumerate(values):
-        if isinstance(value, Mapping) and not required <= value.keys():
+    loose = tuple(made for made in set(map(type, values)) if issubclass(made, Mapping))
+    for row, value in enumerate(values) if loose else ():
+        if isinstance(value, loose) and not required <= value.keys():
             lacking = ", ".join(repr(f.name) for f in kind if f.name in required - value.keys())
             problem = f"returned a {type(value).__name__} for row {first_row + row}"
             refuse(first_row + row, f"{problem} without the field {lacking}: {repr_text(value)}")

@@ -320,7 +320,9 @@ def useful_prefixes(
 ) -> frozenset[str]:
     """The checkpoint prefixes, without their where part, that backfills may look for now."""
     request = BackfillRequest()
-    present = (with_present_inputs(definition, snapshot.fields) for definition in definitions)
+    # Columns that one call fills together have one.
+    each = {definition.computation_id: definition for definition in definitions}
+    present = (with_present_inputs(definition, snapshot.fields) for definition in each.values())
     computations = [computation_of(snapshot, definition) for definition in present]
     return frozenset(
         without_where(work_identity(computation, request, snapshot.ref, fragment).prefix())
