@@ -233,6 +233,17 @@ def nothing(bench: Bench) -> Outcome:
     return outcome
 
 
+def look(bench: Bench) -> Outcome:
+    outcome = Outcome(
+        "look", "geneva describe, a process of its own", target=Target(0.7, "seconds")
+    )
+    table = bench.table(outcome.name, numbers(100), 1)
+    table.add_columns({"y": functions.arrow})
+    for _ in range(bench.repeat + 1):  # the first one writes bytecode, where there is none
+        outcome.runs.append(processes.time_command("describe", bench.folder / "db", outcome.name))
+    return outcome
+
+
 def cold(bench: Bench) -> Outcome:
     outcome = Outcome("cold", "cold start: Spark and a first job, no class archive")
     return _cold(bench, outcome, processes.without_archive())
@@ -256,5 +267,5 @@ def _cold(bench: Bench, outcome: Outcome, environment: dict[str, str]) -> Outcom
 
 WARM = (arrow_1m, arrow_10m, scalar_200k, vectors_100k, slow_2000, fragments_500, small)
 """Cases that run on this process's own warm session."""
-SEPARATE = (nothing, cold, cold_archive)
+SEPARATE = (nothing, look, cold, cold_archive)
 """Cases that are timed in processes of their own."""

@@ -44,6 +44,15 @@ def time_cold(db: Path, table: str, column: str, environment: dict[str, str]) ->
     return answer["seconds"]
 
 
+def time_command(*arguments: str | Path) -> float:
+    """A command of the shell, from its start to its end."""
+    command = [sys.executable, "-m", "geneva.cli", *map(str, arguments)]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    return time.perf_counter() - started
+
+
 def without_archive() -> dict[str, str]:
     """The environment of a start without a class archive."""
     return {"GENEVA_JVM_ARCHIVE": "0"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 _OTHER = "geneva"
@@ -14,6 +14,10 @@ def check_distribution(package: Path) -> None:
 
     Beside it, in another folder of the import path, it is only hidden: that is a warning.
     """
+    if not any(map(_may_hold_other, sys.path)):
+        return
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         other = distribution(_OTHER)
     except PackageNotFoundError:
@@ -35,6 +39,20 @@ def check_distribution(package: Path) -> None:
         RuntimeWarning,
         stacklevel=2,
     )
+
+
+def _may_hold_other(folder: str) -> bool:
+    """Whether a folder of the import path has metadata of a distribution of that name.
+
+    Listing the folder is quicker than importing what reads the metadata.
+    """
+    try:
+        names = [found.name for found in Path(folder or ".").iterdir()]
+    except NotADirectoryError:  # an archive
+        return True
+    except OSError:
+        return False
+    return any(name.lower().startswith(f"{_OTHER}-") for name in names)
 
 
 check_distribution(Path(__file__).parent)

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +70,7 @@ from geneva.storage.lance.database import (
 )
 from geneva.storage.lance.dataset import has_versions, open_dataset
 from geneva.storage.lance.delegation import delegated_attribute
+from geneva.storage.lance.folder import open_folder
 from geneva.storage.lance.lancedb_methods import ConnectionMethods
 from geneva.storage.views.definition import ViewKind, ViewName, is_view, view_kind
 from geneva.table import Table
@@ -244,6 +244,14 @@ class Connection(ConnectionMethods):
 
     def _lancedb(self) -> Any:
         return self._database
+
+    def _for_looking(self) -> Connection:
+        """This connection, on which Lance alone opens the tables of a folder, where it can.
+
+        For a command that looks and leaves: its tables don't follow what LanceDB's handle does.
+        """
+        self._open_database = partial(open_folder, self._uri, self._open_database)
+        return self
 
     if not TYPE_CHECKING:  # a misspelt name is to be an error for type checkers
 
@@ -781,6 +789,8 @@ class Connection(ConnectionMethods):
 
     def capture_local_environment(self, *, skip_site_packages: bool = False) -> GenevaManifest:
         """A manifest of what is installed in this Python; nothing is uploaded."""
+        from importlib.metadata import distributions
+
         installed = sorted({f"{d.name}=={d.version}" for d in distributions()})
         return GenevaManifest(
             name="local",

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +154,8 @@ def _is_installed(requirement: str) -> bool:
     name = _REQUIREMENT.match(requirement)
     if name is None or ("://" in requirement and "@" not in requirement):  # a path, or a URL
         return True
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         version(name[1])
     except PackageNotFoundError:

@@ -28,9 +28,7 @@ from geneva.errors import (
     TableNotFoundError,
     UDFError,
 )
-from geneva.execution.apply.limits import budget_name, rate_name
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
-from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.work import Work
 from geneva.execution.jobs.following import Patience, wait_for
 from geneva.execution.jobs.heartbeat import (
@@ -41,7 +39,6 @@ from geneva.execution.jobs.heartbeat import (
     will_be_driven_here,
 )
 from geneva.execution.jobs.notebook import NotebookBars
-from geneva.execution.jobs.output import OutputKeeper
 from geneva.execution.jobs.progress import (
     JobProgress,
     ProgressBars,
@@ -51,7 +48,6 @@ from geneva.execution.jobs.progress import (
 )
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner, engine_facts, job_group
-from geneva.execution.worker.output import lost_output
 from geneva.model.computation import MakePermit, permit_any
 from geneva.model.jobs import JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
@@ -324,6 +320,10 @@ class Job:
                 set_attributes(current, self.progress.metrics())
 
     def _drive(self) -> None:
+        # Imported when a job runs: to look at jobs and tables takes none of it.
+        from geneva.execution.backfill.driver import JobControl
+        from geneva.execution.jobs.output import OutputKeeper
+
         show = wants_bars(self._services.settings.progress)
         with ExitStack() as stack:
             heartbeat = stack.enter_context(
@@ -390,6 +390,8 @@ class Job:
     def _clear_limits(self) -> None:
         """Delete the records that workers of this job shared."""
         if self.progress.limit_updates:
+            from geneva.execution.apply.limits import budget_name, rate_name
+
             columns = {plan.column for plan in self._work.plans}
             names = [budget_name(self.job_id), *(rate_name(self.job_id, c) for c in columns)]
             with _logged("tidy up the limits of", self.job_id):
@@ -561,6 +563,8 @@ def remove_dead(
     of_dead = DeadJobs(died=bool(died), died_here=any(is_gone(job) for job in history.jobs(died)))
     reports = [remove_dead_files(ref, of_dead, older_than) for ref in refs]
     if None not in reports:
+        from geneva.execution.worker.output import lost_output
+
         for job_id in dead:
             lost_output(job_id)  # it may hold keys that are known only to the job itself
             signals.clear(job_id)

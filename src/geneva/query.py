@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from geneva.errors import InvalidUDFError, UserInputError
-from geneva.execution.evaluate import evaluate
 from geneva.model.partitions import KEY_PREFIX
 from geneva.model.rows import RowIds
 from geneva.model.view_query import ColumnKind, QueryColumn, ViewColumn, ViewQuery
@@ -256,6 +255,8 @@ class Query:
         if batch_size is not None and _checked_count("batch_size", batch_size) == 0:
             raise UserInputError("batch_size must be 1 or more.")
         refuse_nested_blobs(self._columns())
+        from geneva.execution.evaluate import evaluate
+
         dataset, columns = self._dataset(), self._columns()
         env = self._source.table._connection._variables
         batches = evaluate(dataset, columns, self._row_ids(dataset), batch_size, self.source, env)

@@ -14,12 +14,7 @@ from geneva.execution import declarations
 from geneva.execution.backfill.chain import PreparedChain, prepare_chain
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
-from geneva.execution.backfill.verify import VerifyReport, verify
 from geneva.execution.backfill.work import BackfillWork
-from geneva.execution.load.prepare import LoadRequest, read_request
-from geneva.execution.load.source import LoadSource, open_source
-from geneva.execution.load.work import plan_load
-from geneva.execution.preview import Preview, run_preview
 from geneva.jobs import Job, JobFuture, JobResult
 from geneva.model.tables import ColumnDefinition, Secrets, TableRef
 from geneva.options import (
@@ -68,6 +63,9 @@ from geneva.udf.records import UnpackedUDF
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
+    from geneva.execution.backfill.verify import VerifyReport
+    from geneva.execution.load.source import LoadSource
+    from geneva.execution.preview import Preview
     from geneva.spark.sessions import DataFrame, SparkSession
 
 _NOT_GIVEN: Any = object()
@@ -526,6 +524,8 @@ class Table(TableMethods):
             n: How many rows.
             where: SQL condition on the rows to try.
         """
+        from geneva.execution.preview import run_preview
+
         check_count("n", n)
         ref = self.ref
         dataset = open_dataset(ref, self._version_read())
@@ -620,7 +620,7 @@ class Table(TableMethods):
         """
         asked = read_load_options(options, checkpoint_interval_seconds)
         opened = self._load_source(source, source_format, storage_options)
-        return self._load_job(read_request(opened, pk, columns, on_missing, asked)).run()
+        return self._load_job(opened, pk, columns, on_missing, asked).run()
 
     @with_options(LoadArguments)
     def load_columns_async(
@@ -638,12 +638,13 @@ class Table(TableMethods):
         """Start a `load_columns` and return at once. Wrong arguments raise here."""
         asked = read_load_options(options, checkpoint_interval_seconds)
         opened = self._load_source(source, source_format, storage_options)
-        job = self._load_job(read_request(opened, pk, columns, on_missing, asked))
-        return self._connection._future(job)
+        return self._connection._future(self._load_job(opened, pk, columns, on_missing, asked))
 
     def _load_source(
         self, source: Any, source_format: str | None, storage_options: Mapping[str, str] | None
     ) -> LoadSource:
+        from geneva.execution.load.source import open_source
+
         if type(source).__module__.startswith("pyspark.sql"):
             from geneva.spark.loading import FrameSource
 
@@ -652,7 +653,18 @@ class Table(TableMethods):
         given = own if storage_options is None else Secrets(storage_options)
         return open_source(source, source_format, given)
 
-    def _load_job(self, request: LoadRequest) -> Job:
+    def _load_job(
+        self,
+        source: LoadSource,
+        pk: str,
+        columns: str | Sequence[str],
+        on_missing: str,
+        options: JobOptions,
+    ) -> Job:
+        from geneva.execution.load.prepare import read_request
+        from geneva.execution.load.work import plan_load
+
+        request = read_request(source, pk, columns, on_missing, options)
         self._refuse_checked_out("load_columns")
         work = plan_load(self.ref, request, self._connection._make_runner)
         job_id = request.options.job_id
@@ -677,6 +689,8 @@ class Table(TableMethods):
             run: Also call the function, here, and compare what it returns with what is stored.
             seed: Of the sample.
         """
+        from geneva.execution.backfill.verify import verify
+
         if sample is not None and not 0 < sample <= MAX_COUNT:
             raise UserInputError(f"sample must be a number of rows or a share, not {sample!r}.")
         subject, version = self._subject(col_name), self._version_read()

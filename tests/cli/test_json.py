@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,17 +103,3 @@ def test_a_failed_job_is_named(db: str, tmp_path: Path, monkeypatch: pytest.Monk
 def test_dropping_answers(db: str) -> None:
     result = CliRunner().invoke(app, ["view", "drop", db, "v", "--yes", "--json"])
     assert json.loads(result.stdout) == {"dropped": "v"}
-
-
-@pytest.mark.slow
-def test_listing_jobs_imports_no_lancedb(db: str) -> None:
-    """LanceDB and Spark would take most of a short command's time."""
-    code = (
-        "import sys; from geneva.cli import app\n"
-        "app(sys.argv[1:], standalone_mode=False)\n"
-        "slow = {'lancedb', 'pyspark', 'lance_namespace'} & sys.modules.keys()\n"
-        "sys.stderr.write(f'imported: {sorted(slow)}')"
-    )
-    command = [sys.executable, "-c", code, "jobs", "list", db]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stderr == "imported: []"

@@ -21,6 +21,7 @@ from geneva.cli import (
     failures,
     jobs,
     loads,
+    quick_import,
     tables,
     trust,
     version,
@@ -217,6 +218,7 @@ def options(
 
 def main() -> None:
     """Run the command line."""
+    quick_import.process_is_ours = True
     logging.getLogger().addHandler(LogSentences(logging.WARNING))
     try:
         app()

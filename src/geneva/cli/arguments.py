@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
-from geneva.cli.database import connect
+from geneva.cli.database import connect_to_look
 from geneva.cli.terminal import EXIT_CODES
 from geneva.errors import UserInputError
 from geneva.options import OptionInfo, option_infos
@@ -53,7 +53,7 @@ def _complete(
     names: Callable[[Connection], Iterable[str]], ctx: typer.Context, incomplete: str
 ) -> list[str]:
     try:
-        db = connect(str(ctx.params["db"]), ctx.params.get("storage_option"))
+        db = connect_to_look(str(ctx.params["db"]), ctx.params.get("storage_option"))
         found = (name for name in names(db) if name.startswith(incomplete))
         # A shell would print what acts on its terminal.
         return [name for name in found if plain(name) == name]

@@ -15,7 +15,7 @@ from geneva.cli.arguments import (
     names,
     takes_options,
 )
-from geneva.cli.database import check_columns, connect
+from geneva.cli.database import check_columns, connect, connect_to_look
 from geneva.cli.functions import load_function
 from geneva.cli.terminal import emit, say
 from geneva.errors import UserInputError
@@ -60,7 +60,8 @@ def plan(
     **options: Any,
 ) -> None:
     """Say what a backfill would compute, and why. Changes nothing, runs nothing."""
-    opened = connect(db, storage_option).open_table(table)
+    look = connect_to_look if udf is None else connect  # a module of the user's may need pandas
+    opened = look(db, storage_option).open_table(table)
     _check_column(opened, column)
     planned = opened.plan_backfill(column, udf=_function(udf, inputs), **options)
     return emit(plan_record(planned)) if as_json else say(str(planned))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from geneva.cli.quick_import import import_arrow_alone, without_collecting
 from geneva.cli.terminal import hide
 from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.model.tables import Secrets
@@ -26,6 +27,16 @@ def connect(db: str, storage_option: Iterable[str] | None) -> Connection:
     import geneva
 
     return geneva.connect(db, storage_options=options)
+
+
+def connect_to_look(db: str, storage_option: Iterable[str] | None) -> Connection:
+    """Open the database for a command that computes nothing, changes nothing and runs no function.
+
+    Nor does it import LanceDB or pandas, where the tables are in a folder.
+    """
+    with without_collecting():
+        import_arrow_alone()
+        return connect(db, storage_option)._for_looking()
 
 
 def read_storage_options(given: Iterable[str] | None) -> dict[str, str]:

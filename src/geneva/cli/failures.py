@@ -16,7 +16,7 @@ from geneva.cli.arguments import (
     complete_column,
     complete_job,
 )
-from geneva.cli.database import connect
+from geneva.cli.database import connect_to_look
 from geneva.cli.terminal import emit, grid, say
 from geneva.model.addresses import offset_of
 
@@ -51,7 +51,7 @@ def errors(
     """
     from geneva.cli.jobs import find_job
 
-    connection = connect(db, storage_option)
+    connection = connect_to_look(db, storage_option)
     opened = connection.open_table(table)
     job_id = find_job(connection, job).job_id if job is not None else None
     found = opened.get_errors(job_id=job_id, column_name=column)

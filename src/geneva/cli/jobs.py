@@ -17,7 +17,7 @@ from geneva.cli.arguments import (
     complete_table,
     epilog,
 )
-from geneva.cli.database import connect
+from geneva.cli.database import connect, connect_to_look
 from geneva.cli.terminal import FAILED, emit, err, facts, grid, say
 from geneva.errors import JobNotFoundError, UserInputError
 from geneva.model.jobs import metric
@@ -63,7 +63,7 @@ def list_jobs(
     storage_option: StorageOption = None,
 ) -> None:
     """List jobs, newest first."""
-    found = _listed(connect(db, storage_option), table, status)
+    found = _listed(connect_to_look(db, storage_option), table, status)
     if as_json:
         return emit({"jobs": [job_record(job) for job in found[:limit]]})
     if not found:
@@ -98,7 +98,7 @@ def show(
     db: Database, job: JobId, *, as_json: AsJson = False, storage_option: StorageOption = None
 ) -> None:
     """Show a job: how it stands, its settings, its numbers and what happened when."""
-    found = find_job(connect(db, storage_option), job)
+    found = find_job(connect_to_look(db, storage_option), job)
     if as_json:
         return emit(job_record(found, events=True))
     facts(
@@ -131,7 +131,7 @@ def logs(
     db: Database, job: JobId, *, as_json: AsJson = False, storage_option: StorageOption = None
 ) -> None:
     """Show what the functions of a job printed and logged: the end of it, task by task."""
-    connection = connect(db, storage_option)
+    connection = connect_to_look(db, storage_option)
     found = connection.get_job(find_job(connection, job).job_id).logs()
     if as_json:
         return emit({"tasks": [{"at": o.at, "task": o.task, "text": o.text} for o in found]})
@@ -193,7 +193,7 @@ def watch(
 
     The exit code is 0 when the job is done, and 1 when it failed or was cancelled.
     """
-    connection = connect(db, storage_option)
+    connection = connect_to_look(db, storage_option)
     found = find_job(connection, job) if job is not None else _newest_running(connection)
     found = _follow(connection, found.job_id)
     if as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from geneva.cli.arguments import AsJson, Database, StorageOption, TableName, Where, names
-from geneva.cli.database import check_columns, connect
+from geneva.cli.database import check_columns, connect, connect_to_look
 from geneva.cli.functions import load_function
 from geneva.cli.terminal import emit, facts, grid, say
 from geneva.errors import UserInputError
@@ -28,7 +28,7 @@ def tables(
     """List the tables and views of a database, with their branches and those in namespaces."""
     from geneva.cli.summaries import list_tables
 
-    found = list_tables(connect(db, storage_option))
+    found = list_tables(connect_to_look(db, storage_option))
     if as_json:
         return emit({"tables": found})
     if not found:
@@ -99,7 +99,7 @@ def describe(
     """
     from geneva.cli.summaries import table_description
 
-    description = table_description(connect(db, storage_option).open_table(table))
+    description = table_description(connect_to_look(db, storage_option).open_table(table))
     if as_json:
         return emit(description)
     facts(
@@ -213,16 +213,17 @@ def sample(
     storage_option: StorageOption = None,
 ) -> None:
     """Show a few rows of a table."""
+    opened = connect_to_look(db, storage_option).open_table(table)
     from geneva.render.values import cell_text
+    from geneva.storage.lance.dataset import open_dataset
 
-    opened = connect(db, storage_option).open_table(table)
     chosen = names(columns)
     check_columns(opened, chosen or ())
     wanted = chosen or list(opened.schema.names)
     if where is not None:
         found = _matching(opened, where, wanted, rows)
     else:
-        found = opened.search().select(wanted).limit(rows).to_arrow().select(wanted).to_pylist()
+        found = open_dataset(opened.ref).to_table(wanted, limit=rows).to_pylist()
     if as_json:
         return emit({"table": table, "columns": wanted, "rows": found})
     if not found:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from geneva.cli.arguments import AsJson, ColumnName, Database, StorageOption, TableName, epilog
-from geneva.cli.database import connect
+from geneva.cli.database import connect, connect_to_look
 from geneva.cli.terminal import emit, facts, grid, say
 from geneva.errors import GenevaError, UserInputError
 from geneva.model.computation import is_named
@@ -32,7 +32,7 @@ def list_functions(
     db: Database, *, as_json: AsJson = False, storage_option: StorageOption = None
 ) -> None:
     """List the functions of a database, and which of them are trusted here. Loads none."""
-    connection = connect(db, storage_option)
+    connection = connect_to_look(db, storage_option)
     lines: list[tuple[str, ...]] = []
     records: list[dict[str, Any]] = []
     for name in connection.all_table_names():

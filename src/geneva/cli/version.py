@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 
 import typer
 
@@ -41,6 +40,8 @@ def print_and_exit(wanted: bool) -> None:  # noqa: FBT001  typer calls it with t
 
 def installed(distribution: str) -> str | None:
     """The version of a distribution, or of its client: that of Spark Connect alone."""
+    from importlib import metadata
+
     for name in (distribution, f"{distribution}-client"):
         try:
             return metadata.version(name) + name.removeprefix(distribution).replace("-", " ")

@@ -21,7 +21,7 @@ from geneva.cli.arguments import (
     takes_options,
 )
 from geneva.cli.backfills import result_record, show_result
-from geneva.cli.database import connect
+from geneva.cli.database import connect, connect_to_look
 from geneva.cli.functions import FUNCTION, load_function
 from geneva.cli.terminal import emit, grid, redact, say, warn
 from geneva.errors import UserInputError
@@ -166,7 +166,7 @@ def refresh(
     **options: Any,
 ) -> None:
     """Bring a view up to date with its source, at the cost of what changed."""
-    opened = _open(db, view, storage_option)
+    opened = _view(connect(db, storage_option), view)
     result = opened.refresh(src_version, max_rows_per_fragment=max_rows_per_fragment, **options)
     return emit(result_record(result)) if as_json else show_result(result)
 
@@ -181,7 +181,7 @@ def plan(
     storage_option: StorageOption = None,
 ) -> None:
     """Say what a refresh would do. Changes nothing, runs nothing."""
-    planned = _open(db, view, storage_option).plan_refresh(src_version)
+    planned = _view(connect_to_look(db, storage_option), view).plan_refresh(src_version)
     return emit(plan_record(planned)) if as_json else say(str(planned))
 
 
@@ -190,7 +190,7 @@ def list_views(
     db: Database, *, as_json: AsJson = False, storage_option: StorageOption = None
 ) -> None:
     """List the views of a database, and which are up to date."""
-    connection = connect(db, storage_option)
+    connection = connect_to_look(db, storage_option)
     lines = [_listed(connection, name) for name in connection.list_materialized_views()]
     if as_json:
         return emit({"views": lines})
@@ -248,10 +248,10 @@ def drop(
     return emit({"dropped": view}) if as_json else say(f"View {view!r} is dropped.")
 
 
-def _open(db: str, name: str, storage_option: list[str] | None) -> MaterializedView:
+def _view(connection: Connection, name: str) -> MaterializedView:
     from geneva.view import MaterializedView
 
-    found = connect(db, storage_option).open_table(name)
+    found = connection.open_table(name)
     if not isinstance(found, MaterializedView):
         raise UserInputError(f"{name!r} is a table, not a view.")
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import enum
 import functools
@@ -51,7 +50,7 @@ class StatefulCallable:
         self.is_bound = is_bound
         self._instance: Any = None
         self._lock = threading.Lock()
-        self._making = asyncio.Lock()
+        self._making = _async_lock()
 
     def bound_to(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> StatefulCallable:
         """Return the class bound to constructor arguments; nothing is constructed yet."""
@@ -141,7 +140,13 @@ class StatefulCallable:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the declaration over, with locks of this process."""
-        self.__dict__.update(state, _lock=threading.Lock(), _making=asyncio.Lock())
+        self.__dict__.update(state, _lock=threading.Lock(), _making=_async_lock())
+
+
+def _async_lock() -> Any:
+    import asyncio  # slow to import: only where a class is declared or used
+
+    return asyncio.Lock()
 
 
 def _nothing() -> None:

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from geneva.errors import StaleInputError, UnreadableFragmentsError
-from geneva.execution.backfill.driver import JobControl, run_backfill
 from geneva.execution.backfill.failures import all_unreadable
-from geneva.execution.backfill.parallel import Sums
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.execution.backfill.survey import ChangedInputs
-from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.runner import Runner
 from geneva.model.computation import receipt_name
 from geneva.model.rows import RowSet
@@ -44,6 +42,10 @@ from geneva.storage.lance.dataset import (
     read_snapshot,
 )
 from geneva.storage.views.definition import reads_source
+
+if TYPE_CHECKING:
+    from geneva.execution.backfill.driver import JobControl
+    from geneva.execution.jobs.progress import JobProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +276,10 @@ def _refuse_stale(ref: TableRef, column: str, inputs: Iterable[PreparedBackfill]
 
 def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
     """Carry a plan out: the inputs first, then the column, on what they have left behind."""
+    # Imported when a job runs: a plan needs none of it.
+    from geneva.execution.backfill.driver import run_backfill
+    from geneva.execution.backfill.parallel import Sums
+
     renew = partial(_renew_inputs, chain, control)
     if not chain.upstream:
         return run_backfill(chain.own, control, renew)
@@ -306,6 +312,8 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
 
 def _renew_inputs(chain: PreparedChain, control: JobControl) -> None:
     """Compute inputs of rows that others have added or changed while the job ran."""
+    from geneva.execution.backfill.driver import run_backfill
+
     for planned in chain.inputs:
         step = planned.again(frozenset())
         if step.plan.rows_to_compute:

@@ -6,19 +6,21 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from geneva.execution.backfill.chain import PreparedChain, prepare_chain, run_chain
-from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.subjects import ColumnSubject
-from geneva.execution.jobs.progress import JobProgress
 from geneva.model.tables import TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
 from geneva.storage.columns.definitions import commit_has_receipts
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.lance.transactions import files_of_jobs
+
+if TYPE_CHECKING:
+    from geneva.execution.backfill.driver import JobControl
+    from geneva.execution.jobs.progress import JobProgress
 
 
 class Work(Protocol):

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from geneva.errors import JobCancelledError, TableChangedError, UnreadableFragmentsError
-from geneva.execution.backfill.driver import JobControl
-from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.layout import Layout, Lists, lay_out, read_source_ids_of, rewrite
 from geneva.execution.refresh.passages import RowChanges, compare_rows, rewrites
 from geneva.execution.refresh.prepare import PreparedRefresh, RefreshRequest, prepare_refresh
-from geneva.execution.refresh.run import run_refresh
 from geneva.execution.runner import Runner, describe_jobs, job_group
 from geneva.model.rows import RowIds
 from geneva.model.tables import TableRef
@@ -33,6 +30,10 @@ from geneva.storage.views.explode import CHUNKS, RewrittenColumns, commit_chunks
 from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.source_changes import read_changes
 from geneva.storage.views.state import commit_refreshed, commit_refreshing, read_view_state
+
+if TYPE_CHECKING:
+    from geneva.execution.backfill.driver import JobControl
+    from geneva.execution.jobs.progress import JobProgress
 
 _LISTS_PER_ITEM = 20_000
 _MAX_ROWS_HERE = 262_144
@@ -68,6 +69,10 @@ def prepare_chunk_refresh(
 
 def run_chunk_refresh(prepared: PreparedChunkRefresh, control: JobControl) -> JobProgress:
     """Refresh the hidden view, then lay out what changed in it."""
+    # Imported when a job runs: a plan needs none of it.
+    from geneva.execution.jobs.progress import JobProgress
+    from geneva.execution.refresh.run import run_refresh
+
     progress, version = JobProgress(total=0), prepared.inner.view_version
     source, unreadable = prepared.inner.target.source.name, None
     if not prepared.inner.plan.is_empty:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from geneva.execution.backfill.driver import JobControl
 from geneva.execution.backfill.prepare import PreparedBackfill
-from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.explode import PreparedChunkRefresh, run_chunk_refresh
 from geneva.execution.refresh.partitions import PreparedPartitionRefresh, run_partition_refresh
 from geneva.execution.refresh.prepare import PreparedRefresh
-from geneva.execution.refresh.run import run_refresh
 from geneva.model.tables import TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
+
+if TYPE_CHECKING:
+    from geneva.execution.backfill.driver import JobControl
+    from geneva.execution.jobs.progress import JobProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class RefreshWork:
 
     def run(self, control: JobControl) -> JobProgress:
         """Carry the plan out."""
+        from geneva.execution.refresh.run import run_refresh
+
         match self.prepared:
             case PreparedChunkRefresh() as prepared:
                 return run_chunk_refresh(prepared, control)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,15 +36,17 @@ _NOT_THERE = ("not found", "file name too long")
 _MAX_CAUSE = 300
 _CAUSE = re.compile(r'(?:message|error): "([^"]+)"|<Message>([^<]+)</Message>')
 """What a store's client says last, inside the layers that libraries have put around it."""
+_USUAL_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+"""Names that need no LanceDB to be found good."""
 _DROP_ATTEMPTS = 10
 _DROP_PAUSE_SECONDS = 0.05
 
 
 def _errors() -> tuple[type[Exception], ...]:
     """What LanceDB raises when it can't do what it was asked."""
-    from lance_namespace.errors import LanceNamespaceError
-
-    return ValueError, OSError, RuntimeError, LanceNamespaceError
+    namespaces = sys.modules.get("lance_namespace.errors")  # slow to import; not there, not raised
+    more = () if namespaces is None else (namespaces.LanceNamespaceError,)
+    return ValueError, OSError, RuntimeError, *more
 
 
 def open_database(uri: str, storage_options: Secrets, options: Mapping[str, Any]) -> Any:
@@ -217,6 +220,8 @@ def _pages(read: Callable[..., Any], what: str, namespace: Sequence[str]) -> Ite
 
 def check_table_name(name: str) -> None:
     """Refuse a name that LanceDB would not take for a table."""
+    if _USUAL_NAME.fullmatch(name):
+        return
     from lancedb.util import validate_table_name
 
     try:

@@ -6,7 +6,6 @@ import builtins
 import csv
 import functools
 import hashlib
-import importlib.metadata
 import inspect
 import json
 import os
@@ -129,8 +128,10 @@ def _digest_of_files(folder: str, files: tuple[tuple[pathlib.Path, int, int], ..
 @functools.lru_cache(maxsize=256)
 def _files_of_distributions(root: str) -> frozenset[str]:
     """Return the files that pip put into a folder or archive (`--target`, PYTHONPATH, a zip)."""
+    from importlib.metadata import distributions  # slow to import, and rarely needed
+
     files: set[str] = set()
-    for distribution in importlib.metadata.distributions(path=[root]):
+    for distribution in distributions(path=[root]):
         record = distribution.read_text("RECORD")  # a project's own egg-info has none
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         if record and not origin.get("dir_info", {}).get("editable"):

@@ -1,0 +1,118 @@
+"""A folder of tables, looked at by Lance alone: LanceDB takes longer to import than to ask.
+
+What a folder can't answer by itself (namespaces, branches, searches, writing, what is wrong with a
+table) is LanceDB's to answer, which is imported then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lance
+
+_TABLE = ".lance"
+_NAMESPACES = "__manifest"
+"""LanceDB's list of namespaces, and of the tables in them."""
+
+
+def open_folder(path: str, open_database: Callable[[], Any]) -> Any:
+    """A database to look at: the folder, where Lance alone can read it, or LanceDB's own."""
+    folder = Path(path)
+    if not folder.is_dir() or (folder / _NAMESPACES).exists():
+        return open_database()
+    return Folder(folder, open_database)
+
+
+class Folder:
+    """A database without namespaces. What is not defined here is LanceDB's."""
+
+    def __init__(self, path: Path, open_database: Callable[[], Any]) -> None:
+        """Use `open_folder`."""
+        self._path, self._open_database = path, open_database
+
+    @cached_property
+    def _lancedb(self) -> Any:
+        return self._open_database()
+
+    def __getattr__(self, name: str) -> Any:
+        """Hand everything else to LanceDB."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._lancedb, name)
+
+    def list_tables(self, **page: Any) -> Any:
+        """All names at once, in the form of LanceDB's pages."""
+        if "namespace_path" in page:
+            return self._lancedb.list_tables(**page)
+        found = (place for place in self._path.iterdir() if place.suffix == _TABLE)
+        return SimpleNamespace(
+            tables=[place.stem for place in found if place.is_dir()], page_token=None
+        )
+
+    def list_namespaces(self, **page: Any) -> Any:
+        """There are none."""
+        if "namespace_path" in page:
+            return self._lancedb.list_namespaces(**page)
+        return SimpleNamespace(namespaces=[], page_token=None)
+
+    def open_table(self, name: str, **options: Any) -> Any:
+        """Open a table at its latest version."""
+        if options:
+            return self._lancedb.open_table(name, **options)
+        try:
+            dataset = lance.dataset(str(self._path / f"{name}{_TABLE}"))
+        except (OSError, ValueError):  # LanceDB says what it is
+            return self._lancedb.open_table(name)
+        return FolderTable(name, dataset, lambda: self._lancedb.open_table(name))
+
+
+class FolderTable:
+    """A table to look at. What is not defined here is LanceDB's."""
+
+    namespace: tuple[str, ...] = ()
+
+    def __init__(
+        self, name: str, dataset: lance.LanceDataset, open_table: Callable[[], Any]
+    ) -> None:
+        """Use `Folder.open_table`."""
+        self.name, self.uri = name, str(dataset.uri)
+        self._dataset, self._open_table = dataset, open_table
+
+    @cached_property
+    def _lancedb(self) -> Any:
+        return self._open_table()
+
+    def __getattr__(self, name: str) -> Any:
+        """Hand everything else to LanceDB."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._lancedb, name)
+
+    @property
+    def schema(self) -> Any:
+        """The table's schema."""
+        return self._dataset.schema
+
+    @property
+    def version(self) -> int:
+        """The version that was the latest when the table was opened."""
+        return int(self._dataset.version)
+
+    @property
+    def branches(self) -> Any:
+        """The table's branches, as Lance has them."""
+        return self._dataset.branches
+
+    def current_branch(self) -> None:
+        """No branch but the main one."""
+
+    def initial_storage_options(self) -> None:
+        """A folder has none."""
+
+    def count_rows(self, filter: str | None = None) -> int:
+        """How many rows there are."""
+        return int(self._dataset.count_rows(filter))

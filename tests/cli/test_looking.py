@@ -1,0 +1,132 @@
+"""Commands that only look: they say what LanceDB would say, and import neither it nor pandas."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import geneva
+from geneva.cli.summaries import list_tables, table_description
+from geneva.connection import Connection
+from geneva.execution.runner import InProcessRunner
+from support import Calls, tripled
+
+SLOW = {
+    "lancedb",
+    "lance_namespace",
+    "pandas",
+    "pyspark",
+    "rich.progress",
+    "geneva.execution.apply.batch",
+    "geneva.execution.backfill.driver",
+    "geneva.execution.evaluate",
+    "geneva.execution.preview",
+    "geneva.execution.refresh.run",
+    "geneva.execution.worker.run",
+}
+"""What takes long to import, and a command that looks has no use for."""
+LOOKING = [
+    "tables {db}",
+    "describe {db} t",
+    "describe {db} v",
+    "sample {db} t",
+    "sample {db} t --columns id --where id>0",
+    "plan {db} t x",
+    "errors {db} t --job {job}",
+    "jobs list {db}",
+    "jobs show {db} {job}",
+    "jobs logs {db} {job}",
+    "view list {db}",
+    "view plan {db} v",
+    "trust list {db}",
+]
+PROGRAM = """
+import json, sys
+from geneva.cli import main
+*commands, slow = map(json.loads, sys.argv[1:])
+for command in commands:
+    sys.argv = ["geneva", *command]
+    try:
+        main()
+    except SystemExit as leaving:
+        assert not leaving.code, command
+    found = sorted(set(slow) & sys.modules.keys())
+    assert not found, (command, found)
+import pyarrow
+assert len(pyarrow.table({"a": [1]}).to_pandas()) == 1, "pandas is hidden, and not gone"
+"""
+
+
+@pytest.fixture
+def db(tmp_path: Path, calls: Calls) -> Connection:
+    """A table with a computed column, and views of it: ours and LanceDB's."""
+    connection = geneva.connect(tmp_path / "db", runner=InProcessRunner)
+    table = connection.create_table("t", pa.table({"id": [1, 2, 3]}))
+    table.add_columns({"x": tripled(calls)})
+    table.backfill("x")
+    table.add(pa.table({"id": [4]}))
+    connection.create_materialized_view("v", table.query().where("id > 1")).refresh()
+    connection.create_materialized_view("own", "t", select=["id"])
+    return connection
+
+
+@pytest.fixture
+def odd_db(db: Connection) -> Connection:
+    """The same with a branch, and with folders that are no tables."""
+    db.open_table("t").branches.create("trial")
+    folder = Path(db.uri)
+    for name in ("empty.lance", ".hidden.lance", "a name.lance", ".lance", "UP.LANCE"):
+        (folder / name).mkdir()
+    (folder / "file.lance").write_text("")
+    return db
+
+
+def test_they_import_nothing_slow(db: Connection) -> None:
+    words = {"db": db.uri, "job": db.list_jobs(table_name="t")[0].job_id}
+    commands = [[part.format(**words) for part in line.split()] for line in LOOKING]
+    given = [json.dumps(value) for value in (*commands, sorted(SLOW))]
+    environment = {**os.environ, "COLUMNS": "200"}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *given], capture_output=True, text=True, env=environment
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_folder_says_what_lancedb_says(odd_db: Connection) -> None:
+    looking = geneva.connect(odd_db.uri)._for_looking()
+    assert looking.all_table_names() == odd_db.all_table_names()
+    assert {"t", "t@trial", "v", "own", "empty", ".hidden"} <= set(looking.all_table_names())
+    assert list_tables(looking) == list_tables(odd_db)
+    for name in ("t", "t@trial", "v", "own"):
+        mine, theirs = looking.open_table(name), odd_db.open_table(name)
+        assert (type(mine), mine.ref, mine.version) == (type(theirs), theirs.ref, theirs.version)
+        assert mine.schema.equals(theirs.schema, check_metadata=True)
+        assert table_description(mine) == table_description(theirs)
+        assert len(mine) == len(theirs)
+        assert mine.search().to_arrow() == theirs.search().to_arrow(), "LanceDB's, all the same"
+    assert looking.list_materialized_views() == odd_db.list_materialized_views()
+
+
+@pytest.mark.parametrize("name", ["nope", "empty", "a name", "t@nope", "n$t"])
+def test_what_is_wrong_is_said_in_the_same_words(odd_db: Connection, name: str) -> None:
+    said = []
+    for connection in (odd_db, geneva.connect(odd_db.uri)._for_looking()):
+        with pytest.raises(Exception, match=r".") as error:
+            connection.open_table(name)
+        said.append((error.type, str(error.value)))
+    assert said[0] == said[1]
+
+
+def test_namespaces_are_lancedbs(odd_db: Connection) -> None:
+    odd_db.create_namespace(["n"])
+    odd_db.create_table("inner", pa.table({"id": [1]}), namespace_path=["n"])
+    looking = geneva.connect(odd_db.uri)._for_looking()
+    assert "n$inner" in looking.all_table_names()
+    assert looking.all_table_names() == odd_db.all_table_names()
+    assert len(looking.open_table("n$inner")) == 1
