@@ -647,3 +647,15 @@ def test_cleanup_removes_what_a_dead_job_left(folder: Path) -> None:
     assert told["signals"] == 1
     assert set(told["tables"]) == {"articles"}
     assert not list((folder / "db" / "_geneva" / "signals").iterdir())
+
+
+def test_cleanup_goes_on_behind_a_table_that_can_not_be_opened(folder: Path) -> None:
+    (folder / "db" / "a.lance").mkdir()
+    done = run("cleanup", "db", code=1)
+    assert "a: Table 'a'" in done.stderr
+    assert "can't be opened" in done.stderr
+    assert "nothing to remove" in done.stdout
+    told = read("cleanup", "db", code=1)["tables"]
+    assert told["articles"]["files"] == 0
+    assert "can't be opened" in told["a"]["error"]
+    assert "can't be opened" in refused("cleanup", "db", "a")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from geneva.cli.arguments import AsJson, Database, StorageOption, complete_table
 from geneva.cli.database import connect
-from geneva.cli.terminal import emit, grid, say
-from geneva.render.text import size
+from geneva.cli.terminal import emit, grid, redact, say, show_error
+from geneva.render.text import one_line, size
+
+if TYPE_CHECKING:
+    from geneva.storage.checkpoints.cleanup import CleanupReport
 
 
 def cleanup(
@@ -41,16 +45,40 @@ def cleanup(
     What a job that was cut off has computed stays as long as it is of use.
     """
     connection = connect(db, storage_option)
-    names = [table] if table is not None else connection.all_table_names()
     age = timedelta(seconds=older_than)
-    reports = {name: connection.open_table(name).cleanup_checkpoints(age) for name in names}
-    signals = connection.cleanup_signals() if table is None else 0
+    if table is not None:
+        removed = {table: connection.open_table(table).cleanup_checkpoints(age)}
+        return _tell(removed, troubles={}, signals=0, as_json=as_json)
+    reports: dict[str, CleanupReport] = {}
+    troubles: dict[str, str] = {}
+    for name in connection.all_table_names():
+        try:
+            reports[name] = connection.open_table(name).cleanup_checkpoints(age)
+        except BaseException as error:  # noqa: BLE001  one bad table keeps no other from it
+            troubles[name] = redact(one_line(error))
+    _tell(reports, troubles, signals=connection.cleanup_signals(), as_json=as_json)
+    if troubles:
+        raise typer.Exit(1)
+    return None
+
+
+def _tell(
+    reports: Mapping[str, CleanupReport],
+    troubles: Mapping[str, str],
+    *,
+    signals: int,
+    as_json: bool,
+) -> None:
+    """Say what was removed, table by table, and where nothing could be."""
     if as_json:
-        removed = {
+        removed: dict[str, Any] = {
             name: {"checkpoints": r.checkpoints, "files": r.staged_files, "bytes": r.staged_bytes}
             for name, r in reports.items()
         }
-        return emit({"tables": removed, "signals": signals})
+        failed = {name: {"error": why} for name, why in troubles.items()}
+        return emit({"tables": {**removed, **failed}, "signals": signals})
+    for name, why in troubles.items():
+        show_error(f"{name}: {why}")
     rows = [
         (name, f"{r.checkpoints:,}", f"{r.staged_files:,}", size(r.staged_bytes))
         for name, r in reports.items()

@@ -11,7 +11,7 @@ import typer
 
 from geneva.cli.arguments import AsJson, ColumnName, Database, StorageOption, TableName, epilog
 from geneva.cli.database import connect, connect_to_look
-from geneva.cli.terminal import emit, facts, grid, say
+from geneva.cli.terminal import emit, facts, grid, redact, say
 from geneva.errors import GenevaError, UserInputError
 from geneva.model.computation import is_named
 from geneva.render.plain import plain
@@ -39,8 +39,9 @@ def list_functions(
         try:
             found = connection.open_table(name).stored_functions()
         except BaseException as error:  # noqa: BLE001  one bad table hides no other
-            lines.append((name, "", "", "", one_line(error), ""))
-            records.append({"table": name, "error": one_line(error)})
+            why = redact(one_line(error))
+            lines.append((name, "", "", "", why, ""))
+            records.append({"table": name, "error": why})
             continue
         for f in found:
             lines.append((f.table, f.column, f.name, f.digest[:12], state(f), f.declared_by))
