@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from geneva.model.digests import Digests, digest_rows, digest_values
+from geneva.model.digests import Digests, digest_values
 from geneva.model.rows import Mask
 
 RECEIPT_TYPE = pa.int64()
@@ -25,19 +25,6 @@ _ADOPTED = np.uint64(0x10000)
 _INPUT_SHIFT = np.uint64(17)
 
 
-def make_receipts(
-    inputs: Sequence[pa.Array],
-    outputs: Sequence[pa.Array],
-    seed: int,
-    rows: int,
-    *,
-    failed: Sequence[int] = (),
-    adopted: bool = False,
-) -> pa.Array:
-    """The receipts of rows: where the function `failed`, or of values that are `adopted`."""
-    return receipts_for(digest_rows(inputs, seed, rows), outputs, failed=failed, adopted=adopted)
-
-
 def receipts_for(
     digests: Digests,
     outputs: Sequence[pa.Array],
@@ -45,7 +32,10 @@ def receipts_for(
     failed: Sequence[int] = (),
     adopted: bool = False,
 ) -> pa.Array:
-    """The same, given the digests of the inputs."""
+    """The receipts of rows by the digests of their inputs.
+
+    `failed` are rows that the function failed on; `adopted`: the values are as they were found.
+    """
     values = digest_values(outputs, len(digests))
     if len(failed):
         values[np.asarray(failed, dtype=np.int64)] = 0

@@ -80,11 +80,6 @@ class ViewInfo:
     uuid: str
     """Identity: another view of the same name has another one."""
 
-    @property
-    def has_stable_ids(self) -> bool:
-        """Whether `__source_row_id` still means the same row at another source version."""
-        return self.format_version == STABLE_ROW_IDS
-
 
 def create_view_table(
     ref: TableRef,
