@@ -62,7 +62,12 @@ from geneva.storage.lance.dataset import (
 )
 from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.lance.trial import why_not_storable
-from geneva.storage.views.definition import is_view, reads_source, visible_schema
+from geneva.storage.views.definition import (
+    is_view,
+    present_definitions,
+    reads_source,
+    visible_schema,
+)
 from geneva.udf.chunker import Chunker, RowsFunction
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
 from geneva.udf.records import UnpackedUDF
@@ -257,9 +262,7 @@ def add_udf_columns(
     """
     dataset = open_dataset(ref)
     schema, fields = dataset.schema, FieldsNow.of(dataset)
-    present = {
-        name: with_present_inputs(found, fields) for name, found in read_definitions(schema).items()
-    }
+    present = present_definitions(dataset)
     taken = {name.lower(): name for name in schema.names}
     resolved: list[tuple[NewColumns, tuple[str, ...], ColumnDefinition | None]] = []
     for new in columns:
@@ -435,15 +438,13 @@ def alter_udf_columns(
 def declare_again(ref: TableRef, columns: Collection[str] | None, declare: Declare) -> list[str]:
     """Write down anew who declares functions, which stay as they are; return their columns."""
     dataset = open_dataset(ref)
-    fields = FieldsNow.of(dataset)
-    every = read_definitions(dataset.schema).values()
+    every = present_definitions(dataset).values()
     chosen = [d for d in every if columns is None or d.name in columns or d.udf_name in columns]
     ids = {d.computation_id for d in chosen}
     found = [d for d in every if d.computation_id in ids]
-    present = [d if reads_source(d.arrow_field) else with_present_inputs(d, fields) for d in found]
-    if present:
-        commit_redefinitions(dataset, [declare(definition) for definition in present])
-    return [d.udf_name if d.name == CHUNKS else d.name for d in present]
+    if found:
+        commit_redefinitions(dataset, [declare(definition) for definition in found])
+    return [d.udf_name if d.name == CHUNKS else d.name for d in found]
 
 
 def refuse_hidden(ref: TableRef, schema: pa.Schema, paths: Iterable[str]) -> None:
@@ -515,10 +516,9 @@ def _type_is_the_udfs(ref: TableRef, name: str) -> UserInputError:
 
 def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse columns that would be computed from each other."""
-    fields = FieldsNow.of(dataset)
     reads = {
-        name: with_present_inputs(definition, fields).inputs
-        for name, definition in read_definitions(dataset.schema).items()
+        name: definition.inputs
+        for name, definition in present_definitions(dataset).items()
         if not reads_source(definition.arrow_field)
     }
     cycle = find_cycle({**reads, **fed})
@@ -617,7 +617,7 @@ def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePe
 def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
     """Refuse to drop a column that a computed one still reads, under whatever name it has now."""
     dataset = open_dataset(ref)
-    schema, fields = dataset.schema, FieldsNow.of(dataset)
+    schema = dataset.schema
     refuse_hidden(ref, schema, names)
     missing = [name for name in names if name.split(".")[0] not in schema.names]
     if missing:
@@ -627,11 +627,9 @@ def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
     for name in names:
         if _is_nested(name, _top_name(name)) and is_computed(schema, _top_name(name)):
             raise _type_is_the_udfs(ref, _top_name(name))
-    for definition in read_definitions(schema).values():
+    for definition in present_definitions(dataset).values():
         if definition.name in names:
             continue
-        if not reads_source(definition.arrow_field):
-            definition = with_present_inputs(definition, fields)
         needed = [name for name in names if _reads(definition, name)]
         if needed:
             raise UserInputError(
