@@ -108,6 +108,7 @@ def by_column(table: Table, name: str) -> set[str]:
     return {file.path for file in every if field in file.fields}
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_on_s3(bucket: Bucket, calls: Calls) -> None:
     db = geneva.connect(

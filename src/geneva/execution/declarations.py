@@ -164,7 +164,7 @@ def _unpacked(source: Any) -> NewColumns:
             )
         given = UnpackedUDF(given)
     names = {name: field.name for name, field in given.columns.items()}
-    return NewColumns(given.udf, columns, names, given.prefix)
+    return NewColumns(given.udf, columns, names, given.prefix or "")
 
 
 def refuse_several(udf: UDF, name: str) -> None:
@@ -180,13 +180,14 @@ def refuse_several(udf: UDF, name: str) -> None:
 
 def as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
     """A function and the columns that it reads, if these were given."""
-    if isinstance(source, UnpackedUDF):
-        return source.udf, None
-    if isinstance(source, UDF):
-        return source, None
-    if isinstance(source, tuple | list) and len(source) == 2 and isinstance(source[0], UDF):
-        columns = source[1]
-        return source[0], [columns] if isinstance(columns, str) else list(columns)
+    pair = isinstance(source, tuple | list) and len(source) == 2
+    function, columns = source if pair else (source, None)
+    if isinstance(function, UnpackedUDF):
+        function = function.udf
+    if isinstance(function, UDF):
+        if columns is not None:
+            columns = [columns] if isinstance(columns, str) else list(columns)
+        return function, columns
     hint = " Decorate it with @udf." if callable(source) else ""
     if isinstance(source, RowsFunction):
         hint = " It makes a view: db.create_udtf_view(name, source=table, udtf=...)."

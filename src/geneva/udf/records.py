@@ -42,7 +42,7 @@ class UnpackedUDF:
     """A UDF that returns `Columns[...]`, with a prefix for the names of its columns."""
 
     udf: UDF
-    prefix: str = ""
+    prefix: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has no columns to unpack."""
@@ -51,13 +51,13 @@ class UnpackedUDF:
                 f"UnpackedUDF takes a UDF that returns several columns (`-> geneva.Columns[...]`, "
                 f"or output_schema=...), not {self.udf!r}."
             )
-        if not isinstance(self.prefix, str):
+        if not isinstance(self.prefix, str | None):
             raise InvalidUDFError(f"prefix={self.prefix!r} must be a string.")
 
     @property
     def columns(self) -> dict[str, pa.Field]:
         """The columns that it fills, by name, and the fields of the record that they are."""
-        return {f"{self.prefix}{field.name}": field for field in self.udf.outputs}
+        return {f"{self.prefix or ''}{field.name}": field for field in self.udf.outputs}
 
 
 @dataclass(frozen=True, slots=True)

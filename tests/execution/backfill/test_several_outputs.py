@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from geneva.execution.backfill.verify import RowState
 from geneva.execution.runner import InProcessRunner
 from geneva.storage.columns.definitions import read_definitions
 from geneva.storage.columns.publish import CommitOutcome
+from geneva.storage.lance.dataset import open_dataset, read_snapshot
 from geneva.trust.keys import new_key
 from support import Calls, by_id, checkpoint_keys, make_table, publishing, uncommitted
 
@@ -686,6 +688,14 @@ class TestElsewhere:
         dataset.update_field_metadata({"h": {"virtual_column.udf_declaration": ""}})
         (found,) = monkey.open_table("t").stored_functions()
         assert (found.signed_by, found.doubt) == (None, "it is not signed")
+        trust = replace(monkey._trust, accepted_file=tmp_path / "accepted")
+        (subject,) = monkey.open_table("t")._subjects()
+        opened = open_dataset(table.ref)
+        bound = subject.bind(opened, read_snapshot(opened, table.ref))
+        trust.accept(found)
+        assert trust.look(table.ref, bound).accepted
+        assert trust.forget(found)
+        assert not trust.look(table.ref, bound).accepted
         assert signed.open_table("t").sign_functions(["w"]) == ["w", "h"]
         (found,) = monkey.open_table("t").stored_functions()
         assert found.signed_by == "alice"

@@ -21,7 +21,7 @@ from geneva.storage.columns import publish
 from support import Calls
 
 OUTPUTS = ("a", "b", "c")
-QUICK, MANY = range(3), range(3, 40)
+QUICK, SLOW, LONG = range(2), range(2, 12), range(12, 80)
 
 
 class Made(NamedTuple):
@@ -356,7 +356,12 @@ def test_a_history(local_db: Connection, calls: Calls, seed: int) -> None:
     History(local_db, calls, seed).steps(12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", MANY)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in SLOW),
+        *(pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.long]) for seed in LONG),
+    ],
+)
 def test_longer_histories(local_db: Connection, calls: Calls, seed: int) -> None:
     History(local_db, calls, seed).steps(30)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from typing import NamedTuple
 
 import lance
+import pyarrow as pa
 import pytest
 
 from geneva import UDF, Columns, Connection, UnpackedUDF, udf
 from geneva.errors import ColumnExistsError, InvalidUDFError, UserInputError
 from support import Calls
-from view_support import make_source, numbers, values
+from view_support import STABLE, make_source, numbers, values
 
 
 class Size(NamedTuple):
@@ -115,3 +117,67 @@ def test_names_are_refused_that_are_taken(local_db: Connection, calls: Calls) ->
         query.add_column({"w": "id + 1"}).add_column(sizes(calls))
     with pytest.raises(InvalidUDFError, match="fills several: w, h"):
         query.select({"id": "id", "size": sizes(calls)})
+
+
+class ViewHistory:
+    """A source, a view of it with such a function, and which source rows were computed when."""
+
+    def __init__(self, db: Connection, calls: Calls, seed: int) -> None:
+        self.random, self.calls, self.by = random.Random(seed), calls, 2
+        self.source = db.create_table(
+            "src", pa.table({"key": [0, 1, 2], "id": [10, 11, 12]}), storage_options=STABLE
+        )
+        self.ids = {0: 10, 1: 11, 2: 12}
+        query = self.source.query().where("id < 50").select(["key", sizes(calls)])
+        self.view = db.create_materialized_view("v", query)
+        self.computed: dict[int, tuple[int, int]] = {}
+        """By key, the version of the function and the id that values are of."""
+
+    def step(self) -> None:
+        self.random.choice(
+            [self.add, self.add, self.update, self.delete, self.compact, self.alter, self.refresh]
+        )()
+
+    def add(self) -> None:
+        first = max(self.ids) + 1
+        new = {key: self.random.randint(0, 60) for key in range(first, first + 3)}
+        self.source.add(pa.table({"key": list(new), "id": list(new.values())}))
+        self.ids |= new
+
+    def update(self) -> None:
+        key, new = self.random.choice(sorted(self.ids)), self.random.randint(0, 60)
+        self.source.update(where=f"key = {key}", values={"id": new})
+        self.ids[key] = new
+
+    def delete(self) -> None:
+        if len(self.ids) > 3:
+            key = self.random.choice(sorted(self.ids))
+            self.source.delete(f"key = {key}")
+            del self.ids[key]
+
+    def compact(self) -> None:
+        self.random.choice([self.source, self.view]).compact_files()
+
+    def alter(self) -> None:
+        self.by += 1
+        path = self.random.choice(["w", "h"])
+        self.view.alter_columns({"path": path, "udf": sizes(self.calls, by=self.by)})
+
+    def refresh(self) -> None:
+        shown = {key: (self.by, id) for key, id in self.ids.items() if id < 50}
+        called = [made[1] for key, made in shown.items() if self.computed.get(key) != made]
+        self.view.refresh()
+        assert self.calls.taken() == sorted(called)
+        self.computed = shown
+        rows = {row["key"]: (row["w"], row["h"]) for row in self.view.to_arrow().to_pylist()}
+        assert rows == {k: (by * id, by * id + 1_000) for k, (by, id) in shown.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_history(local_db: Connection, calls: Calls, seed: int) -> None:
+    history = ViewHistory(local_db, calls, seed)
+    for _ in range(30):
+        history.step()
+    history.refresh()
+    assert all(history.view.verify(name, run=True).ok for name in ("w", "h"))
