@@ -421,7 +421,7 @@ def udf(
             )
         record = _declared_record(shown_name, target, declared, output_schema)
         if record is not None:
-            declared = pa.field("", record.type, nullable)
+            declared = pa.field("", pa.struct([_as_bytes(f) for f in record.type]), nullable)
             if field_metadata:
                 raise InvalidUDFError(
                     f"UDF '{shown_name}' fills several columns: say field_metadata by their "
@@ -429,11 +429,8 @@ def udf(
                 )
         if declared is None:
             declared = pa.field("", inferred_type(shown_name, target, arg_type), nullable)
+        declared = _as_bytes(declared)
         metadata = {k.decode(): v.decode() for k, v in (declared.metadata or {}).items()}
-        if is_blob_type(declared.type):
-            # What a function returns are bytes; how a table stores them is a matter of its format.
-            declared = declared.with_type(pa.large_binary())
-            metadata[BLOB_MARK] = "true"
         return UDF(
             func=target,
             name=shown_name,
@@ -449,6 +446,14 @@ def udf(
         )
 
     return declare if func is None else declare(func)
+
+
+def _as_bytes(declared: pa.Field) -> pa.Field:
+    """A blob as its bytes, which a function returns: how they are stored is up to the table."""
+    if not is_blob_type(declared.type):
+        return declared
+    kept = declared.metadata or {}
+    return declared.with_type(pa.large_binary()).with_metadata({**kept, BLOB_MARK: "true"})
 
 
 def _declared_record(

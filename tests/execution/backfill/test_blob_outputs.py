@@ -9,6 +9,7 @@ from typing import Any
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from lance.blob import BlobFile, BlobType
 
@@ -126,6 +127,34 @@ def test_kinds_of_functions(local_db: Connection, calls: Calls, function: Any) -
     table = make_table(local_db, [5])
     table.add_columns({"b": blob_udf(calls, function, input_columns=["id"])})
     table.backfill("b")
+    assert stored(table) == expected(*range(5))
+
+
+@every_version
+@pytest.mark.parametrize(
+    "blob",
+    [pa.field("b", pa.large_binary(), metadata=MARK), lance.blob_field("b")],
+    ids=["marked", "typed"],
+)
+def test_a_blob_beside_other_columns(
+    local_db: Connection, calls: Calls, version: str, blob: pa.Field
+) -> None:
+    """One call gives several columns, of which one is a blob."""
+
+    def both(batch: pa.RecordBatch) -> pa.RecordBatch:
+        values = of_batches(batch)
+        return pa.record_batch({"size": pc.binary_length(values), "b": values})
+
+    table = make_table(local_db, [4, 1], storage_version=version)
+    schema = pa.schema([pa.field("size", pa.int64()), blob])
+    table.add_columns(counted(calls, both, output_schema=schema, input_columns=["id"]))
+    table.backfill("b")
+    assert stored(table) == expected(*range(5))
+    sizes = table.to_lance().to_table(columns=["size"])["size"].to_pylist()
+    assert sizes == [*SIZES, None]
+    calls.clear()
+    table.drop_columns(["size"])
+    assert str(table.backfill("b")).startswith("DONE: nothing to do")
     assert stored(table) == expected(*range(5))
 
 

@@ -401,6 +401,34 @@ def test_a_second_load_costs_what_changed(local_db: Connection, tmp_path: Path) 
     assert column(table, "v") == [None, None, None, "new", None]
 
 
+def test_fragments_without_a_new_value_keep_their_files(
+    local_db: Connection, tmp_path: Path, calls: Calls
+) -> None:
+    """A source that has grown is another one: its old rows are compared, and not written again."""
+    table = make_table(local_db, [[1], [2], [3], [4]])
+    path = write(tmp_path / "rows.parquet", ROWS.slice(0, 2))
+    table.load_columns(path, "id", ["v"])
+    table.add_columns({"n": counted(calls, length, input_columns=["v"])})
+    table.backfill("n")
+    calls.clear()
+    before = files_of(table)
+    write(tmp_path / "rows.parquet")  # one more key, which the third fragment has
+    result = table.load_columns(path, "id", ["v"])
+    assert (result.progress.loaded_rows, result.rows_committed) == (1, 1)
+    changed = {f for f in before if files_of(table)[f] != before[f]}
+    assert changed == {2}
+    assert column(table, "v") == ["a", "b", "c", None]
+    table.backfill("n")
+    assert calls.taken() == ["c"]
+    assert str(table.load_columns(path, "id", ["v"])).startswith("DONE: nothing to do")
+
+    table.update(where="id = 2", values={"v": "mine"})
+    assert table.load_columns(path, "id", ["v"]).rows_committed == 1
+    assert by_id(table, "v") == {1: "a", 2: "b", 3: "c", 4: None}
+    again = table.load_columns(path, "id", ["v"], on_missing="null")
+    assert str(again).startswith("DONE: nothing to do"), "they are NULL already"
+
+
 def test_a_dropped_column_is_loaded_again(local_db: Connection, tmp_path: Path) -> None:
     table = make_table(local_db, [[1, 2]])
     path = write(tmp_path / "rows.parquet")

@@ -24,6 +24,11 @@ from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.load.prepare import LoadRequest, LoadSubject, check_request
 from geneva.execution.load.source import StagedSource, StagingJob, stage_source
+from geneva.execution.load.unchanged import (
+    record_unchanged,
+    recorded_unchanged,
+    unchanged_fragments,
+)
 from geneva.execution.runner import InProcessRunner, Runner
 from geneva.model.computation import StagedKeys
 from geneva.model.tables import OnMissing, TableRef
@@ -153,8 +158,7 @@ class LoadWork:
             keys = stage_source(self.request.source, target, job)
             if self.request.on_missing is OnMissing.ERROR:
                 self._check_matches(keys, job, control.job_id)
-            spent = time.monotonic() - started
-            return self._fill(keys, control, spent)
+            return self._fill(keys, job, control, started)
         except (SourceDataError, UserInputError):
             open_folder(self.ref, version).delete()  # of no use: the source has to change
             raise
@@ -180,13 +184,18 @@ class LoadWork:
                 "of the source is kept: the same load goes on from there."
             )
 
-    def _fill(self, keys: StagedKeys, control: JobControl, spent: float) -> JobProgress:
+    def _fill(
+        self, keys: StagedKeys, job: StagingJob, control: JobControl, started: float
+    ) -> JobProgress:
         commit_missing_columns(self.ref, self.columns)
-        options = self.request.options
-        if options.timeout is not None:
-            options = replace(options, timeout=max(0.0, options.timeout - spent))
         subject = LoadSubject.of(self.ref, self.request, keys)
-        prepared = prepare(subject, BackfillRequest(options), make_runner=self.make_runner)
+        planned = prepare(subject, self._backfill(), make_runner=self.make_runner)
+        unchanged = recorded_unchanged(planned)
+        unchanged |= unchanged_fragments(planned.without(unchanged), job, control.job_id)
+        if self.request.source.can_be_known_again:
+            record_unchanged(planned, unchanged)
+        spent = time.monotonic() - started
+        prepared = replace(planned, request=self._backfill(spent)).without(unchanged)
         if prepared.plan.is_empty:
             return JobProgress(total=0, seconds=spent)
         progress = run_backfill(prepared, control)
@@ -195,6 +204,13 @@ class LoadWork:
             loaded_rows=progress.committed - progress.unmatched_rows,
             seconds=progress.seconds + spent,
         )
+
+    def _backfill(self, spent: float = 0.0) -> BackfillRequest:
+        """What is asked of the backfill, after so many seconds."""
+        options = self.request.options
+        if options.timeout is not None:
+            options = replace(options, timeout=max(0.0, options.timeout - spent))
+        return BackfillRequest(options)
 
     def _check_matches(self, keys: StagedKeys, job: StagingJob, job_id: str) -> None:
         """Make sure that the source has a key for every row; UnmatchedKeyError otherwise."""
@@ -246,6 +262,7 @@ def plan_load(
     if all(name in dataset.schema.names for name in request.columns):
         subject = LoadSubject.of(ref, request, StagedKeys(request.version))
         prepared = prepare(subject, BackfillRequest(request.options), dataset=dataset)
+        prepared = prepared.without(recorded_unchanged(prepared))
     return LoadWork(ref, request, columns, dataset, prepared, make_runner)
 
 
