@@ -382,7 +382,8 @@ class Table(TableMethods):
         else:
             self._table.checkout_latest()  # what others have committed since is no conflict
             done = self._table.optimize(cleanup_older_than=_AGES, retrain=retrain)
-        self._cleanup_versions(cleanup_older_than or _WEEK, delete_unverified=delete_unverified)
+        age = _WEEK if cleanup_older_than is None else cleanup_older_than  # none is an age, too
+        self._cleanup_versions(age, delete_unverified=delete_unverified)
         self._connection._remove_dead(self.ref.name, [self.ref])
         return done
 

@@ -41,6 +41,7 @@ from geneva.options import (
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.checkpoints.cleanup import CleanupReport
 from geneva.storage.checkpoints.pins import cleanup_versions
+from geneva.storage.columns.compaction import compact
 from geneva.storage.jobs.failures import ErrorRecord, ErrorRecords
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.views.definition import ViewInfo, read_view
@@ -298,13 +299,19 @@ class MaterializedView(Table):
 
     def _cleanup_versions(self, older_than: timedelta | None, **options: Any) -> Any:
         """Clean old versions up, of the hidden tables as well: they grow with every refresh."""
-        query, is_running = self.definition, self._connection._history.close_lost
-        hidden = [] if query.chunker is None else [inner_ref(self.ref)]
-        if query.udtf is not None:
-            hidden += [rows_ref(self.ref), partitions_ref(self.ref)]
-        for ref in hidden:
-            cleanup_versions(ref, is_running, older_than, **options)
+        for ref in self._hidden_refs():
+            cleanup_versions(ref, self._connection._history.close_lost, older_than, **options)
         return super()._cleanup_versions(older_than, **options)
+
+    def optimize(self, **options: Any) -> Any:
+        """Compact, index new rows and clean old versions up, of hidden tables as well.
+
+        See `Table.optimize`.
+        """
+        self._refuse_checked_out("optimize")
+        for ref in self._hidden_refs():
+            compact(ref)
+        return super().optimize(**options)
 
     def add(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a view's rows come from its source."""
@@ -396,9 +403,14 @@ class MaterializedView(Table):
         return subjects
 
     def _refs(self) -> list[TableRef]:
-        query = self.definition
-        hidden = [] if query.chunker is None else [inner_ref(self.ref)]
-        return [self.ref, *hidden, *([] if query.udtf is None else [rows_ref(self.ref)])]
+        partitions = partitions_ref(self.ref)  # has no function, and no checkpoint
+        return [self.ref, *(ref for ref in self._hidden_refs() if ref != partitions)]
+
+    def _hidden_refs(self) -> list[TableRef]:
+        """The tables inside of the view's folder that its rows are made from."""
+        if self.definition.udtf is not None:
+            return [inner_ref(self.ref), rows_ref(self.ref), partitions_ref(self.ref)]
+        return [] if self.definition.chunker is None else [inner_ref(self.ref)]
 
     def _prepare_refresh(
         self,

@@ -115,11 +115,22 @@ def key_texts(high: Digests, low: Digests) -> pa.Array:
     return pa.Array.from_buffers(kind, len(high), buffers).cast(pa.binary()).cast(pa.string())
 
 
-def key_of_texts(texts: pa.Array) -> tuple[Digests, Digests]:
+def key_of_texts(texts: pa.Array | pa.ChunkedArray) -> tuple[Digests, Digests]:
     """Keys that `key_texts` wrote."""
-    data = bytes.fromhex("".join(texts.to_pylist()))
+    chunks = texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
+    data = b"".join(bytes.fromhex(_characters(chunk)) for chunk in chunks)
     words = np.frombuffer(data, ">u8").reshape(-1, 2)
     return words[:, 0].astype(np.uint64), words[:, 1].astype(np.uint64)
+
+
+def _characters(texts: pa.Array) -> str:
+    """All texts of an array as one."""
+    if not len(texts):
+        return ""
+    wide = texts.cast(pa.large_binary())
+    _, ends, data = wide.buffers()
+    first, last = np.frombuffer(ends, np.int64)[[wide.offset, wide.offset + len(wide)]].tolist()
+    return bytes(data[first:last]).decode()
 
 
 # ---------------------------------------------------------------------------------- partitions

@@ -150,6 +150,12 @@ class World:
     def compact_view(self) -> None:
         self.view(self.random.choice([*self.by])).compact_files()
 
+    def optimize_view(self) -> None:
+        self.view(self.random.choice([*self.by])).optimize()
+
+    def clean_view_up(self) -> None:
+        self.view(self.random.choice([*self.by])).cleanup_old_versions(timedelta(0))
+
     def new_code(self) -> None:
         self.factor += 1
         for name, by in self.by.items():
@@ -242,7 +248,8 @@ STEPS: list[tuple[Any, str]] = [
 EVENTS = [
     *(World.append, World.upsert, World.move, World.change, World.change_what_is_not_read),
     *(World.delete, World.delete_partition, World.come_back, World.compact, World.clean_up),
-    *(World.compact_view, World.new_code, World.die, World.refresh, World.refresh),
+    *(World.compact_view, World.optimize_view, World.clean_view_up, World.new_code, World.die),
+    *(World.refresh, World.refresh, World.refresh),
 ]
 
 

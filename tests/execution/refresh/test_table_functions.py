@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from geneva.errors import (
     TableChangedError,
     TypeMismatchError,
     UDFError,
+    UnreadableFragmentsError,
     UserInputError,
 )
 from geneva.execution.runner import InProcessRunner
@@ -27,7 +29,7 @@ from geneva.partitioning import create_ivf_flat_index
 from geneva.storage.lance.source_rows import SourceRows
 from geneva.storage.views.state import commit_refreshing
 from geneva.view import MaterializedView
-from support import Calls, connect, counted
+from support import Calls, connect, counted, damage
 from view_support import STABLE
 
 SUMS = pa.schema([("customer", pa.string()), ("total", pa.int64()), ("rows", pa.int64())])
@@ -551,10 +553,35 @@ class TestOtherViews:
             view.refresh()
 
     @pytest.mark.slow
-    def test_cleaned_up(self, view: MaterializedView, calls: Calls) -> None:
+    def test_cleaned_up(self, source: Table, view: MaterializedView, calls: Calls) -> None:
+        for i in range(3):
+            source.add(pa.table({"id": [i + 6], "customer": [f"c{i}"], "amount": [1]}))
+            view.refresh()
+        calls.clear()
         view.cleanup_checkpoints()
-        view.optimize()
-        assert view.plan_refresh().is_empty
+        view.optimize(cleanup_older_than=timedelta(0))
+        for hidden in ("_rows", "_partitions", "_chunks"):
+            dataset = lance.dataset(f"{view.ref.uri}/{hidden}")
+            assert (len(dataset.get_fragments()), len(dataset.versions())) == (1, 1)
+        source.update(where="id = 6", values={"amount": 5})
+        view.refresh()
+        assert calls.taken() == ["c0"]
+        assert found(view) == {**ALL, "c0": (5, 1), "c1": (1, 1), "c2": (1, 1)}
+
+    @pytest.mark.slow
+    def test_a_source_that_cannot_be_read(
+        self, source: Table, view: MaterializedView, calls: Calls
+    ) -> None:
+        source.add(pa.table({"id": [6], "customer": ["eve"], "amount": [1]}))
+        path, was = damage(source, 1)
+        assert "known once they are read" in str(view.plan_refresh())
+        with pytest.raises(UnreadableFragmentsError, match="view 'v'"):
+            view.refresh()
+        assert found(view) == ALL
+        path.write_bytes(was)
+        view.refresh()
+        assert calls.taken() == ["eve"]
+        assert found(view) == {**ALL, "eve": (1, 1)}
 
 
 class TestAltering:

@@ -34,6 +34,7 @@ from geneva.options import JobOptions
 from geneva.planning.membership import choose_rows
 from geneva.planning.refresh import PartitionCounts, RefreshPlan
 from geneva.render.text import shorten
+from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.source_rows import SourceRows
 from geneva.storage.views.definition import ViewInfo, read_source_ids, read_view
@@ -284,7 +285,12 @@ def _forecast(prepared: PreparedPartitionRefresh) -> PartitionCounts:
     """How many partitions the function will be called for, as far as is known without work."""
     before = read_partitions(partitions_ref(prepared.ref))
     again = prepared.inner.plan.rows_to_run
-    parts = _forecast_rows(prepared)
+    try:
+        parts = _forecast_rows(prepared)
+    except BaseException as error:
+        if not is_damage(error):
+            raise
+        parts = None  # What can't be read, and where, is for the refresh to say.
     if parts is None:
         return PartitionCounts()
     now = _added_up(iter(parts), is_whole=_is_whole(prepared))
@@ -302,7 +308,7 @@ def _forecast_rows(prepared: PreparedPartitionRefresh) -> list[KeyedIds] | None:
     dataset = open_dataset(rows.ref, rows.view_version)
     if rows.plan.is_empty:
         return list(read_keyed_ids(dataset, assignment))
-    if rows.plan.rows_to_compute > _MAX_FORECAST:
+    if rows.target.damage or rows.plan.rows_to_compute > _MAX_FORECAST:
         return None
     (backfill,) = rows.backfills
     ids = _ids_to_compute(backfill, dataset)

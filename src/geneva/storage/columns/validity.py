@@ -628,7 +628,8 @@ class _InputDigests:
         """As a version of the function would have them."""
         if version not in self._known:
             seed = self._computation.receipt_seed(version)
-            digests = digest_rows(self._batch.columns, seed, len(self.offsets))
+            inputs = self._computation.receipted(self._batch)
+            digests = digest_rows(inputs, seed, len(self.offsets))
             self._known[version] = input_part(digests)
         return self._known[version]
 
