@@ -63,7 +63,7 @@ def view_first(bench: Bench) -> Outcome:
     outcome = Outcome(
         "view_first",
         "first refresh of a 50% filter over 1M rows; against a backfill of as many rows",
-        target=Target(1.5, "loop"),
+        target=Target(1.3, "loop"),
     )
     table = source(bench, outcome.name, rows, 16)
     half = source(bench, f"{outcome.name}_half", rows // 2, 8)

@@ -8,12 +8,15 @@ import sys
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from geneva.config import Settings
@@ -48,6 +51,7 @@ from geneva.execution.jobs.progress import (
 )
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner, engine_facts, job_group
+from geneva.execution.worker.threads import in_background
 from geneva.model.computation import MakePermit, permit_any
 from geneva.model.jobs import JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
@@ -64,6 +68,8 @@ from geneva.storage.lance.damage import damage_reason, is_damage, is_storage_ful
 from geneva.storage.lance.dataset import dropped_meanwhile, has_versions
 
 _LOG = logging.getLogger("geneva")
+_NOTE_SECONDS = 0.25
+"""A commit goes on record this much later, if nothing else goes on record before."""
 
 
 @contextmanager
@@ -222,6 +228,12 @@ class Job:
         self.waiting_for: str | None = None
         self._work, self._services, self._on_commit = work, services, on_commit
         self._numbers = itertools.count()
+        self._unwritten: deque[JobEvent] = deque()
+        self._noting: Future[None] | None = None
+        """Writes events of commits behind."""
+        self._writes = threading.Event()
+        """Set when another event is about to be written, and those of commits with it."""
+        self._tidying: Future[None] | None = None
         self._announced = False
         self._earlier = SameWork()
         self._runners: list[Runner] = []
@@ -236,7 +248,7 @@ class Job:
         self._announce(self._created())
 
     def _announce(self, *events: JobEvent) -> None:
-        numbered = [replace(event, seq=next(self._numbers)) for event in events]
+        numbered = list(map(self._numbered, events))
         work = None if self._work.is_empty else self._work.identity
         self._earlier = self._services.history.announce(numbered, work)
         self._announced = True
@@ -301,7 +313,11 @@ class Job:
             if cause is not error:
                 raise cause from error
             raise
-        self._record(self._ended(JobStatus.DONE))
+        try:
+            self._record(self._ended(JobStatus.DONE))
+        finally:
+            if self._tidying is not None:
+                self._tidying.result()
         return self._result()
 
     def _begin(self, event: JobEvent) -> None:
@@ -321,7 +337,7 @@ class Job:
 
     def _drive(self) -> None:
         # Imported when a job runs: to look at jobs and tables takes none of it.
-        from geneva.execution.backfill.driver import JobControl
+        from geneva.execution.backfill.control import JobControl
         from geneva.execution.jobs.output import OutputKeeper
 
         show = wants_bars(self._services.settings.progress)
@@ -361,12 +377,18 @@ class Job:
             )
             stack.callback(self._clear_limits)
             self._follow(self._work.run(control))
-            if not self.progress.rows_left:
-                with _logged("tidy up after", self.job_id):
-                    self._work.tidy()
-            if heartbeat.used or self._dead:
-                with _logged("tidy up before", self.job_id):
-                    self._remove_dead()
+            # Many requests to a store, which nobody has to wait for but the caller.
+            tidy = partial(self._tidy, others=heartbeat.used or bool(self._dead))
+            self._tidying = in_background("geneva-tidy", partial(copy_context().run, tidy))
+
+    def _tidy(self, *, others: bool) -> None:
+        """Remove what is of no use any more, of dead jobs too where there may be any."""
+        if not self.progress.rows_left:
+            with _logged("tidy up after", self.job_id):
+                self._work.tidy()
+        if others:
+            with _logged("tidy up before", self.job_id):
+                self._remove_dead()
 
     def _is_running(self, job_id: str) -> bool:
         """Whether a job runs. One that doesn't, and left a tag on this job's table, died."""
@@ -459,9 +481,7 @@ class Job:
         committed = progress.commits > self.progress.commits
         self.progress = progress
         if committed:
-            self._on_commit()
-            with _logged("note a commit of", self.job_id):
-                self._record(JobEvent(self.job_id, "committed", {"metrics": self._metrics()}))
+            self._note_commit(JobEvent(self.job_id, "committed", {"metrics": self._metrics()}))
 
     def _created(self) -> JobEvent:
         work = self._work
@@ -506,8 +526,38 @@ class Job:
         return replace(event, payload=payload if error is None else {**payload, "error": error})
 
     def _record(self, *events: JobEvent) -> None:
-        numbered = [replace(event, seq=next(self._numbers)) for event in events]
-        self._services.history.append(numbered)
+        """Write events, with those of commits that are not written yet; return when it is done."""
+        self._writes.set()
+        if self._noting is not None:
+            self._noting.result()
+        if self._unwritten:
+            self._on_commit()
+        self._unwritten.extend(map(self._numbered, events))
+        self._write_events()
+
+    def _note_commit(self, event: JobEvent) -> None:
+        """Let others know of a commit, while the job goes on: it is several requests to a store."""
+        self._unwritten.append(self._numbered(event))
+        if self._noting is None or self._noting.done():
+            self._writes.clear()
+            self._noting = in_background("geneva-history", self._note_commits)
+
+    def _note_commits(self) -> None:
+        # The last commit of a job, or its only one, goes on record together with its end.
+        while self._unwritten and not self._writes.wait(_NOTE_SECONDS):
+            with _logged("note a commit of", self.job_id):
+                self._write_events()
+            with _logged("show a commit of", self.job_id):
+                self._on_commit()
+
+    def _write_events(self) -> None:
+        events: list[JobEvent] = []
+        while self._unwritten:
+            events.append(self._unwritten.popleft())
+        self._services.history.append(events)
+
+    def _numbered(self, event: JobEvent) -> JobEvent:
+        return replace(event, seq=next(self._numbers))
 
     def _result(self) -> JobResult:
         return JobResult(self.job_id, self.status, self.progress, self._followed)

@@ -26,6 +26,11 @@ class TableRef:
         """The folder of the table, which has those of its branches inside."""
         return self.uri if self.branch is None else self.uri.removesuffix(f"/tree/{self.branch}")
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is in an object store, where each request takes its time."""
+        return "://" in self.uri and not self.uri.startswith("file://")
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:

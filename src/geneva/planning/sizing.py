@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from geneva.model.rows import RowRange
@@ -68,7 +68,26 @@ class WorkQueue:
         self._waiting = deque(plan for plan in plans if plan.action in ours)
         self._task_size, self._max_fragments = task_size, max_fragments
         self._started = 0
+        self._held: dict[int, FragmentPlan] = {}
         self.remaining_rows = self._all_rows = sum(plan.weight for plan in self._waiting)
+
+    def hold(self, fragment_ids: Collection[int]) -> None:
+        """Hand some fragments out only when they are asked for, or released."""
+        held = {p.fragment_id: p for p in self._waiting if p.fragment_id in fragment_ids}
+        self._waiting = deque(plan for plan in self._waiting if plan.fragment_id not in held)
+        self._held.update(held)
+        self.remaining_rows -= sum(plan.weight for plan in held.values())
+
+    def release(self, fragment_id: int) -> None:
+        """Queue a fragment that was held."""
+        plan = self._held.pop(fragment_id)
+        self._waiting.append(plan)
+        self.remaining_rows += plan.weight
+
+    def take_held(self, fragment_id: int) -> Part:
+        """Hand a fragment out that was held."""
+        plan = self._held.pop(fragment_id)
+        return Part(plan, RowRange(0, plan.physical_rows), whole=True)
 
     def __bool__(self) -> bool:
         """Whether anything is left."""

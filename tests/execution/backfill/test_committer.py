@@ -12,7 +12,8 @@ import pytest
 from driving import InlineRunner, MemoryCommitter, outcome_of, prepared_for
 from geneva import Connection, Table
 from geneva.execution.backfill.committer import TableCommitter, publish_columns
-from geneva.execution.backfill.driver import JobControl, run_backfill
+from geneva.execution.backfill.control import JobControl
+from geneva.execution.backfill.driver import run_backfill
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.storage.checkpoints.staging import open_checkpoints, record_staged
 from geneva.storage.checkpoints.store import CheckpointKey

@@ -11,7 +11,8 @@ from driving import InlineRunner, MemoryCommitter, prepared_for
 from geneva import Connection, Table
 from geneva.errors import JobCancelledError, JobTimeoutError, UDFExecutionError, WorkerLostError
 from geneva.execution.backfill.committer import Committer
-from geneva.execution.backfill.driver import JobControl, run_backfill
+from geneva.execution.backfill.control import JobControl
+from geneva.execution.backfill.driver import run_backfill
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.progress import JobProgress
 from geneva.planning.backfill import Action

@@ -8,7 +8,8 @@ from driving import InlineRunner, MemoryCommitter, prepared_for
 from geneva import Connection, Table
 from geneva.errors import UserInputError
 from geneva.execution.backfill import validity_checks
-from geneva.execution.backfill.driver import JobControl, run_backfill
+from geneva.execution.backfill.control import JobControl
+from geneva.execution.backfill.driver import run_backfill
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.model.rows import RowSet
 from geneva.model.tables import Reason

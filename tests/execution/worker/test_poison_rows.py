@@ -17,7 +17,7 @@ from geneva.execution.worker.task import PartWork
 from geneva.model.rows import Offsets, RowRange, RowSet
 from geneva.storage.checkpoints.store import InMemoryCheckpointStore
 
-KEY = "attempt-job-3-0"
+KEY = "attempt-job-56a89d6c-3-0"
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ from geneva.storage.lance.dataset import (
 from geneva.storage.views.definition import reads_source
 
 if TYPE_CHECKING:
-    from geneva.execution.backfill.driver import JobControl
+    from geneva.execution.backfill.control import JobControl
     from geneva.execution.jobs.progress import JobProgress
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import replace
 
 from geneva.errors import WorkerLostError
@@ -12,7 +12,7 @@ from geneva.execution.backfill.ledger import Ledger
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.tasks import TaskQueue
 from geneva.execution.runner import InProcessRunner, Runner, describe_jobs, job_group, slots_for
-from geneva.execution.worker.poison_rows import Suspect, read_suspects
+from geneva.execution.worker.poison_rows import Suspect, note_key, read_suspects
 from geneva.execution.worker.run import run_task
 from geneva.execution.worker.task import Task, TaskReport
 from geneva.planning.backfill import BackfillPlan
@@ -20,7 +20,6 @@ from geneva.planning.sizing import max_in_flight
 from geneva.storage.checkpoints.cleanup import delete_keys
 from geneva.storage.checkpoints.staging import open_checkpoints
 
-_POLL_SECONDS = 0.5
 _STOP_SECONDS = 30.0
 MAX_JOBS_IN_FLIGHT = 16
 """Spark jobs at once; on a large cluster each of them carries several tasks."""
@@ -56,9 +55,9 @@ class Dispatcher:
         self._job_runner = job_runner
         self._runner: Runner | None = None
         self._in_flight: dict[Future[list[str]], list[Task]] = {}
-        self._unheard: deque[TaskReport] = deque()
-        self._notes: dict[tuple[int, int], tuple[Suspect | None, ...]] = {}
-        """What dead workers noted, per first row of a task."""
+        self._unheard: deque[tuple[Task, TaskReport]] = deque()
+        self._notes: dict[str, tuple[Suspect | None, ...]] = {}
+        """What dead workers noted, per first part of a task."""
 
     @property
     def is_busy(self) -> bool:
@@ -66,9 +65,9 @@ class Dispatcher:
         return bool(self._tasks or self._in_flight)
 
     @property
-    def is_running(self) -> bool:
-        """Whether something runs."""
-        return bool(self._in_flight)
+    def running(self) -> Collection[Future[list[str]]]:
+        """What runs."""
+        return self._in_flight.keys()
 
     def fill(self) -> None:
         """Keep every slot busy, with one task waiting behind them to bridge the gaps."""
@@ -85,10 +84,11 @@ class Dispatcher:
                 batch.append(task)
             self._submit(batch)
 
-    def reports(self) -> Iterator[TaskReport]:
-        """Wait a moment, and yield the reports of tasks that ended meanwhile."""
-        done, _ = wait(self._in_flight, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
-        for future in done:
+    def reports(self) -> Iterator[tuple[Task, TaskReport]]:
+        """Yield the reports of tasks that have ended, each with its task."""
+        for future in [*self._in_flight]:
+            if not future.done():
+                continue
             tasks = self._in_flight.pop(future)
             if isinstance(future.exception(), WorkerLostError):
                 self._submit_again(tasks, future)
@@ -96,7 +96,7 @@ class Dispatcher:
             self._take_reports(tasks, future)
         yield from self._heard()
 
-    def finished(self) -> Iterator[TaskReport]:
+    def finished(self) -> Iterator[tuple[Task, TaskReport]]:
         """Yield the reports of tasks that have ended well by now, and that nobody has heard yet."""
         for future in [*self._in_flight]:
             if future.done() and future.exception() is None:
@@ -107,9 +107,9 @@ class Dispatcher:
         for task, report in zip(tasks, map(TaskReport.from_json, done.result()), strict=True):
             if report.parts_left:
                 self._tasks.put_back(task.parts[-report.parts_left :])
-            self._unheard.append(report)
+            self._unheard.append((task, report))
 
-    def _heard(self) -> Iterator[TaskReport]:
+    def _heard(self) -> Iterator[tuple[Task, TaskReport]]:
         while self._unheard:
             yield self._unheard.popleft()
 
@@ -154,9 +154,9 @@ class Dispatcher:
         if self._ledger.progress.lost_workers > _MAX_LOST:
             return False
         store = open_checkpoints(self._prepared.ref)
-        for task in tasks:
-            first = (task.parts[0].fragment_id, task.parts[0].rows.start)
-            notes = read_suspects(store, task.work.job_id, task.parts)
+        for own in (own for task in tasks for own in task.columns):
+            first = note_key(own.work.job_id, own.parts[0])
+            notes = read_suspects(store, own.work.job_id, own.parts)
             if any(notes) and self._notes.get(first) != notes:
                 self._notes[first] = notes
                 return True

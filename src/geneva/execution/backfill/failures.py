@@ -63,7 +63,9 @@ def too_many_failed(plan: BackfillPlan, *, failed: int, total: int, limit: int) 
     )
 
 
-def unreadable_fragments(plan: BackfillPlan, fragments: Mapping[int, str]) -> GenevaError:
+def unreadable_fragments(
+    plan: BackfillPlan, fragments: Mapping[int, str]
+) -> UnreadableFragmentsError:
     """The error that a job ends with when all is done but fragments that can't be read."""
     named = "; ".join(f"fragment {fragment}: {why}" for fragment, why in [*fragments.items()][:5])
     more = f"; and {len(fragments) - 5} more" if len(fragments) > 5 else ""

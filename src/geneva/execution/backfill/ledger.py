@@ -74,7 +74,7 @@ class Ledger:
         """Book what a task spent; its results are booked one by one."""
         rows = sum(result.rows_run for result in report.results)
         # Of the rows alone: what a task costs besides them must not make tasks smaller.
-        working = report.timings.of_rows
+        working = report.timings.of_rows + sum(rider.timings.udf for rider in report.riders)
         if rows and working > 0:
             self._rows_per_second = rows / working
         now = self._progress

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from geneva.execution.backfill.prepare import PreparedBackfill
@@ -30,7 +30,7 @@ class TaskQueue:
         self, prepared: PreparedBackfill, work: ColumnWork, *, one_by_one: bool = False
     ) -> None:
         """Queue the fragments of a plan, in its order; `one_by_one`: a task for each of them."""
-        self._prepared, self._work = prepared, work
+        self._prepared, self.work = prepared, work
         self._plans = {plan.fragment_id: plan for plan in prepared.plan.fragments}
         self._queue = WorkQueue(
             prepared.plan.fragments,
@@ -42,6 +42,21 @@ class TaskQueue:
         self._assemblies: deque[PartWork] = deque()
         self._tries: Counter[tuple[int, int]] = Counter()
         self._again: deque[PartWork] = deque()
+        self._riders: dict[int, list[TaskQueue]] = {}
+        """By fragment: queues of other columns that wait for a task with the whole fragment."""
+
+    def take_along(self, queue: TaskQueue, fragment_ids: Collection[int]) -> None:
+        """Let fragments of another column's queue ride with this one's: one read serves both."""
+        queue._queue.hold(fragment_ids)
+        for fragment_id in fragment_ids:
+            self._riders.setdefault(fragment_id, []).append(queue)
+
+    def let_go(self, queue: TaskQueue) -> None:
+        """Take nothing of another queue along any more."""
+        for fragment_id, riders in self._riders.items():
+            if queue in riders:
+                riders.remove(queue)
+                queue._queue.release(fragment_id)
 
     def __bool__(self) -> bool:
         """Whether something can be handed out now; a fragment may be to assemble later."""
@@ -53,7 +68,7 @@ class TaskQueue:
             if waiting:
                 parts = tuple(waiting)
                 waiting.clear()
-                return Task(self._work, parts)
+                return Task(self.work, parts)
         if not self._queue:
             return None
         max_seconds = self._queue.max_seconds(slots, rows_per_second)
@@ -62,11 +77,25 @@ class TaskQueue:
             if not part.whole:
                 self._splits.setdefault(part.plan.fragment_id, _Split())
         parts = tuple(map(self._prepared.part_work, taken))
-        return Task(self._work, parts, max_seconds=max_seconds)
+        riders = self._take_riders(taken)
+        return Task(self.work, parts, max_seconds=max_seconds, riders=riders)
 
     def put_back(self, parts: Sequence[PartWork]) -> None:
         """Queue whole fragments once more that a task had no time to begin with."""
         self._queue.put_back([self._plans[part.fragment_id] for part in parts])
+
+    def _take_riders(self, parts: Iterable[Part]) -> tuple[Task, ...]:
+        """Tasks of other columns for the same rows; a fragment that is split they do themselves."""
+        taken: dict[TaskQueue, list[PartWork]] = {}
+        for part in parts:
+            fragment_id = part.plan.fragment_id
+            for queue in self._riders.pop(fragment_id, ()):
+                if part.whole:
+                    own = queue._queue.take_held(fragment_id)
+                    taken.setdefault(queue, []).append(queue._prepared.part_work(own))
+                else:
+                    queue._queue.release(fragment_id)
+        return tuple(Task(queue.work, tuple(own)) for queue, own in taken.items())
 
     def try_again(self, unreadable: UnreadablePart) -> bool:
         """Queue a part once more that could not be read; False: it was tried often enough."""

@@ -19,7 +19,7 @@ from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.lance.transactions import files_of_jobs
 
 if TYPE_CHECKING:
-    from geneva.execution.backfill.driver import JobControl
+    from geneva.execution.backfill.control import JobControl
     from geneva.execution.jobs.progress import JobProgress
 
 

@@ -18,7 +18,8 @@ from geneva.errors import (
     UnmatchedKeyError,
     UserInputError,
 )
-from geneva.execution.backfill.driver import JobControl, run_backfill
+from geneva.execution.backfill.control import JobControl
+from geneva.execution.backfill.driver import run_backfill
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.jobs.progress import JobProgress

@@ -32,7 +32,7 @@ from geneva.storage.views.source_changes import read_changes
 from geneva.storage.views.state import commit_refreshed, commit_refreshing, read_view_state
 
 if TYPE_CHECKING:
-    from geneva.execution.backfill.driver import JobControl
+    from geneva.execution.backfill.control import JobControl
     from geneva.execution.jobs.progress import JobProgress
 
 _LISTS_PER_ITEM = 20_000

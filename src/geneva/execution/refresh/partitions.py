@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.errors import UserInputError
-from geneva.execution.backfill.driver import JobControl
+from geneva.execution.backfill.control import JobControl
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.jobs.progress import JobProgress

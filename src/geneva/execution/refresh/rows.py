@@ -64,15 +64,8 @@ def read_membership(
     bounded = query.limit is not None or query.offset is not None
     if changes is None or bounded or damage:
         ids = read_source_ids(view)
-        present = np.concatenate([rows.live_ids() for rows in ids] or [NO_ROWS])
-        wanted = _wanted_rows(source, query, present, damage)
-        # Left by two refreshes that ran into each other, or added by hand.
-        repeated = _repeated(present)
-        if len(repeated):
-            present = _each_once(present)
-        entering, leaving = rows_that_enter_and_leave(present, wanted)
-        places = leaving_places(ids, leaving, repeated)
-        return Membership(entering, leaving, places, repeated)
+        present = _present(ids)
+        return _compare(ids, present, _wanted_rows(source, query, present, damage))
     touched = union_of(changes.changed.get(path, NO_ROWS) for path in query.where_inputs)
     still = read_matching_ids(source, touched, query.where)
     gone = np.union1d(changes.deleted, np.setdiff1d(touched, still))
@@ -80,7 +73,7 @@ def read_membership(
     if not len(gone) and not len(still):
         return Membership(_ordered(fresh, query), NO_ROWS)
     ids = read_source_ids(view)
-    present = np.sort(np.concatenate([rows.live_ids() for rows in ids] or [NO_ROWS]))
+    present = np.sort(_present(ids))
     entering = np.union1d(fresh, np.setdiff1d(still, present))
     leaving = np.intersect1d(gone, present)
     return Membership(_ordered(entering, query), leaving, places_of(ids, leaving))
@@ -98,16 +91,32 @@ def read_first_membership(
     They are all laid out anew, which costs next to nothing, where fragments would be too large, or
     rows not be in the order of the query.
     """
-    found = read_membership(view, source, query, None, damage)
     ids = read_source_ids(view)
+    present = _present(ids)
+    wanted = _wanted_rows(source, query, present, damage)
+    found = _compare(ids, present, wanted)
     too_large = max_rows_per_fragment is not None and any(
         len(rows.live) > max_rows_per_fragment for rows in ids
     )
     if not too_large and (query.seed is None or not len(found.entering)):
         return found
-    present = union_of(rows.live_ids() for rows in ids)
-    wanted = _wanted_rows(source, query, present, damage)
-    return Membership(wanted, present, places_of(ids, present))
+    leaving = union_of([present])
+    return Membership(wanted, leaving, places_of(ids, leaving))
+
+
+def _present(rows: Sequence[FragmentRows]) -> RowIds:
+    """The source rows that a view shows, in its order."""
+    return np.concatenate([fragment.live_ids() for fragment in rows] or [NO_ROWS])
+
+
+def _compare(rows: Sequence[FragmentRows], present: RowIds, wanted: RowIds) -> Membership:
+    """Which rows come and go, by all that are there and all that should be."""
+    # Left by two refreshes that ran into each other, or added by hand.
+    repeated = _repeated(present)
+    if len(repeated):
+        present = _each_once(present)
+    entering, leaving = rows_that_enter_and_leave(present, wanted)
+    return Membership(entering, leaving, leaving_places(rows, leaving, repeated), repeated)
 
 
 def _wanted_rows(source: Dataset, query: ViewQuery, present: RowIds, damage: Damage) -> RowIds:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from geneva.errors import TableChangedError, UnreadableFragmentsError
-from geneva.execution.backfill.driver import JobControl
+from geneva.execution.backfill.control import JobControl
 from geneva.execution.backfill.parallel import run_side_by_side
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.jobs.progress import JobProgress

@@ -16,7 +16,7 @@ from geneva.planning.refresh import RefreshPlan
 from geneva.storage.checkpoints.cleanup import drop_column_leftovers
 
 if TYPE_CHECKING:
-    from geneva.execution.backfill.driver import JobControl
+    from geneva.execution.backfill.control import JobControl
     from geneva.execution.jobs.progress import JobProgress
 
 

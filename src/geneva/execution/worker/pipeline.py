@@ -6,6 +6,9 @@
        bounded queue                            bounded queue
 ```
 
+A task of several columns of a view reads their rows once. Each column has its program and its
+writer as if it was alone: the task's own thread gives a window to one program after the other.
+
 - The reader runs ahead of the program, also into the next part. It changes nothing. Its errors come
   to the program in their place, behind what was read before them.
 - The program takes windows in order. It goes on after a result that is to be durable now only when
@@ -13,7 +16,8 @@
   poison rows are searched for. There it goes on after a part only when that is settled, too.
 - The writer takes results in order. A part is done when its `finish` has returned.
 - A batch on which the user's function or SQL failed ends the task: what was computed before it is
-  saved, and reported. Any other error, of any stage, fails the task, and Spark runs it again.
+  saved, and reported; of the task's other columns, too. Any other error, of any stage, fails the
+  task, and Spark runs it again.
 - Whatever ends the task, its threads end with it. One that a store keeps waiting is left behind: it
   stops when the store answers.
 """
@@ -22,17 +26,31 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from concurrent.futures import wait
 
 from geneva.errors import SQLExecutionError, UDFOutputError
 from geneva.execution.worker.batches import BatchRunner, Event
 from geneva.execution.worker.poison_rows import PoisonSearch, note_key
-from geneva.execution.worker.read_ahead import ReadAhead
+from geneva.execution.worker.read_ahead import Group, ReadAhead
 from geneva.execution.worker.reader import Reader
-from geneva.execution.worker.records import BatchFailed, OpenTask, PartBegins, PartEnds
+from geneva.execution.worker.records import (
+    BatchFailed,
+    Interrupted,
+    Leg,
+    OpenTask,
+    PartBegins,
+    PartEnds,
+)
 from geneva.execution.worker.settling import PartSettler
-from geneva.execution.worker.task import PartResult, PartWork, TaskReport, UnreadablePart
+from geneva.execution.worker.shared_reader import expressions_of
+from geneva.execution.worker.task import (
+    PartFailure,
+    PartResult,
+    PartWork,
+    TaskReport,
+    UnreadablePart,
+)
 from geneva.execution.worker.threads import Halt, Stage, Stopped
 from geneva.execution.worker.write_behind import WriteBehind
 from geneva.execution.worker.writer import Writer
@@ -43,16 +61,18 @@ _PATIENCE_SECONDS = 5.0
 
 
 class Pipeline:
-    """Reader, program and writer of one task."""
+    """Reader, program and writer of one column of a task."""
 
     def __init__(self, task: OpenTask, *, is_retry: bool) -> None:
         """`is_retry`: an earlier attempt at the task was lost."""
         self._task, self._is_retry = task, is_retry
-        self._parts_begun = 0
+        self._parts_begun = self._parts_left = 0
         self._reader = Reader(task)
         self._runner = BatchRunner(task)
         self._writer = Writer(task)
         self._settler = PartSettler(task, self._writer)
+        self._part: PartWork | None = None
+        """The part whose results are handed over."""
 
     def run(
         self,
@@ -64,25 +84,20 @@ class Pipeline:
 
         After `max_seconds` no other part is begun: the rest is reported as left.
         """
-        parts = tuple(parts)
-        self._deadline = time.monotonic() + (math.inf if max_seconds is None else max_seconds)
-        try:
-            if parts:
-                self._run_threads(parts)
-        finally:
-            self._runner.close()
-        outcomes, failure = self._settler.outcomes, self._settler.failure
-        begun = self._parts_begun
-        if failure is None and len(outcomes) != begun:
-            raise AssertionError(f"{len(outcomes)} of {begun} parts are settled")
+        run_together([self], [(part,) for part in parts], max_seconds)
+        return self.report(done)
+
+    def report(self, done: Iterable[PartResult] = ()) -> TaskReport:
+        """What was done, after those parts that were `done` before."""
+        outcomes = self._settler.outcomes
         stages = (self._reader, self._runner, self._writer)
         timings = [stage.clock.timings() for stage in stages]
         return TaskReport(
             results=(*done, *(found for found in outcomes if isinstance(found, PartResult))),
-            failure=failure,
+            failure=self.failure,
             unreadable=tuple(found for found in outcomes if isinstance(found, UnreadablePart)),
             timings=timings[0].plus(timings[1]).plus(timings[2]),
-            parts_left=len(parts) - begun if failure is None else 0,
+            parts_left=self._parts_left,
             recorded=tuple(self._writer.recorded),
             retries=self._runner.retries,
             tokens=self._runner.usage.tokens,
@@ -90,76 +105,203 @@ class Pipeline:
             limit_updates=self._runner.usage.requests,
         )
 
-    def _run_threads(self, parts: tuple[PartWork, ...]) -> None:
-        halt = Halt()
-        ahead = ReadAhead(self._reader, parts, halt, self._task.work.sizes.batch_size)
-        behind = WriteBehind(self._settler, halt)
-        reader = Stage("geneva-reader", ahead.run, halt)
-        writer = Stage("geneva-writer", behind.run, halt)
-        try:
-            self._compute(parts, ahead, behind)
-            behind.close()
-            writer.join()
-        except Stopped:
-            pass  # by an error, which is raised below, or by a failure that is reported
-        finally:
-            halt.set()
-            reader.join(_PATIENCE_SECONDS)
-            writer.join(_PATIENCE_SECONDS)
-            if self._writer.saving is not None:
-                wait([self._writer.saving], _PATIENCE_SECONDS)
-        if halt.error is not None:
-            raise halt.error
+    @property
+    def failure(self) -> PartFailure | None:
+        """What ends the task."""
+        return self._settler.failure
 
-    def _compute(self, parts: tuple[PartWork, ...], ahead: ReadAhead, behind: WriteBehind) -> None:
-        """Compute the parts in order, up to a failure that ends the task."""
+    def reads(self, sql: str | None) -> bool:
+        """Whether an expression is read for this column."""
+        return any(sql == text for _, text in expressions_of(self._task.work.computation))
+
+    @property
+    def reader(self) -> Reader:
+        """Reads its inputs."""
+        return self._reader
+
+    # ------------------------------------------------ what `run_together` asks for, in this order
+
+    def open(self, halt: Halt, columns: int) -> None:
+        """Start the writer's thread; so many `columns` share the memory of the task."""
+        self._behind = WriteBehind(self._settler, halt, columns)
+        self._thread = Stage("geneva-writer", self._behind.run, halt)
+
+    def begin(self, part: PartWork) -> None:
+        """Go on with another part."""
+        key = note_key(self._task.work.job_id, part)
+        search = PoisonSearch(self._task.store, key, is_retry=self._is_retry)
+        self._begun = part
+        self._parts_begun += 1
+        self._hand_over(self._runner.begin(part, search))
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch, where that is given."""
+        return self._task.work.sizes.batch_size
+
+    def take(self, group: Group) -> None:
+        """Compute what was read of the part."""
+        # What the writer can't write is not worth computing.
+        if self._settler.given_up is not self._begun:
+            self._hand_over(self._runner.run(*group))
+
+    def end(self, error: Exception | None) -> None:
+        """End the part; `error`: it could not be read on."""
+        self._hand_over(self._runner.end(error))
+
+    def finish(self) -> None:
+        """Compute what is still queued."""
+        self._hand_over(self._runner.finish())
+
+    def fail(self, error: Exception) -> None:
+        """End the task by an error in the part whose results were handed over last."""
+        self._runner.abandon()
+        self._behind.end(error, wait=False)
+
+    def interrupt(self) -> None:
+        """End the task because another column failed."""
+        self._runner.abandon()
+        if self._part is not None:
+            self._behind.end(Interrupted(), wait=False)
+
+    def close(self) -> None:
+        """Wait until everything is written."""
+        self._behind.close()
+        self._thread.join()
+
+    def stop(self) -> None:
+        """Let nothing go on, whatever happened."""
+        self._runner.abandon()
+        self._thread.join(_PATIENCE_SECONDS)
+        if self._writer.saving is not None:
+            wait([self._writer.saving], _PATIENCE_SECONDS)
+
+    def release(self) -> None:
+        """Give back what the program has reserved."""
+        self._runner.close()
+
+    def check(self, parts: int) -> None:
+        """Make sure that all parts that were begun are settled, and note how many were not."""
+        outcomes, begun = len(self._settler.outcomes), self._parts_begun
+        if outcomes != begun:
+            raise AssertionError(f"{outcomes} of {begun} parts are settled")
+        self._parts_left = parts - begun
+
+    def _hand_over(self, events: Iterable[Event]) -> None:
+        """Hand on what the program makes; raises _ColumnFailed where that ends the task."""
         try:
-            for event in self._events(parts, ahead):
-                self._hand_over(event, behind)
+            for event in events:
                 if isinstance(event, PartEnds) and isinstance(event.error, BatchFailed):
-                    return
+                    raise event.error
+                self._hand_on(event)
         except Exception as error:
-            # Of the part whose results were handed over last.
             if not isinstance(error, BatchFailed) and not is_storage_full(error):
                 raise
-            self._hand_over(PartEnds(error), behind)
-        finally:
-            self._runner.abandon()
+            raise _ColumnFailed(self, error) from error
 
-    def _hand_over(self, event: Event, behind: WriteBehind) -> None:
+    def _hand_on(self, event: Event) -> None:
+        behind = self._behind
         if isinstance(event, PartBegins):
+            self._part = event.part
             behind.begin(event)
         elif isinstance(event, PartEnds):
             behind.end(event.error, wait=self._is_retry or self._task.work.bounds_lost_rows)
+            self._part = None
         else:
             for saved in behind.add(event):
                 self._runner.saved(saved)
 
-    def _events(self, parts: tuple[PartWork, ...], ahead: ReadAhead) -> Iterator[Event]:
-        """What the program makes of the parts."""
-        runner = self._runner
-        for part in parts:
-            if self._parts_begun and time.monotonic() > self._deadline:
-                break
-            self._parts_begun += 1
-            key = note_key(self._task.work.job_id, part)
-            search = PoisonSearch(self._task.store, key, is_retry=self._is_retry)
-            yield from runner.begin(part, search)
-            error: Exception | None = None
-            groups = ahead.next_part()
-            while True:
-                try:
-                    group = next(groups, None)
-                except Damaged as damage:
-                    error = damage
+
+class _ColumnFailed(Exception):
+    """The function or SQL of a column failed, or there is no space: the task ends."""
+
+    def __init__(self, column: Pipeline, error: Exception) -> None:
+        super().__init__(str(error))
+        self.column, self.error = column, error
+
+
+def run_together(
+    columns: Sequence[Pipeline], legs: Sequence[Leg], max_seconds: float | None = None
+) -> None:
+    """Do the legs of a task in order, up to a failure; after `max_seconds` no other is begun."""
+    deadline = time.monotonic() + (math.inf if max_seconds is None else max_seconds)
+    try:
+        if legs:
+            _run_threads(columns, legs, deadline)
+    finally:
+        for column in columns:
+            column.release()
+    if all(column.failure is None for column in columns):
+        for place, column in enumerate(columns):
+            column.check(sum(leg[place] is not None for leg in legs))
+
+
+def _run_threads(columns: Sequence[Pipeline], legs: Sequence[Leg], deadline: float) -> None:
+    halt = Halt()
+    readers = [(column.reader, column.batch_size) for column in columns]
+    ahead = ReadAhead(readers, legs, halt)
+    reader = Stage("geneva-reader", ahead.run, halt)
+    for column in columns:
+        column.open(halt, len(columns))
+    try:
+        try:
+            for number, leg in enumerate(legs):
+                if number and time.monotonic() > deadline:
                     break
-                except (SQLExecutionError, UDFOutputError) as failed:
-                    error = BatchFailed(failed, part.rows, None, ())
-                    break
-                if group is None:
-                    break
-                # What the writer can't write is not worth computing.
-                if self._settler.given_up is not part:
-                    yield from runner.run(*group)
-            yield from runner.end(error)
-        yield from runner.finish()
+                _compute(columns, leg, ahead)
+            for column in columns:
+                column.finish()
+        except _ColumnFailed as failed:
+            # The others first: a failure stops all threads.
+            others = [column for column in columns if column is not failed.column]
+            for column in others:
+                column.interrupt()
+                column.close()
+            failed.column.fail(failed.error)
+            failed.column.close()
+        else:
+            for column in columns:
+                column.close()
+    except Stopped:
+        pass  # by an error, which is raised below, or by a failure that is reported
+    finally:
+        halt.set()
+        reader.join(_PATIENCE_SECONDS)
+        for column in columns:
+            column.stop()
+    if halt.error is not None:
+        raise halt.error
+
+
+def _compute(columns: Sequence[Pipeline], leg: Leg, ahead: ReadAhead) -> None:
+    """Compute the parts of a leg."""
+    own = [(column, part) for column, part in zip(columns, leg, strict=True) if part is not None]
+    for column, part in own:
+        column.begin(part)
+    error: Exception | None = None
+    groups = ahead.next_leg()
+    while True:
+        try:
+            found = next(groups, None)
+        except Damaged as damage:
+            error = damage
+            break
+        except (SQLExecutionError, UDFOutputError) as failed:
+            column, part = _at_fault(own, failed)
+            column.end(BatchFailed(failed, part.rows, None, ()))
+            column.finish()
+            raise AssertionError("a failure ends the task") from failed
+        if found is None:
+            break
+        place, group = found
+        columns[place].take(group)
+    for column, _ in own:
+        column.end(error)
+
+
+def _at_fault(
+    own: Sequence[tuple[Pipeline, PartWork]], error: SQLExecutionError | UDFOutputError
+) -> tuple[Pipeline, PartWork]:
+    """The column of a leg whose SQL failed."""
+    sql = getattr(error, "sql", None)
+    return next((found for found in own if found[0].reads(sql)), own[0])

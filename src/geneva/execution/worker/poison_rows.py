@@ -8,6 +8,7 @@ policy decides on it, as if it had raised.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -63,8 +64,9 @@ class Condemned:
 
 
 def note_key(job_id: str, part: PartWork) -> str:
-    """The checkpoint key of the note on a part."""
-    return f"attempt-{job_id}-{part.fragment_id}-{part.rows.start}"
+    """The checkpoint key of the note on a part; a job may compute several columns of it."""
+    column = hashlib.md5(part.prefix.encode(), usedforsecurity=False).hexdigest()[:8]
+    return f"attempt-{job_id}-{column}-{part.fragment_id}-{part.rows.start}"
 
 
 def read_suspects(

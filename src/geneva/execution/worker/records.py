@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -58,6 +59,11 @@ class Window:
     """What reading the inputs took."""
     digests: Digests | None = None
     """The digests of the inputs, where the computation has receipts."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its values in memory."""
+        return int(self.inputs.nbytes + (self.known.values.nbytes if self.known is not None else 0))
 
 
 class Durable(Enum):
@@ -131,6 +137,13 @@ class Result:
         return int(self.piece.values.nbytes)
 
 
+Item: TypeAlias = Window | Result
+"""What a reader gives: inputs to compute, or values that are there already."""
+
+Leg: TypeAlias = tuple[PartWork | None, ...]
+"""Parts of the same rows, one for each column of a task; None: the column is not computed there."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PartBegins:
     """What follows is of this part."""
@@ -171,12 +184,23 @@ class BatchFailed(Exception):
         self.at_fault, self.skipped = at_fault, skipped
 
 
+class Interrupted(Exception):
+    """Another column of the task failed, which ends the job: what was computed is saved."""
+
+
 class Clock:
     """Seconds of one stage, by what they were spent on."""
 
     def __init__(self) -> None:
         """Start at zero."""
         self.read = self.udf = self.checkpoint = self.write = 0.0
+
+    def add(self, other: Clock) -> None:
+        """Add the seconds of another one."""
+        self.read += other.read
+        self.udf += other.udf
+        self.checkpoint += other.checkpoint
+        self.write += other.write
 
     def timings(self) -> Timings:
         """The seconds as they are reported."""

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from geneva.execution.apply.timeouts import is_spark_worker
 from geneva.execution.worker.output import Printed, captured
-from geneva.execution.worker.pipeline import Pipeline
+from geneva.execution.worker.pipeline import Pipeline, run_together
 from geneva.execution.worker.records import open_task
 from geneva.execution.worker.resume import is_retry, resume_task
-from geneva.execution.worker.task import Task
+from geneva.execution.worker.task import Task, TaskReport
 
 
 def run_task(task: Task) -> str:
@@ -30,15 +30,33 @@ def run_task(task: Task) -> str:
     # The output of the user's own process is not ours to lead elsewhere.
     capture = captured(task.work.job_id, place) if is_spark_worker() else nullcontext(Printed())
     with capture as output:
-        again = is_retry(task)
-        pipeline = Pipeline(open_task(task.work), is_retry=again)
-        parts, done = resume_task(task)
-        max_seconds = None if again else task.max_seconds
-        report = replace(pipeline.run(parts, done, max_seconds), output=output())
+        own, *riders = _run_again(task) if is_retry(task) else _run_first(task)
+        report = replace(own, output=output(), riders=tuple(riders))
     seconds = time.monotonic() - started
     return replace(
         report, seconds=seconds, memory_bytes=_peak_memory(), output_shown=output.is_shown
     ).to_json()
+
+
+def _run_first(task: Task) -> list[TaskReport]:
+    """Do all columns of a task at once, from one read of their rows."""
+    pipelines = [Pipeline(open_task(own.work), is_retry=False) for own in task.columns]
+    riders = [{part.fragment_id: part for part in rider.parts} for rider in task.riders]
+    legs = [(part, *(parts.get(part.fragment_id) for parts in riders)) for part in task.parts]
+    run_together(pipelines, legs, task.max_seconds)
+    return [pipeline.report() for pipeline in pipelines]
+
+
+def _run_again(task: Task) -> list[TaskReport]:
+    """Do the columns of a task that was lost one after the other: one of them is to blame."""
+    reports: list[TaskReport] = []
+    for own in task.columns:
+        if any(report.failure is not None for report in reports):
+            reports.append(TaskReport(results=()))
+            continue
+        parts, done = resume_task(replace(own, attempt=task.attempt))
+        reports.append(Pipeline(open_task(own.work), is_retry=True).run(parts, done))
+    return reports
 
 
 def _peak_memory() -> int:

@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from itertools import groupby
 
 from geneva.errors import StorageFullError, UDFOutputError
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.worker.failed_rows import FailedRows, with_row_ids
 from geneva.execution.worker.poison_rows import PoisonSearch
-from geneva.execution.worker.records import BatchFailed, Computed, OpenTask, Result, Saved
+from geneva.execution.worker.records import (
+    BatchFailed,
+    Computed,
+    Interrupted,
+    OpenTask,
+    Result,
+    Saved,
+)
 from geneva.execution.worker.sealing import sealed
 from geneva.execution.worker.task import PartFailure, PartResult, PartWork, UnreadablePart
 from geneva.execution.worker.writer import PartWriter, Writer
+from geneva.storage.columns.staged_files import StagedFile
 from geneva.storage.lance.damage import Damaged, damage_reason, is_storage_full
+
+MAX_CLOSING = 8
+"""Parts whose files are being closed, ..."""
+_MAX_CLOSING_BYTES = 32 * 1024 * 1024
+"""... how much is in them at most, if they are more than one, ..."""
+_MAX_CLOSING_SECONDS = 0.5
+"""... and how much work is lost with them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Begun:
+    """A part that was begun; `writer`: None where its file could not be opened."""
+
+    part: PartWork
+    search: PoisonSearch
+    writer: PartWriter | None = None
 
 
 class PartSettler:
-    """Writes the parts of a task, one after the other, and says what became of each."""
+    """Writes the parts of a task, one after the other, and says what became of each.
+
+    Files of several parts may be closed at the same time. The parts are settled in order.
+    """
 
     def __init__(self, task: OpenTask, writer: Writer) -> None:
         """Write nothing yet."""
         self._task, self._writer = task, writer
-        self._open: PartWriter | None = None
+        self._last: _Begun | None = None
+        self._is_open = False
+        """Whether more is to be written to the part that was begun last."""
+        self._closing: deque[tuple[_Begun, PartWriter, Future[StagedFile | None]]] = deque()
+        self._settled = 0
         self.outcomes: list[PartResult | PartFailure | UnreadablePart] = []
         """In the order of the parts. A failure is the last one."""
         self.given_up: PartWork | None = None
@@ -37,70 +70,124 @@ class PartSettler:
 
     def begin(self, part: PartWork, search: PoisonSearch) -> None:
         """Go on with another part."""
-        self._part, self._search = part, search
+        self._last, self._is_open = _Begun(part, search), True
         try:
-            self._open = self._writer.begin(part)
+            self._last = _Begun(part, search, self._writer.begin(part))
         except Exception as error:  # noqa: BLE001  what is no outcome is raised again
-            self._give_up(error)
+            self._fail(error)
 
     def add(self, results: Sequence[Computed | Result]) -> Future[Saved] | None:
         """Write results of the part, in order; return what becomes durable by the last one."""
-        if self._open is None:
+        writer = self._open_writer
+        if writer is None:
             return None
         saved: Future[Saved] | None = None
         try:
             for result in _sealed(self._task, results):
-                saved = self._open.add(result)
+                saved = writer.add(result)
         except Exception as error:  # noqa: BLE001  what is no outcome is raised again
-            self._give_up(error)
+            self._fail(error)
             return None
         return saved
 
-    def end(self, error: Exception | None) -> None:
-        """Settle the part. `error`: it could not be computed on.
+    def end(self, error: Exception | None, *, now: bool) -> int:
+        """End the part. `error`: it could not be computed on. `now`: settle it before returning.
 
         One that was given up is settled; but a failure of the function still ends the task.
+        Returns how many of the parts that have ended were settled since the last time.
         """
+        writer, begun = self._open_writer, self._last
+        assert begun is not None
         try:
-            if self._open is not None and error is None:
-                self._settle(self._open.finish())
-            elif error is not None and not (self._open is None and isinstance(error, Damaged)):
+            if writer is not None and error is None:
+                self._closing.append((begun, writer, writer.close()))
+                self._is_open = False
+            elif error is not None and not (writer is None and isinstance(error, Damaged)):
                 raise error
+            else:
+                self._settled += 1
         except Exception as found:  # noqa: BLE001  what is no outcome is raised again
-            self._give_up(found)
+            self._fail(found)
+            self._settled += 1
+        self._settle_closed(every=now)
+        settled, self._settled = self._settled, 0
+        return settled
 
     def finish(self) -> None:
-        """Record what is worth it, at the end of the task."""
-        self._writer.finish()
+        """Settle what is left, and record what is worth it, at the end of the task."""
+        self._settle_closed(every=True)
+        if self.failure is None or self.failure.kind != StorageFullError.__name__:
+            self._writer.finish()
 
-    def _settle(self, outcome: PartResult | PartFailure | UnreadablePart) -> None:
-        self._search.clear()
-        self._open = None
+    @property
+    def _open_writer(self) -> PartWriter | None:
+        return self._last.writer if self._is_open and self._last is not None else None
+
+    def _settle_closed(self, *, every: bool) -> None:
+        """Settle parts whose files are closed, in order; wait for all, or for as many as needed."""
+        while self._closing and self.failure is None:
+            begun, writer, closed = self._closing[0]
+            if not (every or closed.done() or self._is_too_much_closing()):
+                return
+            self._closing.popleft()
+            self._settled += 1
+            try:
+                result = writer.finished(closed.result())
+            except Exception as error:  # noqa: BLE001  what is no outcome is raised again
+                self._give_up(begun, error)
+            else:
+                self._settle(begun, result)
+
+    def _is_too_much_closing(self) -> bool:
+        writers = [writer for _, writer, _ in self._closing]
+        return (
+            len(writers) > MAX_CLOSING
+            or sum(writer.nbytes for writer in writers) > _MAX_CLOSING_BYTES
+            or sum(writer.seconds for writer in writers) > _MAX_CLOSING_SECONDS
+        )
+
+    def _settle(self, begun: _Begun, outcome: PartResult | PartFailure | UnreadablePart) -> None:
+        begun.search.clear()
         self.outcomes.append(outcome)
 
-    def _give_up(self, error: Exception) -> None:
-        """Settle the part by an error, or raise it: then Spark runs the task again."""
-        self.given_up = self._part
+    def _fail(self, error: Exception) -> None:
+        """Settle the part that was begun last by an error, after those before it."""
+        assert self._last is not None
+        self._settle_closed(every=True)
+        if self.failure is None:
+            self._give_up(self._last, error)
+        self._is_open = False
+
+    def _give_up(self, begun: _Begun, error: Exception) -> None:
+        """Settle a part by an error, or raise it: then Spark runs the task again."""
+        task, part = self._task, begun.part
+        if self.given_up is part:  # what was added is saved already
+            begun = _Begun(part, begun.search)
+        self.given_up = part
         if isinstance(error, UDFOutputError):  # found where values of several batches come together
-            error = BatchFailed(error, self._part.rows, None, ())
+            error = BatchFailed(error, part.rows, None, ())
         try:
             if isinstance(error, BatchFailed):
-                self._settle(_part_failure(self._task, self._part, error, self._abandoned()))
+                skipped = _abandoned(begun)
+                self._settle(begun, _part_failure(task, part, error, skipped))
+            elif isinstance(error, Interrupted):
+                if task.work.computation.runs_user_code:  # else it is read again in no time
+                    _abandoned(begun)
             elif isinstance(error, Damaged):
-                self._abandoned()
-                part = self._part
-                self._settle(UnreadablePart(part.fragment_id, part.rows, str(error)))
+                _abandoned(begun)
+                self._settle(begun, UnreadablePart(part.fragment_id, part.rows, str(error)))
             else:
                 raise error
         except Exception as found:
             if not is_storage_full(found):
                 raise
             # Not a task to try again: it would compute the same rows, and save none of them.
-            self.outcomes.append(_storage_failure(self._task, self._part, found))
+            self.outcomes.append(_storage_failure(task, part, found))
 
-    def _abandoned(self) -> FailedRows:
-        """Save what was added, and no more; return the rows that were skipped so far."""
-        return self._open.abandon() if self._open is not None else FailedRows()
+
+def _abandoned(begun: _Begun) -> FailedRows:
+    """Save what was added, and no more; return the rows that were skipped so far."""
+    return begun.writer.abandon() if begun.writer is not None else FailedRows()
 
 
 def _sealed(task: OpenTask, results: Sequence[Computed | Result]) -> Iterator[Result]:

@@ -118,6 +118,13 @@ class Task:
     """How often it was submitted before, and lost with its workers."""
     max_seconds: float | None = None
     """For how long a first attempt may begin with other parts; None: it does all of them."""
+    riders: tuple[Task, ...] = ()
+    """Tasks of other columns, made from the same rows of the same source: one read serves all."""
+
+    @property
+    def columns(self) -> tuple[Task, ...]:
+        """The tasks of all its columns, its own first."""
+        return (self, *self.riders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +239,8 @@ class TaskReport:
     """Whether somebody who watches the job has seen what was printed."""
     output: str = ""
     """The end of what was printed and logged while it ran."""
+    riders: tuple[TaskReport, ...] = ()
+    """The reports of the task's riders, in their order. The reading is in the task's own."""
 
     def to_json(self) -> str:
         """The report as text, as it travels."""
@@ -240,7 +249,10 @@ class TaskReport:
     @classmethod
     def from_json(cls, text: str) -> TaskReport:
         """Read a report back."""
-        record: dict[str, Any] = json.loads(text)
+        return cls._from_record(json.loads(text))
+
+    @classmethod
+    def _from_record(cls, record: dict[str, Any]) -> TaskReport:
         failure = record["failure"]
         return cls(
             results=tuple(_result(item) for item in record["results"]),
@@ -257,6 +269,7 @@ class TaskReport:
             memory_bytes=record["memory_bytes"],
             output_shown=record["output_shown"],
             output=record["output"],
+            riders=tuple(map(cls._from_record, record["riders"])),
         )
 
 

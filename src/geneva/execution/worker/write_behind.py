@@ -11,9 +11,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
-from geneva.errors import StorageFullError
 from geneva.execution.worker.records import Computed, Durable, PartBegins, Result, Saved
-from geneva.execution.worker.settling import PartSettler
+from geneva.execution.worker.settling import MAX_CLOSING, PartSettler
 from geneva.execution.worker.threads import BoundedQueue, Halt, Stopped
 
 _MAX_BYTES = 32 * 1024 * 1024
@@ -26,8 +25,8 @@ _GROUP_SECONDS = 0.1
 """... or took this long."""
 _RECORD_BYTES = 1024
 """What a result takes, however few values are in it."""
-_MAX_UNSETTLED = 4
-"""Parts that may still be written when the next one begins."""
+_MAX_UNSETTLED = 4 + MAX_CLOSING
+"""Parts that may still be written, or be closing, when the next one begins."""
 _ASKING = (Durable.SOON, Durable.NOW)
 
 
@@ -43,18 +42,21 @@ class _End:
     """The part has no more results; `error`: it could not be computed on."""
 
     error: Exception | None
+    now: bool
+    """Whether somebody waits until the part is settled."""
 
 
 class WriteBehind:
     """Takes results in the task's own thread; `run` writes them in another one."""
 
-    def __init__(self, settler: PartSettler, halt: Halt) -> None:
-        """Write nothing yet."""
+    def __init__(self, settler: PartSettler, halt: Halt, columns: int = 1) -> None:
+        """Write nothing yet. So many `columns` of a task share the memory."""
         self._settler, self._halt = settler, halt
+        self._max_bytes = _MAX_BYTES // columns
         self._queue: BoundedQueue[PartBegins | _Values | _End | None] = BoundedQueue(halt)
         self._acknowledged: BoundedQueue[tuple[Saved, ...]] = BoundedQueue(halt)
         self._is_saving = False
-        self._settled: BoundedQueue[_End] = BoundedQueue(halt)
+        self._settled: BoundedQueue[None] = BoundedQueue(halt)
         self._unsettled = 0
         self._group: list[Computed | Result] = []
         self._group_bytes, self._group_seconds = 0, 0.0
@@ -88,7 +90,7 @@ class WriteBehind:
         `wait`: return when the part is settled, and its notes on poison rows are gone.
         """
         self._hand_over()
-        self._queue.put(_End(error))
+        self._queue.put(_End(error, wait))
         if wait:
             self._await_settled(0)
 
@@ -107,12 +109,10 @@ class WriteBehind:
                 if message.results[-1].durable in _ASKING:
                     self._acknowledge(saved)
             else:
-                settler.end(message.error)
-                self._settled.put(message)
-        failure = settler.failure
-        if failure is None or failure.kind != StorageFullError.__name__:
-            settler.finish()
-        if failure is not None:
+                for _ in range(settler.end(message.error, now=message.now)):
+                    self._settled.put(None)
+        settler.finish()
+        if settler.failure is not None:
             self._halt.set()
 
     def _acknowledge(self, saved: Future[Saved] | None) -> None:
@@ -139,7 +139,7 @@ class WriteBehind:
     def _hand_over(self) -> None:
         if not self._group:
             return
-        share = max(self._group_bytes / _MAX_BYTES, self._group_seconds / _MAX_SECONDS)
+        share = max(self._group_bytes / self._max_bytes, self._group_seconds / _MAX_SECONDS)
         self._queue.put(_Values(tuple(self._group)), share)
         self._group, self._group_bytes, self._group_seconds = [], 0, 0.0
 

@@ -94,7 +94,7 @@ class PartWriter:
 
     def __init__(self, task: OpenTask, part: PartWork, writer: Writer) -> None:
         """Open the column file, if the part is a whole fragment."""
-        self._task, self._part, self._writer, self._clock = task, part, writer, writer.clock
+        self._task, self._part, self._writer, self._clock = task, part, writer, Clock()
         self._failed = FailedRows()
         self._rows_run = self._rows_reused = self._rows_unmatched = 0
         self._checkpoints: list[RowRange] = []
@@ -105,7 +105,11 @@ class PartWriter:
         self._max_rows = rule.max_checkpoint_rows
         self._file = None
         if part.file is not None:
-            self._file = ColumnFile(task, part, part.file, writer.clock)
+            self._file = ColumnFile(task, part, part.file, self._clock)
+        self.seconds = 0.0
+        """The work that is lost with what is not durable yet."""
+        self.nbytes = 0
+        """The size of what was added."""
 
     def add(self, result: Result) -> Future[Saved] | None:
         """Take a result; return what becomes durable by it, when that is so.
@@ -119,6 +123,8 @@ class PartWriter:
         self._rows_reused += result.rows_reused
         self._rows_unmatched += result.rows_unmatched
         self._writer.worked(result.seconds)
+        self.seconds += result.seconds
+        self.nbytes += result.nbytes
         self._note_failures(result)
         if result.durable is Durable.ALREADY:
             saved = self._save(result.rows.start)
@@ -136,12 +142,32 @@ class PartWriter:
 
     def finish(self) -> PartResult:
         """Make the part durable: as a staged file, or in checkpoints up to its end."""
-        part, work = self._part, self._task.work
+        return self.finished(self.close().result())
+
+    def close(self) -> Future[StagedFile | None]:
+        """Begin to make the part durable: nothing more is added. `finished` ends it.
+
+        A file in an object store is closed while the writer goes on: that is one request to wait
+        for. Not where its end depends on more than that.
+        """
         # Failed rows in any case: a column file can't hold what happened to them.
-        if self._file is None or work.sizes.checkpoint_size is not None or self._failed:
-            self._save(part.rows.end)
+        has_more = self._task.work.sizes.checkpoint_size is not None or bool(self._failed)
+        if self._file is None or has_more:
+            self._save(self._part.rows.end)
         self._wait_saved()
-        staged = self._stage(self._file) if self._file is not None else None
+        if self._file is not None and self._task.work.ref.is_remote and not has_more:
+            return in_background("geneva-closer", self._close_file)
+        done: Future[StagedFile | None] = Future()
+        done.set_result(self._close_file())
+        return done
+
+    def finished(self, staged: StagedFile | None) -> PartResult:
+        """What is durable of the part, once it is closed."""
+        part = self._part
+        self._writer.worked(self._clock.read)
+        self._writer.clock.add(self._clock)
+        if staged is not None:
+            self._writer.staged(part.prefix, staged)
         return PartResult(
             fragment_id=part.fragment_id,
             rows=part.rows,
@@ -159,6 +185,7 @@ class PartWriter:
         """Save what was added, and no more; return the rows that were skipped so far."""
         self._save(self._unsaved.end)
         self._wait_saved()
+        self._writer.clock.add(self._clock)
         return self._failed
 
     def _note_failures(self, result: Result) -> None:
@@ -182,19 +209,19 @@ class PartWriter:
             self._file.add(piece)
             self._count_write(started, read)
 
-    def _stage(self, file: ColumnFile) -> StagedFile:
+    def _close_file(self) -> StagedFile | None:
+        if self._file is None:
+            return None
         started, read = time.perf_counter(), self._clock.read
         failed = self._failed.rows(self._part.physical_rows) if self._failed else None
-        staged = file.finish(failed)
+        staged = self._file.finish(failed)
         self._count_write(started, read)
-        self._writer.staged(self._part.prefix, staged)
         return staged
 
     def _count_write(self, started: float, read_before: float) -> None:
         """Count the time since `started` as writing, but for what was read meanwhile."""
         read = self._clock.read - read_before
         self._clock.write += time.perf_counter() - started - read
-        self._writer.worked(read)
 
     def _save(self, end: int, *, behind: bool = False) -> Future[Saved] | None:
         """Make the unsaved results durable, as a checkpoint of the rows up to `end`.
@@ -202,6 +229,7 @@ class PartWriter:
         `behind`: while the writer goes on. One at a time: an error is raised by the next one.
         """
         unsaved, self._unsaved = self._unsaved, _Unsaved(end, end)
+        self.seconds = 0.0
         if not unsaved.pieces:
             return None
         self._wait_saved()

@@ -47,6 +47,11 @@ class CommitOutcome:
     """Whether somebody else committed in between."""
 
 
+_OWN_VERSIONS: dict[tuple[str, int, str], None] = {}
+"""Tables, versions and jobs: what this process committed last. Nobody has to be asked for it."""
+_MAX_OWN_VERSIONS = 1_024
+
+
 def commit_columns(
     ref: TableRef,
     dataset: lance.LanceDataset,
@@ -111,13 +116,20 @@ class _ColumnCommit:
                 raise
             self._moved_on = True
         else:
+            _OWN_VERSIONS[self._ref.uri, version, self._job_id] = None
+            while len(_OWN_VERSIONS) > _MAX_OWN_VERSIONS:
+                del _OWN_VERSIONS[next(iter(_OWN_VERSIONS))]
             self._moved_on = self._moved_on or self._others_came_before(version)
         return self._outcome()
 
     def _others_came_before(self, version: int) -> bool:
         """Whether a commit between the version read and the one written is not of this job."""
         between = range(self._base.version + 1, version)
-        return not all(_is_of_job(self._ref, number, self._job_id) for number in between)
+        uri, job_id = self._ref.uri, self._job_id
+        return not all(
+            (uri, number, job_id) in _OWN_VERSIONS or _is_of_job(self._ref, number, job_id)
+            for number in between
+        )
 
     def given_up(self) -> CommitOutcome:
         """Nothing is committed: others were faster every time."""

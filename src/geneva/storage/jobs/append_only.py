@@ -28,13 +28,17 @@ class AppendOnlyTable:
     schema: pa.Schema
     storage_options: Secrets
 
-    def append(self, table: pa.Table) -> lance.LanceDataset:
+    def append(
+        self, table: pa.Table, after: lance.LanceDataset | None = None
+    ) -> lance.LanceDataset:
         """Add rows, in one commit; made when it is not there, and compacted now and then.
 
-        Returns the table as of this very commit: of several writers each sees the rows of those
-        who came before it, and of nobody who came after.
+        `after` is the table as it was a moment ago, which saves opening it. Returns the table as of
+        this very commit: of several writers each sees the rows of those who came before it, and of
+        nobody who came after.
         """
-        dataset = lance.write_dataset(table, self.open() or self._create(), mode="append")
+        there = after or self.open() or self._create()
+        dataset = lance.write_dataset(table, there, mode="append")
         if len(dataset.get_fragments()) >= _COMPACT_AT_FRAGMENTS:
             self._compact(lance.dataset(self.uri, storage_options=self.storage_options.plain()))
         return dataset

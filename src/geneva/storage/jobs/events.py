@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import lance
 import pyarrow as pa
 
 from geneva.errors import JobNotFoundError
@@ -214,10 +215,22 @@ class JobHistory:
         uri = table_uri(database_uri, "_geneva/jobs")
         self._table = AppendOnlyTable(uri, _SCHEMA, storage_options)
         self._is_lost, self._watch = is_lost, watch
+        self._last: tuple[str, lance.LanceDataset | None] = "", None
+        """The job that wrote last, and the table after that."""
 
     def append(self, events: Sequence[JobEvent]) -> None:
         """Write events, in one commit."""
-        self._table.append(_rows(events))
+        job_id, landed = self._last
+        after = landed if all(event.job_id == job_id for event in events) else None
+        self._append(events, after)
+
+    def _append(
+        self, events: Sequence[JobEvent], after: lance.LanceDataset | None = None
+    ) -> lance.LanceDataset:
+        """Write events; remember the table as it was then, for the next ones of that job."""
+        landed = self._table.append(_rows(events), after)
+        self._last = events[-1].job_id, landed
+        return landed
 
     def announce(self, events: Sequence[JobEvent], work: str | None) -> SameWork:
         """Write the first events of a job; return the jobs of the same work before it.
@@ -225,7 +238,7 @@ class JobHistory:
         Which job was first is decided by the order of commits, which is the same for everybody,
         and not by clocks. `work` is what the "created" event of such jobs says under that name.
         """
-        landed = self._table.append(_rows(events))
+        landed = self._append(events)
         if work is None:
             return SameWork()
         begun = f"(kind = 'created' AND payload LIKE {quoted(f'%{_work_text(work)}%')})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -71,10 +72,13 @@ class JobSignals:
 
     def clear(self, job_id: str) -> None:
         """Forget a job that has ended."""
-        for name in (f"{job_id}.beat.lance", f"{job_id}.cancel.lance"):
-            with suppress(OSError):
-                if self._session.contains(name):
-                    self._session.delete_file(name)
+        with ThreadPoolExecutor(2, "geneva-signals") as threads:
+            for name in (f"{job_id}.beat.lance", f"{job_id}.cancel.lance"):
+                threads.submit(self._delete, name)
+
+    def _delete(self, name: str) -> None:
+        with suppress(OSError):  # one that is not there can't be deleted
+            self._session.delete_file(name)
 
     def clear_limits(self, names: Iterable[str]) -> None:
         """Delete the records of limits that a job had for itself."""

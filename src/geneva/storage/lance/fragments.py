@@ -40,10 +40,15 @@ def window_rows(
 
 def rows_of_types(kinds: Iterable[pa.DataType], max_rows: int) -> int | None:
     """How many rows of values of these types to read at once; None: their width varies."""
+    width = width_of(kinds)
+    return rows_for(width, 1, max_rows) if width is not None else None
+
+
+def width_of(kinds: Iterable[pa.DataType]) -> int | None:
+    """The bytes of a row of values of these types; None: that varies."""
     widths = [_fixed_width(kind) for kind in kinds]
-    if any(width is None for width in widths):
-        return None
-    return rows_for(sum(width for width in widths if width is not None), 1, max_rows)
+    known = [width for width in widths if width is not None]
+    return sum(known) if len(known) == len(widths) else None
 
 
 def rows_for(nbytes: int, rows: int, max_rows: int) -> int:
