@@ -21,8 +21,15 @@ from geneva.execution.worker.records import (
     Saved,
 )
 from geneva.execution.worker.sealing import sealed
-from geneva.execution.worker.task import PartFailure, PartResult, PartWork, UnreadablePart
+from geneva.execution.worker.task import (
+    ColumnWork,
+    PartFailure,
+    PartResult,
+    PartWork,
+    UnreadablePart,
+)
 from geneva.execution.worker.writer import PartWriter, Writer
+from geneva.model.view_query import HIDDEN_SUFFIX
 from geneva.storage.columns.staged_files import StagedFile
 from geneva.storage.lance.damage import Damaged, damage_reason, is_storage_full
 
@@ -229,9 +236,19 @@ def _part_failure(
         fragment_id=part.fragment_id,
         kind=type(failed.error).__name__,
         message=(
-            f"Table {task.work.ref.name!r}, column {column!r}, fragment "
-            f"{part.fragment_id}, {where} (of rows [{rows.start}, {rows.end})): {failed.error}"
+            f"{_named(task.work, column)}, fragment {part.fragment_id}, {where} (of rows "
+            f"[{rows.start}, {rows.end})): {failed.error}"
         ),
         traceback=cell.traceback if cell is not None else "",
         failures=with_row_ids(task.dataset, part.fragment_id, failures),
     )
+
+
+def _named(work: ColumnWork, column: str) -> str:
+    """What is computed, by the names that the user gave."""
+    table = work.ref.name
+    if table.endswith(HIDDEN_SUFFIX):
+        return (
+            f"View {table.removesuffix(HIDDEN_SUFFIX)!r}, rows of {work.computation.program_name!r}"
+        )
+    return f"Table {table!r}, column {column!r}"
