@@ -141,10 +141,10 @@ def test_batches_of_a_given_size_are_cut_ahead_each_in_buffers_of_its_own(
 ) -> None:
     save(task, make_result(3, 6))
     part = make_part(10, covered=(RowRange(3, 6),))
-    ahead = ReadAhead(Reader(task), [part, make_part(10)], Halt(), batch_size)
+    ahead = ReadAhead([(Reader(task), batch_size)], [(part,), (make_part(10),)], Halt())
     ahead.run()
     for expected in ([[0, 1, 2], [3, 4, 5], [6, 7, 8, 9]], [[*range(10)]]):
-        items = [item for group in ahead.next_part() for item in group]
+        items = [item for _, group in ahead.next_leg() for item in group]
         sizes = [len(rows) for *_, rows in shown(items)]
         found = [row for *_, rows in shown(items) for row in rows]
         assert found == [*range(10)]
