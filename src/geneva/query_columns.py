@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 import pyarrow as pa
 
 from geneva.errors import ColumnExistsError, ColumnNotFoundError, InvalidUDFError, UserInputError
-from geneva.execution.declarations import refuse_blob_inside, refuse_several
+from geneva.execution.declarations import refuse_blob_inside
 from geneva.model.sql import missing_column
 from geneva.model.view_query import ColumnKind, QueryColumn
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path
@@ -20,6 +20,7 @@ from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs
 from geneva.udf.records import UnpackedUDF
 from geneva.udf.table_function import UDTF
+from geneva.udf.transforms import refuse_several
 
 ColumnSource: TypeAlias = str | UDF | Chunker | tuple[UDF | Chunker, Sequence[str]]
 SeveralColumns: TypeAlias = UDF | UnpackedUDF | tuple[UDF | UnpackedUDF, Sequence[str]]

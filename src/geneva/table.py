@@ -60,6 +60,7 @@ from geneva.trust.policy import StoredFunction
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
 from geneva.udf.records import UnpackedUDF
+from geneva.udf.transforms import split_alterations, split_transforms
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -441,7 +442,7 @@ class Table(TableMethods):
         of one call are one commit. Everything else, `computed=` too, is LanceDB's.
         """
         self._refuse_checked_out("add_columns")
-        udfs, others = declarations.split_transforms(transforms)
+        udfs, others = split_transforms(transforms)
         if udfs and others is not None and computed:
             raise UserInputError(
                 f"LanceDB takes no expressions together with computed: add {sorted(others)} in a "
@@ -464,7 +465,7 @@ class Table(TableMethods):
         a few bad rows costs these rows. Other alterations (rename, nullable) are LanceDB's.
         """
         self._refuse_checked_out("alter_columns")
-        udfs, others = declarations.split_alterations(alterations)
+        udfs, others = split_alterations(alterations)
         declarations.refuse_altering_hidden(self.ref, alterations)
         declarations.check_alterable(self.ref, others)
         if udfs:

@@ -51,6 +51,7 @@ from geneva.table import Table
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
 from geneva.udf.table_function import UDTF
+from geneva.udf.transforms import NewFunction, split_alterations
 
 _SYSTEM = "__"
 
@@ -163,7 +164,7 @@ class MaterializedView(Table):
         self._refuse_checked_out("alter_columns")
         own = self._query_columns()
         alterations = tuple(map(self._with_chunker, alterations))
-        udfs, others = declarations.split_alterations(alterations)
+        udfs, others = split_alterations(alterations)
         declarations.refuse_altering_hidden(self.ref, alterations)
         if any(str(a.get("path", "")).split(".")[0] in own for a in others):
             self._refuse("alter_columns of a column of its query")
@@ -230,7 +231,7 @@ class MaterializedView(Table):
         lists = open_dataset(inner_ref(self.ref)).schema.field(CHUNKS).type
         return pa.schema(list(lists.value_type))
 
-    def _alter_own(self, name: str, change: declarations.NewFunction) -> None:
+    def _alter_own(self, name: str, change: NewFunction) -> None:
         source, chunker = open_dataset(self._source()), self.definition.chunker
         if self.definition.udtf is not None:
             source = open_dataset(partitions_ref(self.ref))

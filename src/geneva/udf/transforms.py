@@ -1,0 +1,184 @@
+"""What `add_columns` and `alter_columns` are given: functions and the columns that they fill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from geneva.errors import InvalidUDFError, UserInputError
+from geneva.udf.chunker import RowsFunction
+from geneva.udf.declare import UDF
+from geneva.udf.records import UnpackedUDF
+
+KEEP_COMPUTED = "computed"
+"""What `alter_columns` can be told to keep of a column that gets another UDF."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewColumns:
+    """A function that is given to `add_columns`, and the columns that one call of it fills."""
+
+    udf: UDF
+    input_columns: list[str] | None
+    """The columns that it reads; None: those that it names itself."""
+    names: Mapping[str, str]
+    """The columns' names, and the field of the function's record that each holds."""
+    prefix: str = ""
+
+    @property
+    def fields(self) -> dict[str, pa.Field]:
+        """What is to be added, by name."""
+        made = {field.name: field for field in self.udf.outputs}
+        return {name: made[output].with_name(name) for name, output in self.names.items()}
+
+
+def split_transforms(transforms: Any) -> tuple[list[NewColumns], Any]:
+    """The UDF columns of an `add_columns` call, and what is left of it for LanceDB."""
+    if isinstance(transforms, Mapping):
+        return _split_mapping(transforms)
+    if isinstance(transforms, UDF | UnpackedUDF) or _is_pair(transforms):
+        return [_unpacked(transforms)], None
+    if isinstance(transforms, list | tuple):
+        return _split_list(transforms)
+    return [], transforms
+
+
+def _split_mapping(transforms: Mapping[str, Any]) -> tuple[list[NewColumns], Any]:
+    udfs: list[NewColumns] = []
+    others: dict[str, Any] = {}
+    for name, source in transforms.items():
+        if isinstance(source, str) or type(source).__module__.partition(".")[0] == "lancedb":
+            others[name] = source
+        else:
+            udf, columns = as_udf(name, source)
+            refuse_several(udf, name)
+            udfs.append(NewColumns(udf, columns, {name: ""}))
+    return udfs, (others or None) if udfs else others
+
+
+def _split_list(transforms: Sequence[Any]) -> tuple[list[NewColumns], Any]:
+    """A list may hold functions of several columns, and mappings, beside what is LanceDB's."""
+    udfs: list[NewColumns] = []
+    sql: dict[str, Any] = {}
+    others: list[Any] = []
+    for item in transforms:
+        if isinstance(item, UDF | UnpackedUDF) or _is_pair(item):
+            udfs.append(_unpacked(item))
+        elif isinstance(item, Mapping):
+            found, left = _split_mapping(item)
+            udfs += found
+            sql |= left or {}
+        else:
+            others.append(item)
+    if not udfs and not sql:
+        return [], transforms
+    if others:
+        raise UserInputError(
+            f"A list of UDFs can't hold {type(others[0]).__name__}: {others[0]!r}. Add that in a "
+            "call of its own. Nothing was added."
+        )
+    return udfs, sql or None
+
+
+def _is_pair(source: Any) -> bool:
+    """Whether it is `(udf, [input columns])`, and not a list of two."""
+    if not isinstance(source, tuple) or len(source) != 2:
+        return False
+    return isinstance(source[0], UDF | UnpackedUDF) and not isinstance(source[1], UDF | UnpackedUDF)
+
+
+def _unpacked(source: Any) -> NewColumns:
+    """The columns of a function that fills several."""
+    given, columns = source if _is_pair(source) else (source, None)
+    if columns is not None:
+        columns = [columns] if isinstance(columns, str) else list(columns)
+    if isinstance(given, UDF):
+        if not given.unpacks:
+            raise InvalidUDFError(
+                f"UDF '{given.name}' fills one column, which needs a name: "
+                f"add_columns({{name: {given.name}}}). (One that returns geneva.Columns[...] fills "
+                "several, which are called like its fields.)"
+            )
+        given = UnpackedUDF(given)
+    names = {name: field.name for name, field in given.columns.items()}
+    return NewColumns(given.udf, columns, names, given.prefix or "")
+
+
+def refuse_several(udf: UDF, name: str) -> None:
+    """Refuse a function of several columns where one is asked for."""
+    if udf.unpacks:
+        names = ", ".join(field.name for field in udf.outputs)
+        raise InvalidUDFError(
+            f"Column {name!r} can't be given UDF '{udf.name}', which fills several: {names}. Pass "
+            f"the UDF itself, add_columns({udf.name}), or geneva.UnpackedUDF({udf.name}, "
+            "prefix=...) for other names."
+        )
+
+
+def as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
+    """A function and the columns that it reads, if these were given."""
+    pair = isinstance(source, tuple | list) and len(source) == 2
+    function, columns = source if pair else (source, None)
+    if isinstance(function, UnpackedUDF):
+        function = function.udf
+    if isinstance(function, UDF):
+        if columns is not None:
+            columns = [columns] if isinstance(columns, str) else list(columns)
+        return function, columns
+    hint = " Decorate it with @udf." if callable(source) else ""
+    if isinstance(source, RowsFunction):
+        hint = " It makes a view: db.create_udtf_view(name, source=table, udtf=...)."
+    raise InvalidUDFError(
+        f"Column {name!r} must be given a UDF, (udf, [input columns]) or an SQL string, "
+        f"not {type(source).__name__}.{hint}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NewFunction:
+    """Another UDF for a column that there is."""
+
+    udf: UDF
+    input_columns: list[str] | None = None
+    """The columns that it reads; None: those that it names itself."""
+    keep: bool = False
+    """Whether what is computed stays, and counts as right."""
+
+
+def split_alterations(
+    alterations: Sequence[Mapping[str, Any]],
+) -> tuple[dict[str, NewFunction], list[Mapping[str, Any]]]:
+    """The alterations that give a column another UDF, and the others, which are LanceDB's."""
+    udfs: dict[str, NewFunction] = {}
+    others: list[Mapping[str, Any]] = []
+    for alteration in alterations:
+        if "udf" not in alteration:
+            if "keep" in alteration:
+                raise UserInputError(f'"keep" is for a column\'s new "udf"; got {alteration!r}.')
+            others.append(alteration)
+            continue
+        unknown = set(alteration) - {"path", "udf", "input_columns", "keep"}
+        if "path" not in alteration or unknown:
+            raise UserInputError(
+                'To change a column\'s UDF give {"path": column, "udf": udf}, with '
+                '"input_columns" and "keep": "computed" if need be, and nothing else; got '
+                f"{sorted(alteration)}."
+            )
+        udfs[alteration["path"]] = _new_function(alteration)
+    return udfs, others
+
+
+def _new_function(alteration: Mapping[str, Any]) -> NewFunction:
+    keep = alteration.get("keep")
+    if keep not in (None, KEEP_COMPUTED):
+        raise UserInputError(
+            f'"keep" must be {KEEP_COMPUTED!r} (what is computed stays, and only what failed, is '
+            f"missing or stale is run with the new UDF), or be left out, not {keep!r}."
+        )
+    udf, columns = as_udf(alteration["path"], alteration["udf"])
+    if alteration.get("input_columns") is not None:
+        columns = list(alteration["input_columns"])
+    return NewFunction(udf, columns, keep == KEEP_COMPUTED)
