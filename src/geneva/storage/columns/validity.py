@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 import lance
@@ -663,31 +663,26 @@ def joint_validity(outputs: Sequence[Validity]) -> Validity:
     """What is known of rows of a computation as a whole: right is a row whose outputs all are."""
     if len(outputs) == 1:
         return outputs[0]
-    size = outputs[0].size
 
-    def common(state: ValueState) -> RowSet:
-        found = RowSet.full(size)
-        for output in outputs:
-            found = found.intersect(output.rows_in(state))
-        return found
+    def in_all(state: ValueState) -> RowSet:
+        return reduce(RowSet.intersect, [output.rows_in(state) for output in outputs])
 
-    right = RowSet.full(size)
-    for output in outputs:
-        right = right.intersect(output.right)
-    shown = (ValueState.FAILED, ValueState.SUPPLIED, ValueState.EMPTIED)
-    unproven = RowSet.empty(size)
-    for output in outputs:
-        unproven = unproven.union(output.unproven)
-    without = common(ValueState.WITHOUT_RECEIPT)
+    def in_any(state: ValueState) -> RowSet:
+        return reduce(RowSet.union, [output.rows_in(state) for output in outputs])
+
+    right = reduce(RowSet.intersect, [output.right for output in outputs])
+    without = in_all(ValueState.WITHOUT_RECEIPT)
     reasons = [o.reason for o in outputs if o.reason is not Reason.UP_TO_DATE]
     return Validity(
-        size=size,
+        size=outputs[0].size,
         reason=reasons[0] if reasons else Reason.UP_TO_DATE,
         rows={
             ValueState.RIGHT: right.minus(without),
             ValueState.WITHOUT_RECEIPT: without,
-            ValueState.UNPROVEN: unproven.minus(right),
-            **{state: common(state) for state in shown},
+            ValueState.FAILED: in_all(ValueState.FAILED),
+            ValueState.UNPROVEN: in_any(ValueState.UNPROVEN).minus(right),
+            # The result was given to the row, also where just one output of it is gone since.
+            ValueState.EMPTIED: in_any(ValueState.EMPTIED),
         },
         checked_rows=max(output.checked_rows for output in outputs),
     )
