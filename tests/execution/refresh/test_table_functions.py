@@ -379,7 +379,7 @@ class TestWhatTheFunctionGives:
 
     def test_what_does_not_fit_ends_the_refresh(self, local_db: Connection) -> None:
         view = by_number(local_db, [[7]], pa.schema([("a", pa.int64())]))
-        with pytest.raises(UDFError, match="^View .*, rows of .*not a record"):
+        with pytest.raises(UDFError, match=r"^View .*, rows of .*not a record"):
             view.refresh()
         assert len(view) == 0
 
