@@ -52,6 +52,11 @@ def test_files(table: Table, tmp_path: Path) -> None:
         known = row["id"] < ROWS // 2
         assert row["v"] == (row["id"] * 0.5 if known else None)
         assert row["name"] == (f"row {row['id']}" if known else None)
+    other = rows.set_column(1, "v", pa.array(np.where(ids == 7, -1.0, ids * 0.5)))
+    pq.write_table(other, tmp_path / "rows.parquet")
+    again = table.load_columns(tmp_path / "rows.parquet", "id", ["v", "name"])
+    assert again.fragments_committed == 1, "the others have what the source has"
+    assert lance.dataset(table.ref.uri).to_table(filter="id = 7")["v"].to_pylist() == [-1.0]
     pq.write_table(pa.concat_tables([rows, rows.slice(7, 1)]), tmp_path / "twice.parquet")
     with pytest.raises(DuplicateKeyError, match="'id': 7"):
         table.load_columns(tmp_path / "twice.parquet", "id", ["v"])

@@ -624,7 +624,7 @@ KEYS: dict[str, Callable[[np.random.Generator, int], pa.Array]] = {
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_load_is_a_join(
-    local_db: Connection, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
+    local_db: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, seed: int
 ) -> None:
     """Against a dict: any keys, in any order, over small blocks, from memory and from disk."""
     rng = np.random.default_rng([seed, *os.fsencode(kind)])
@@ -636,29 +636,47 @@ def test_a_load_is_a_join(
         few = np.uint64(0b1000_0000_0000_0011) << np.uint64(48)
         monkeypatch.setattr(staging, "digest_rows", lambda *rows: plain(*rows) & few)
     table = _random_table(local_db, kind, rng)
-    model = {row["row"]: row for row in table.to_arrow().to_pylist()}
-    for _ in range(3):
-        keys = KEYS[kind](rng, 80).unique()
-        values = pa.array([None if rng.random() < 0.1 else f"{rng.integers(99)}" for _ in keys])
-        numbers = pa.array(rng.integers(0, 99, len(keys)))
-        source = pa.table({"key": keys, "v": values, "new": numbers})
-        on_missing = str(rng.choice(["carry", "null"]))
-        result = table.load_columns(
-            source.to_reader(max_chunksize=3), "key", ["v", "new"], on_missing=on_missing
-        )
-        known = {row["key"]: row for row in source.to_pylist()}
+    model = {row["row"]: {"new": None, **row} for row in table.to_arrow().to_pylist()}
+    sources = [_random_source(kind, rng) for _ in range(2)]
+    paths = [write(tmp_path / f"{i}.parquet", source) for i, source in enumerate(sources)]
+    for _ in range(4):
+        chosen = int(rng.integers(0, 2))
+        on_missing = str(rng.choice(["carry", "null"], p=[0.8, 0.2]))
+        again = sources[chosen].to_reader(max_chunksize=3) if rng.random() < 0.3 else paths[chosen]
+        table.load_columns(again, "key", ["v", "new"], on_missing=on_missing)
+        known = {row["key"]: row for row in sources[chosen].to_pylist()}
         for row in model.values():
             found = known.get(row["key"]) if row["key"] is not None else None
             if found is not None or on_missing == "null":
                 row |= {"v": None, "new": None} if found is None else found
-        assert result.progress.loaded_rows == sum(row["key"] in known for row in model.values())
-        gone = int(rng.integers(0, 60))
-        table.delete(f"`row` = {gone}")
-        model.pop(gone, None)
-        if rng.random() < 0.5:
+        assert {row["row"]: row for row in table.to_arrow().to_pylist()} == model
+        _change(table, model, rng)
+
+
+def _random_source(kind: str, rng: np.random.Generator) -> pa.Table:
+    keys = KEYS[kind](rng, 80).unique()
+    values = [None if rng.random() < 0.1 else f"{rng.integers(99)}" for _ in keys]
+    return pa.table({"key": keys, "v": values, "new": pa.array(rng.integers(0, 99, len(keys)))})
+
+
+def _change(table: Table, model: dict[int, dict[str, Any]], rng: np.random.Generator) -> None:
+    """Let others change the table, and the model with it."""
+    match int(rng.integers(0, 5)):
+        case 0:
+            gone = int(rng.choice([*model]))
+            table.delete(f"`row` = {gone}")
+            del model[gone]
+        case 1:
+            theirs = int(rng.choice([*model]))
+            table.update(where=f"`row` = {theirs}", values={"v": "theirs"})
+            model[theirs]["v"] = "theirs"
+        case 2:
             table.compact_files()
-        found_rows = {row["row"]: row for row in table.to_arrow().to_pylist()}
-        assert found_rows == {i: {"new": None, **row} for i, row in model.items()}
+        case 3:
+            row = {**next(iter(model.values())), "row": 1_000 + len(model), "v": "appended"}
+            schema = table.schema
+            table.add(pa.Table.from_pylist([row], schema=schema))
+            model[row["row"]] = row
 
 
 def _random_table(db: Connection, kind: str, rng: np.random.Generator) -> Table:
