@@ -310,7 +310,7 @@ class MaterializedView(Table):
         See `Table.optimize`.
         """
         self._refuse_checked_out("optimize")
-        for ref in self._hidden_refs():
+        for ref in self._refs()[1:]:
             compact(ref)
         return super().optimize(**options)
 

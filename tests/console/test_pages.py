@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 import console_showcase as showcase
 import geneva.console
 from console_showcase import HOSTILE
+from geneva import udtf
 from geneva.console.guard import answered_hosts, host_name
 from geneva.console.queries import DatabaseReader
 from geneva.errors import UserInputError
@@ -282,6 +283,27 @@ def test_lineage_is_drawn_and_told(client: TestClient) -> None:
     assert len(page.all("path")) >= 10
     links = [a["href"] for a in page.all("a")]
     assert "/tables/long_captions" in links
+
+
+def test_a_view_of_a_table_function(tmp_path: Path) -> None:
+    @udtf(output_schema=pa.schema([("n", pa.int64())]), partition_by=["kind", "b & c"])
+    def counting(source: Any) -> Any:
+        yield {"n": len(source)}
+
+    db = showcase.connect(tmp_path / "db")
+    data = pa.table({"kind": ["x", "y"], "b & c": [1, 1]})
+    view = db.create_udtf_view("counts", db.create_table("t", data), counting)
+    client = browser(db.uri)
+    assert '<span class="badge view">udtf</span>' in client.get("/").text
+    page = Page(client.get("/views").text).text
+    assert "Partitionskind, b & c" in page
+    assert "counting: computed by counting from t.kind, t.b & c" in page
+    part = {"x-part": "1"}
+    stale = Page(client.get("/tables/counts/freshness", headers=part).text).text
+    assert "partitions: run the table function on 2 of 2" in stale
+    view.refresh()
+    assert "fresh" in Page(client.get("/tables/counts/freshness", headers=part).text).text
+    assert "counting" in Page(client.get("/tables/counts").text).text
 
 
 def test_jobs_can_be_filtered(client: TestClient) -> None:

@@ -406,3 +406,27 @@ def test_a_key_that_is_longer_than_a_file_name(bucket: Bucket) -> None:
     assert store[key].column(0).to_pylist() == [1]
     del store[key]
     assert store.list_keys() == []
+
+
+def test_a_view_of_a_table_function(bucket: Bucket, calls: Calls) -> None:
+    @geneva.udtf(output_schema=pa.schema([("k", pa.int64()), ("n", pa.int64())]), partition_by="k")
+    def counting(source: Any) -> Iterator[dict[str, int]]:
+        k = source.to_arrow()["k"][0].as_py()
+        calls.note([k])
+        yield {"k": k, "n": source.count_rows()}
+
+    db = open_database(bucket)
+    table = db.create_table("sizes", pa.table({"id": range(9), "k": [0, 1, 2] * 3}))
+    view = db.create_udtf_view("counted", table, counting)
+    view.refresh()
+    assert calls.taken() == [0, 1, 2]
+    table.update(where="id = 0", values={"k": 1})
+    table.delete("k = 2")
+    view.refresh()
+    assert calls.taken() == [0, 1]
+    assert sorted(view.to_arrow().to_pylist(), key=lambda row: row["k"]) == [
+        {"k": 0, "n": 2},
+        {"k": 1, "n": 4},
+    ]
+    view.optimize()
+    assert view.plan_refresh().is_empty

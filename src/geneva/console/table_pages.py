@@ -126,6 +126,8 @@ def _refresh_freshness(plan: RefreshPlan) -> Html:
         f"{plan.rows_leaving:,} to leave" if plan.rows_leaving else "",
         f"{plan.rows_to_compute:,} values to fill" if plan.rows_to_compute else "",
     ]
+    if plan.partitions is not None:
+        why = [f"partitions: {plan.partitions}"]
     changes = ", ".join(part for part in why if part)
     return tag(
         "div",

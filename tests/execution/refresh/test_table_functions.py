@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ import geneva
 from geneva import UDTF, Connection, Retry, Skip, Table, udtf
 from geneva.errors import (
     ColumnNotFoundError,
+    GenevaError,
     InvalidUDFError,
     TableChangedError,
     TypeMismatchError,
@@ -24,6 +26,7 @@ from geneva.errors import (
     UnreadableFragmentsError,
     UserInputError,
 )
+from geneva.execution.refresh import partitions
 from geneva.execution.runner import InProcessRunner
 from geneva.partitioning import create_ivf_flat_index
 from geneva.storage.lance.source_rows import SourceRows
@@ -110,13 +113,13 @@ class TestWhatIsComputed:
             (lambda: source.delete("customer = 'bob'"), [], (0, 2, 1)),
             (lambda: source.add_columns({"more": "id * 2"}), [], (0, 2, 0)),
         ]
-        for change, called, partitions in changes:
+        for change, called, counts in changes:
             change()
             plan = view.plan_refresh()
             assert plan.partitions is not None
             numbers = (plan.partitions.to_compute, plan.partitions.total, plan.partitions.leaving)
-            assert numbers == partitions
-            assert f"{partitions[0]} of {partitions[1]}" in str(plan)
+            assert numbers == counts
+            assert f"{counts[0]} of {counts[1]}" in str(plan)
             result = view.refresh()
             assert calls.taken() == called
             assert result.rows_computed == len(called)
@@ -304,9 +307,10 @@ class TestWhatTheFunctionGets:
             return take(self, ids)
 
         monkeypatch.setattr(SourceRows, "take", counting)
-        view.refresh()
+        view.refresh(intra_applier_concurrency=4)
         assert calls.count == len(view) == 2_000
-        assert len(reads) < 100
+        assert sum(total for total, _ in found(view).values()) == sum(range(4_000))
+        assert len(reads) < 200
 
     @pytest.mark.slow
     def test_a_class_is_made_once(self, local_db: Connection, source: Table, calls: Calls) -> None:
@@ -553,6 +557,64 @@ class TestOtherViews:
             view.refresh()
 
     @pytest.mark.slow
+    def test_a_refresh_that_gets_in_between(
+        self,
+        local_db: Connection,
+        source: Table,
+        view: MaterializedView,
+        calls: Calls,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """What a partition is made of, and where it is read, must be of one version."""
+        before = source.version
+        source.update(where="id = 1", values={"amount": 10})
+        drop = partitions.drop_partitions
+
+        def after_another(*args: Any) -> None:
+            monkeypatch.setattr(partitions, "drop_partitions", drop)
+            drop(*args)
+            view.refresh()
+
+        source.update(where="id = 3", values={"customer": "bob"})
+        monkeypatch.setattr(partitions, "drop_partitions", after_another)
+        other = local_db.open_table("v")
+        assert isinstance(other, MaterializedView)
+        with pytest.raises(TableChangedError, match="got in between"):
+            other.refresh(before + 1)
+        view.refresh()
+        assert found(view) == {"ann": (10, 1), "bob": (10, 3), None: (4, 1)}
+
+    @pytest.mark.slow
+    def test_many_at_once(self, local_db: Connection, source: Table, calls: Calls) -> None:
+        """One of them refreshes; the others are refused, find nothing, or go on."""
+        local_db.create_udtf_view("v", source, sums(calls))
+        refused: list[BaseException] = []
+
+        def refresh() -> None:
+            view = connect(Path(local_db.uri), InProcessRunner).open_table("v")
+            assert isinstance(view, MaterializedView)
+            try:
+                view.refresh()
+            except GenevaError as error:
+                refused.append(error)
+
+        for amount in (10, 20, 30):
+            source.update(where="id = 1", values={"amount": amount})
+            threads = [threading.Thread(target=refresh) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert all("refresh" in str(error).lower() for error in refused), refused
+        view = local_db.open_table("v")
+        assert isinstance(view, MaterializedView)
+        view.refresh()
+        assert found(view) == {**ALL, "ann": (33, 2)}
+        calls.clear()
+        view.refresh()
+        assert calls.count == 0
+
+    @pytest.mark.slow
     def test_cleaned_up(self, source: Table, view: MaterializedView, calls: Calls) -> None:
         for i in range(3):
             source.add(pa.table({"id": [i + 6], "customer": [f"c{i}"], "amount": [1]}))
@@ -562,7 +624,8 @@ class TestOtherViews:
         view.optimize(cleanup_older_than=timedelta(0))
         for hidden in ("_rows", "_partitions", "_chunks"):
             dataset = lance.dataset(f"{view.ref.uri}/{hidden}")
-            assert (len(dataset.get_fragments()), len(dataset.versions())) == (1, 1)
+            assert len(dataset.versions()) == 1
+            assert hidden == "_partitions" or len(dataset.get_fragments()) == 1
         source.update(where="id = 6", values={"amount": 5})
         view.refresh()
         assert calls.taken() == ["c0"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from geneva.errors import UserInputError
+from geneva.errors import TableChangedError, UserInputError
 from geneva.execution.backfill.control import JobControl
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.request import BackfillRequest
@@ -199,6 +199,7 @@ class _Grouping:
 
     def __init__(self, prepared: PreparedPartitionRefresh, version: int) -> None:
         self._rows, self._version = prepared.rows, version
+        self._view = prepared.ref.name
         self._ref = partitions_ref(prepared.ref)
         self._assignment = _assignment(prepared)
         self._is_whole = _is_whole(prepared)
@@ -207,7 +208,11 @@ class _Grouping:
         return read_keyed_ids(open_dataset(self._rows.ref, self._version), self._assignment)
 
     def commit(self, job_id: str) -> int:
-        """Put on record what the partitions are now; return the version of their table."""
+        """Put on record what the partitions are now; return the version that says so.
+
+        Another refresh, to another version of the source, may do the same at the same time. What
+        the function is called for must be of the rows that it reads: so the record is read again.
+        """
         now, before = self.partitions(), read_partitions(self._ref)
         changed = now.only(now.that_moved(before))
         if len(changed):
@@ -215,7 +220,14 @@ class _Grouping:
             commit_partitions(self._ref, self._batches(changed), anew=anew)
         drop_partitions(self._ref, before.only(before.that_lack(now)), job_id)
         tidy_partitions(self._ref)
-        return int(open_dataset(self._ref).version)
+        version = int(open_dataset(self._ref).version)
+        there = read_partitions(self._ref, version)
+        if now.that_moved(there).any() or there.that_lack(now).any():
+            raise TableChangedError(
+                f"Another refresh of view {self._view!r} got in between. Wait until that has "
+                "ended, and refresh again."
+            )
+        return version
 
     def partitions(self) -> Partitions:
         """What each partition is made of."""
