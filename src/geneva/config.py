@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -106,6 +107,14 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             set_variable(name, value)
+
+
+def user_name() -> str:
+    """Who runs this process; empty where that is not known, as in a container without users."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return ""
 
 
 def set_variable(name: str, value: str | None) -> None:

@@ -58,6 +58,7 @@ from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 from geneva.storage.jobs.named_records import NamedRecords
 from geneva.storage.jobs.output import OutputStore
 from geneva.storage.jobs.system_tables import SYSTEM_NAMESPACE, system_table
+from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.database import (
     check_table_name,
     drop_table,
@@ -723,10 +724,12 @@ class Connection(ConnectionMethods):
         for name in wanted:
             try:
                 frame = self.open_table(name).to_spark(session, columns=narrow.get(name))
-            except (TypeMismatchError, TableNotFoundError) as error:
-                if names is not None or name in narrow:
+            except BaseException as error:
+                is_its_own = isinstance(error, TypeMismatchError | TableNotFoundError)
+                if names is not None or name in narrow or not (is_its_own or is_damage(error)):
                     raise
-                warnings.warn(f"Table {name!r} is left out: {error}", UserWarning, stacklevel=2)
+                why = str(error) if is_its_own else one_line(error)
+                warnings.warn(f"Table {name!r} is left out: {why}", UserWarning, stacklevel=2)
                 continue
             frame.createOrReplaceTempView("`" + name.replace("`", "``") + "`")
             made.append(name)

@@ -154,7 +154,9 @@ class Table(TableMethods):
 
     def __repr__(self) -> str:
         """Show the table, its version and which columns are computed."""
-        computed = ", ".join(f"{c.name} <- {c.function}" for c in self.list_computed_columns())
+        # By the handle alone: a repr costs no request, and works on a table that is gone.
+        found = read_computed_columns(self._table.schema)
+        computed = ", ".join(f"{c.name} <- {c.function}" for c in found)
         return f"Table({self.ref.name!r}, version={self.version}, computed=[{plain(computed)}])"
 
     def _repr_html_(self) -> str:

@@ -244,6 +244,15 @@ class TestRefusals:
         table.checkout(before)
         assert table.computed_columns()["x"].inputs == ("id",)
 
+    def test_a_handle_of_a_table_that_is_gone_can_be_shown(
+        self, local_db: Connection, table: Table, calls: Calls
+    ) -> None:
+        table.add_columns({"x": tripled(calls)})
+        shown = repr(table)
+        local_db.drop_table(table.name)
+        assert repr(table) == shown
+        assert "x <- triple" in shown
+
 
 class TestAltering:
     def test_several_in_one_commit(self, table: Table, calls: Calls) -> None:

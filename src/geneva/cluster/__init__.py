@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from geneva.config import user_name
 from geneva.errors import UserInputError
-from geneva.manifest import creator
 
 if TYPE_CHECKING:
     from geneva.cluster.builder import (
@@ -89,7 +89,7 @@ class GenevaCluster:
     conf: dict[str, str] = field(default_factory=dict)
     """Settings of the Spark session."""
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
-    created_by: str = field(default_factory=creator)
+    created_by: str = field(default_factory=user_name)
 
     def __post_init__(self) -> None:
         """Check the name."""

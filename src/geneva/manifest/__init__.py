@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from geneva.config import user_name
 from geneva.secret_values import Secrets
 
 if TYPE_CHECKING:
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["GenevaManifest"]
-
-
-def creator() -> str:
-    """Who runs this process; empty where that is not known."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +43,7 @@ class GenevaManifest:
     zips: list[list[str]] = field(default_factory=list)
     checksum: str = ""
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
-    created_by: str = field(default_factory=creator)
+    created_by: str = field(default_factory=user_name)
     requirements_path: str | None = None
     conda: dict[str, Any] = field(default_factory=dict)
     conda_environment_path: str | None = None

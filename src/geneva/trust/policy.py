@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import IO, Literal, TypeAlias
 
+from geneva.config import user_name
 from geneva.errors import UntrustedFunctionError, UserInputError
 from geneva.model.computation import Computation, Permit, Udf
 from geneva.model.tables import ColumnDefinition, TableRef
@@ -238,11 +238,7 @@ def _private(path: Path, flags: int) -> IO[str]:
 
 
 def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        user = "?"
-    return f"{user}@{socket.gethostname()}"
+    return f"{user_name() or '?'}@{socket.gethostname()}"
 
 
 def _refusal(found: StoredFunction, why: str) -> UntrustedFunctionError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from geneva.config import user_name
 from geneva.storage.jobs.events import JobRecord
 from geneva.storage.jobs.heartbeats import JobSignals
 
@@ -35,19 +35,11 @@ def driver_identity() -> dict[str, Any]:
     pid = os.getpid()
     return {
         "host": socket.gethostname(),
-        "user": _user(),
+        "user": user_name(),
         "pid": pid,
         "world": _pid_namespace(),
         "started": _process_start(pid),
     }
-
-
-def _user() -> str:
-    """Who runs this process; empty where that is not known."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""
 
 
 def _pid_namespace() -> str:

@@ -105,12 +105,16 @@ class TableSnapshot:
     """The fields themselves, by name and by id."""
 
 
+_NO_SUCH_VERSION = ("not found", "ref is invalid", "int too big", "negative int")
+"""What Lance says of a version that is not there, and of numbers and tags that none can have."""
+
+
 def open_dataset(ref: TableRef, version: int | str | None = None) -> lance.LanceDataset:
     """Open a table at a version, given by its number or tag, or at its latest."""
     try:
         return lance.dataset(ref.uri, version=version, storage_options=ref.storage_options.plain())
-    except ValueError as error:
-        if "not found" not in str(error).lower():
+    except (ValueError, OverflowError) as error:
+        if not any(sign in str(error).lower() for sign in _NO_SUCH_VERSION):
             raise
         where = f" at version {version}" if version is not None else ""
         raise TableNotFoundError(f"There is no table {ref.name!r}{where}.") from error
