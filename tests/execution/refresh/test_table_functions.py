@@ -722,6 +722,10 @@ class TestIndexedPartitions:
         source.optimize()
         view.refresh()
         assert sum(map(len, view.to_arrow()["ids"].to_pylist())) == 512
+        # In the index it is still where its old vector was.
+        source.update(where="id = 7", values={"vec": [1.0, 1.0, 1.0, 1.0]})
+        with pytest.raises(UserInputError, match=r"1 row or more .* not in the index"):
+            view.refresh()
 
     def test_not_with_columns(self) -> None:
         with pytest.raises(InvalidUDFError, match="not both"):

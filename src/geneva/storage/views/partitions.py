@@ -34,6 +34,7 @@ from geneva.model.tables import TableRef
 from geneva.model.view_query import IS_SET, SOURCE_ROW_ID
 from geneva.render.text import count
 from geneva.storage.lance.dataset import Dataset, open_dataset
+from geneva.storage.lance.row_ids import NO_IDS, scan_ids
 from geneva.storage.views.definition import delete_view_rows
 
 PARTITION, ID, ROWS = "partition", "id", "rows"
@@ -111,15 +112,23 @@ class IndexedPartitions:
     def __init__(self, source: Dataset, table: str, column: str) -> None:
         """Read which partition each row is in: 16 bytes of memory for each."""
         self._table, self._column = table, column
-        reader = _index_reader(source, table, column)
+        reader, covered = _open_index(source, table, column)
         parts = [
             reader.read_partition(number).column("_rowid").to_numpy()
             for number in range(reader.num_partitions())
         ]
-        ids = np.concatenate([np.zeros(0, np.uint64), *parts]).astype(np.uint64)
+        ids = np.concatenate([NO_IDS, *parts]).astype(np.uint64)
         numbers = np.repeat(np.arange(len(parts), dtype=np.uint64), [len(part) for part in parts])
-        order = np.argsort(ids)
-        self._ids, self._numbers = ids[order], numbers[order]
+        # A row that was rewritten since is in the index still, where its old vector was.
+        outside = [i for f in source.get_fragments() if (i := f.fragment_id) not in covered]
+        own = ~np.isin(ids, scan_ids(source, None, outside))
+        order = np.argsort(ids[own])
+        self._ids, self._numbers = ids[own][order], numbers[own][order]
+        if bool((self._ids[1:] == self._ids[:-1]).any()):
+            raise UserInputError(
+                f"The index of column {column!r} of table {table!r} has rows in several of its "
+                "partitions: make it anew, with table.create_index(...)."
+            )
 
     def keys(self, ids: RowIds) -> tuple[Digests, Digests]:
         """The keys of rows: the numbers of their partitions."""
@@ -134,17 +143,21 @@ class IndexedPartitions:
         return np.zeros(len(ids), np.uint64), self._numbers[places]
 
 
-def _index_reader(source: Dataset, table: str, column: str) -> VectorIndexReader:
+def _open_index(
+    source: Dataset, table: str, column: str
+) -> tuple[VectorIndexReader, frozenset[int]]:
+    """The IVF index of a column, and the fragments that it is of."""
     for index in source.describe_indices():
-        if index.field_names == [column] or list(index.field_names) == [column]:
+        if list(index.field_names) == [column]:
+            fragments = frozenset(i for part in index.segments for i in part.fragment_ids)
             try:
-                return VectorIndexReader(source, index.name)
+                return VectorIndexReader(source, index.name), fragments
             except (ValueError, KeyError):
                 continue
     raise UserInputError(
         f"Column {column!r} of table {table!r} has no IVF index at version {source.version}. Make "
-        f"one with table.create_index(vector_column_name={column!r}, ...), or partition by a "
-        "column of values (partition_by)."
+        f"one with table.create_index({column!r}, config=...), or partition by a column of values "
+        "(partition_by)."
     )
 
 
