@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pickle
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,20 +15,28 @@ from typing import Any, ClassVar, NamedTuple
 import attrs
 import pyarrow as pa
 import pytest
+import tenacity
 
 import geneva
-from geneva import Connection, JobStatus, Table, chunker, udf
+from geneva import UDF, Connection, JobStatus, Retry, Skip, Table, chunker, udf
 from geneva.cluster import GenevaCluster, K8sConfigMethod
 from geneva.cluster.builder import KubeRayClusterBuilder
 from geneva.contexts import ExitMode
+from geneva.debug.error_store import ErrorHandlingConfig, UDFRetryConfig
 from geneva.errors import (
     CompatibilityWarning,
+    FatalWorkerCrashError,
+    FatalWorkerOOMError,
+    FatalWorkerTransientError,
     InvalidUDFError,
     JobNotFoundError,
     JobTimeoutError,
     SparkUnavailableError,
     UDFError,
+    UDFExecutionError,
     UserInputError,
+    WorkerDied,
+    WorkerLostError,
 )
 from geneva.manifest import GenevaManifest
 from geneva.manifest.builder import PipManifestBuilder
@@ -330,6 +339,12 @@ class TestJobs:
             assert job.metrics["committed"] == job.metrics["rows_committed"] == 3
             assert dict(job.metrics)["udf_rows"] == 3
             assert json.loads(json.dumps(job.metrics))["udf_rows"] == 3
+            assert json.loads(job.config) == dict(job.config) == job.config
+            assert job.config["udf_name"] == job.config.get("udf_name") == "triple"
+            assert {**job.config} == job.config
+            assert "udf_name" in job.config
+            assert set(job.config) == set(job.config.keys())
+            assert pickle.loads(pickle.dumps(job.config)) == job.config
             texts = [str(event) for event in job.events]
             assert texts[0].startswith("Job planning")
             assert texts[-1] == "Job completed with status DONE"
@@ -545,12 +560,81 @@ MODULES = {
     "geneva.cluster": "GenevaCluster K8sConfigMethod",
     "geneva.cluster.builder": "KubeRayClusterBuilder LocalRayClusterBuilder CpuWorkerBuilder "
     "ExternalRayClusterBuilder GpuWorkerBuilder",
-    "geneva.debug.error_store": "ErrorHandlingConfig",
+    "geneva.debug.error_store": "ErrorHandlingConfig UDFRetryConfig",
+    "geneva.errors": "FatalWorkerTransientError FatalWorkerOOMError FatalWorkerCrashError "
+    "FatalWorkerExitError",
     "geneva.config": "override_config_kv",
     "geneva.partitioning": "create_ivf_flat_index",
     "geneva.runners.ray._mgr": "ray_cluster",
     "geneva.runners.ray.raycluster": "ExitMode K8sConfigMethod",
 }
+
+
+class TestRetries:
+    def made(self, **words: Any) -> UDF:
+        handling = ErrorHandlingConfig(retry_config=UDFRetryConfig(**words))
+
+        @udf(data_type=pa.int64(), error_handling=handling)
+        def often(id: int) -> int:
+            raise ConnectionError("not now")
+
+        return often
+
+    def test_in_the_words_of_tenacity(self) -> None:
+        often = self.made(
+            retry=tenacity.retry_if_exception_type((ConnectionError, KeyError)),
+            stop=tenacity.stop_after_attempt(5),
+            wait=tenacity.wait_fixed(0.25),
+        )
+        (rule,) = often.error_handling.rules
+        assert rule == Retry(ConnectionError, KeyError, max_attempts=5, backoff=0.25)
+        waits = {
+            tenacity.wait_exponential(): "exponential",
+            tenacity.wait_random_exponential(): "exponential",
+            tenacity.wait_incrementing(): "linear",
+            tenacity.wait_none(): 0.0,
+        }
+        for wait, backoff in waits.items():
+            assert self.made(wait=wait).error_handling.rules == (Retry(backoff=backoff),)
+
+    def test_calls_are_made_again(self, table: Table, calls: Calls) -> None:
+        @udf(
+            data_type=pa.int64(),
+            error_handling=ErrorHandlingConfig(
+                retry_config=UDFRetryConfig(
+                    stop=tenacity.stop_after_attempt(2), wait=tenacity.wait_none()
+                )
+            ),
+        )
+        def failing(id: int) -> int:
+            calls.note([id])
+            raise ConnectionError("not now")
+
+        table.add_columns({"y": failing})
+        with pytest.raises(UDFExecutionError, match="not now"):
+            table.backfill("y")
+        taken = calls.taken()
+        assert taken.count(taken[0]) == 2
+
+    def test_what_cannot_be_said_is_refused(self) -> None:
+        for words in (
+            {"retry": tenacity.retry_if_exception_message(match="x")},
+            {"retry": tenacity.retry_if_not_exception_type(KeyError)},
+            {"stop": tenacity.stop_after_delay(3)},
+            {"wait": tenacity.wait_random(1, 2)},
+        ):
+            with pytest.raises(UserInputError, match="can't be done here"):
+                self.made(**words)
+        with pytest.warns(CompatibilityWarning, match="before_sleep"):
+            self.made(before_sleep=print)
+        both = ErrorHandlingConfig(on_error=Skip(), retry_config=UDFRetryConfig())
+        with pytest.raises(UserInputError, match="not both"):
+            udf(data_type=pa.int64(), error_handling=both)(lambda id: id)
+
+    def test_lost_workers(self) -> None:
+        assert issubclass(FatalWorkerOOMError, WorkerDied)
+        assert Skip(FatalWorkerCrashError).matches(WorkerDied("x"))
+        assert issubclass(FatalWorkerTransientError, WorkerLostError)
 
 
 class TestModules:
@@ -605,6 +689,8 @@ class TestConnecting:
     def test_other_words_for_the_same(self, local_db: Connection, table: Table) -> None:
         assert local_db.get_table("t").count_rows() == 3
         assert [f.count_rows() for f in table.get_fragments()] == [3]
+        assert table.get_reference() == table.ref
+        assert local_db.user_db_uri == local_db.system_table_db_uri == local_db.uri
         local_db.create_materialized_view("v", table)
         assert local_db.refresh("v").rows_committed == 3
         with pytest.raises(UserInputError, match="no view"):

@@ -31,7 +31,7 @@ from geneva.execution.refresh.create import create_partitioned_view, create_view
 from geneva.execution.runner import Runner
 from geneva.jobs import Job, JobFuture, JobHandle, JobResult, JobServices, remove_dead
 from geneva.manifest import GenevaManifest
-from geneva.model.jobs import JobMetrics, JobStatus
+from geneva.model.jobs import JobConfig, JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
 from geneva.model.uris import (
     TableName,
@@ -192,6 +192,12 @@ def _place(
             f"A namespace of kind {namespace!r} is a service: give the place of its tables."
         )
     return root
+
+
+def _for_users(job: JobRecord) -> JobRecord:
+    """A record whose numbers and settings read in both of their shapes."""
+    config: Any = JobConfig(job.config)
+    return replace(job, config=config, metrics=JobMetrics(job.metrics))
 
 
 def _set_primary_key(table: Any, columns: str | list[str]) -> None:
@@ -843,6 +849,16 @@ class Connection(ConnectionMethods):
         """The same."""
         return self.system_namespace
 
+    @property
+    def user_db_uri(self) -> str:
+        """Where the tables are, by Geneva's name."""
+        return self._uri
+
+    @property
+    def system_table_db_uri(self) -> str:
+        """Where Geneva's own tables are: in the same database."""
+        return self._uri
+
     def is_remote(self) -> bool:
         """Whether a service runs the jobs: never here."""
         return False
@@ -855,7 +871,7 @@ class Connection(ConnectionMethods):
     ) -> list[JobRecord]:
         """The jobs of this database, newest first."""
         found = (as_it_runs(job, self._signals) for job in self._history.list(table_name, status))
-        return [replace(job, metrics=JobMetrics(job.metrics)) for job in found]
+        return [_for_users(job) for job in found]
 
     def get_job(self, job_id: str) -> JobHandle:
         """One job with its events and metrics; to wait for it, follow it or stop it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -52,6 +53,7 @@ class Context:
     futures: list[JobFuture] = field(default_factory=list)
     """Jobs that were started in it and may still be running."""
     _session: Any = None
+    _starting: threading.Lock = field(default_factory=threading.Lock)
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Context:
@@ -93,11 +95,12 @@ class Context:
         address = self.cluster.spark_address if self.cluster is not None else None
         if address is None or self.cluster is None:
             return None
-        if self._session is None:
-            from geneva.spark.sessions import cluster_session
+        with self._starting:  # jobs in the background ask for it at the same time
+            if self._session is None:
+                from geneva.spark.sessions import cluster_session
 
-            self._session = cluster_session(address, self.cluster.spark_conf)
-        return self._session
+                self._session = cluster_session(address, self.cluster.spark_conf)
+            return self._session
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -146,6 +146,10 @@ class WorkerDied(UDFError):
     """The process that computed the row died (segfault, out of memory, exit), repeatedly."""
 
 
+FatalWorkerOOMError = FatalWorkerCrashError = FatalWorkerExitError = WorkerDied
+"""Geneva's names for it on Ray: what killed a worker is not known here, so all are one."""
+
+
 class TooManyFailedRowsError(UDFError):
     """More rows failed than `max_failed_rows` or `max_failed_fraction` allow."""
 
@@ -207,6 +211,10 @@ class BudgetExceededError(JobError):
 
 class WorkerLostError(JobError):
     """Worker processes died repeatedly (out of memory, segfault, kill)."""
+
+
+FatalWorkerTransientError = WorkerLostError
+"""Geneva's name for it on Ray."""
 
 
 class UnreadableFragmentsError(JobError):

@@ -53,7 +53,7 @@ from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner, engine_facts, job_group
 from geneva.execution.worker.threads import in_background
 from geneva.model.computation import MakePermit, permit_any
-from geneva.model.jobs import JobMetrics, JobStatus
+from geneva.model.jobs import JobConfig, JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
 from geneva.render import html
 from geneva.render.plain import plain
@@ -644,7 +644,8 @@ class JobHandle(JobRecord):
     ) -> JobHandle:
         """Make a record something to act on."""
         facts = {item.name: getattr(record, item.name) for item in fields(record)}
-        self = cls(**{**facts, "metrics": JobMetrics(record.metrics)})
+        config, metrics = JobConfig(record.config), JobMetrics(record.metrics)
+        self = cls(**{**facts, "config": config, "metrics": metrics})
         object.__setattr__(self, "_history", history)
         object.__setattr__(self, "_signals", signals)
         object.__setattr__(self, "_output", output)

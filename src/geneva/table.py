@@ -214,6 +214,10 @@ class Table(TableMethods):
         """Where the table is, or the branch that this handle is of."""
         return self._connection._table_ref(self._table)
 
+    def get_reference(self) -> TableRef:
+        """The same as `ref`, by Geneva's name."""
+        return self.ref
+
     def get_fragments(self) -> list[Any]:
         """The fragments of the version that this handle reads, as Lance has them."""
         return list(open_dataset(self.ref, self.version).get_fragments())

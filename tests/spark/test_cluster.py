@@ -231,3 +231,67 @@ def test_spark_connect(db: Connection, calls: Calls, tmp_path: Path) -> None:
     assert "cancelled" in cancelled
     assert column(table, "y") == [i * i for i in range(220)]
     assert calls.rows == list(range(220))
+
+
+CONTEXT_SCRIPT = """
+    import json, os, sys
+    from pathlib import Path
+    sys.path.insert(0, {tests!r})
+    from cluster import Cluster
+    import geneva
+    from geneva.cluster import GenevaCluster
+    from geneva.manifest import GenevaManifest
+    cluster = Cluster({url!r}, Path({directory!r}), workers=2, cores=1, gpus=1)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    folder = Path({modules!r})
+    (folder / "context_package").mkdir(parents=True)
+    (folder / "context_package" / "__init__.py").write_text("from context_package.one import g")
+    (folder / "context_package" / "one.py").write_text("def g(x):\\n    return x + 1\\n")
+    (folder / "context_module.py").write_text("WORD = 'shipped'")
+
+    def f(id: int) -> str:
+        import os
+        import context_module
+        import context_package
+        number = context_package.g(id)
+        return f"{{number}} {{context_module.WORD}} {{os.environ['OF_THE_MANIFEST']}}"
+
+    db = geneva.connect({uri!r})
+    made = GenevaCluster.create_spark("real").master(cluster.url).conf(cluster._settings()).build()
+    db.define_cluster("real", made)
+    manifest = GenevaManifest.create_pip("helpers").pip(["pyarrow"])
+    manifest = manifest.py_modules([str(folder / "context_package")])
+    manifest = manifest.add_py_module(str(folder / "context_module.py"))
+    db.define_manifest("helpers", manifest.env_vars({{"OF_THE_MANIFEST": "yes"}}).build())
+    table = db.open_table("t")
+    table.add_columns({{"y": geneva.udf(f), "z": geneva.udf(f)}})
+    with db.context(cluster="real", manifest="helpers"):
+        # Both want the session at once, and so does this thread.
+        futures = [table.backfill_async(name) for name in ("y", "z")]
+        master = db._session().sparkContext.master
+    jobs = [db.get_job(future.job_id) for future in futures]
+    facts = [[job.status, job.cluster_name, job.manifest_id, job.error] for job in jobs]
+    print(json.dumps([master, *facts]))
+    """
+
+
+def test_a_context_with_a_manifest(cluster: Cluster, db: Connection, tmp_path: Path) -> None:
+    table = make_table(db, [20, 20])
+    script = CONTEXT_SCRIPT.format(
+        tests=str(Path(__file__).parents[1]),
+        url=cluster.url,
+        directory=str(cluster.directory),
+        modules=str(tmp_path / "modules"),
+        uri=db.uri,
+    )
+    folder = tmp_path / "driver"
+    with nothing_left_in(folder):
+        process = start_script(folder, script)
+        output, errors = process.communicate(timeout=180)
+        assert process.returncode == 0, errors
+        wait_for(lambda: not processes_in(folder), "the driver's JVM to leave", 10)
+    facts = ["DONE", "real", "helpers", None]
+    assert json.loads(output.splitlines()[-1]) == [cluster.url, facts, facts]
+    table.checkout_latest()
+    expected = [f"{i + 1} shipped yes" for i in range(40)]
+    assert (column(table, "y"), column(table, "z")) == (expected, expected)

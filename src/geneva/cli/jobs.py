@@ -312,7 +312,7 @@ def job_record(job: JobRecord, *, events: bool = False) -> dict[str, Any]:
         "updated_at": job.updated_at,
         "seconds": round(_seconds(job), 3),
         "error": job.error,
-        "config": job.config,
+        "config": dict(job.config),
         "metrics": job.metrics,
         "driver": job.driver,
         "spark": job.spark,

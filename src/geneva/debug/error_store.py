@@ -3,8 +3,77 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from geneva.udf.policy import ErrorPolicy, OnError, policy_of
+from geneva.compatibility import warn_compatibility
+from geneva.errors import InvalidUDFError
+from geneva.udf.policy import ErrorPolicy, OnError, Retry, Rule, policy_of
+
+_WAITS: dict[str, str | float] = {
+    "wait_exponential": "exponential",
+    "wait_incrementing": "linear",
+    "wait_none": 0.0,
+}
+"""Of tenacity's kinds of waiting, those that are ours as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UDFRetryConfig:
+    """When to call again, in tenacity's words; what is left out is as in `Retry()`.
+
+    Only what a rule of ours can say is taken: `retry_if_exception_type`, `stop_after_attempt`,
+    `wait_fixed`, `wait_exponential`, `wait_random_exponential`, `wait_incrementing`, `wait_none`.
+    """
+
+    retry: Any = None
+    stop: Any = None
+    wait: Any = None
+    before_sleep: Any = None
+
+    def rule(self) -> Rule:
+        """The same as a rule."""
+        if self.before_sleep is not None:
+            warn_compatibility(
+                "UDFRetryConfig(before_sleep=...)",
+                "it is not called: retries are counted in the job's metrics",
+            )
+        kinds: Any = ()
+        if self.retry is not None:
+            kinds = self._part("retry", "retry_if_exception_type", "exception_types")
+        attempts = 3
+        if self.stop is not None:
+            attempts = self._part("stop", "stop_after_attempt", "max_attempt_number")
+        exceptions = kinds if isinstance(kinds, tuple) else (kinds,)
+        return Retry(*exceptions, max_attempts=attempts, backoff=self._backoff())
+
+    def _part(self, word: str, kind: str, fact: str) -> Any:
+        """What one of tenacity's objects says, where it is of the kind that we know."""
+        given = getattr(self, word)
+        if kind not in _kinds(given):
+            raise InvalidUDFError(
+                f"UDFRetryConfig({word}={given!r}) can't be done here: give {kind}(...), or "
+                "on_error=[Retry(...)]."
+            )
+        return getattr(given, fact)
+
+    def _backoff(self) -> str | float:
+        if self.wait is None:
+            return "exponential"
+        seconds = getattr(self.wait, "wait_fixed", None)
+        if seconds is not None:
+            return float(seconds)
+        for kind in _kinds(self.wait):
+            if kind in _WAITS:
+                return _WAITS[kind]
+        raise InvalidUDFError(
+            f"UDFRetryConfig(wait={self.wait!r}) can't be done here: give wait_fixed(seconds), "
+            "wait_exponential(), wait_incrementing() or wait_none()."
+        )
+
+
+def _kinds(given: Any) -> list[str]:
+    """The names of an object's classes: tenacity itself need not be installed."""
+    return [kind.__name__ for kind in type(given).__mro__]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +85,8 @@ class ErrorHandlingConfig:
     """
 
     on_error: OnError = None
+    retry_config: UDFRetryConfig | None = None
+    """When to call again, in tenacity's words, in place of `on_error`."""
     store_errors: bool = True
     """Keep failed rows in the error store (`table.get_errors()`)."""
     store_inputs: bool = True
@@ -25,5 +96,8 @@ class ErrorHandlingConfig:
 
     def policy(self) -> ErrorPolicy:
         """The same as a policy."""
-        policy = policy_of(self.on_error, self.max_failed_rows, self.max_failed_fraction)
+        if self.retry_config is not None and self.on_error is not None:
+            raise InvalidUDFError("Give on_error or retry_config, not both.")
+        on_error = self.on_error if self.retry_config is None else [self.retry_config.rule()]
+        policy = policy_of(on_error, self.max_failed_rows, self.max_failed_fraction)
         return replace(policy, store_errors=self.store_errors, store_inputs=self.store_inputs)

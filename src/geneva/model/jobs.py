@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from enum import StrEnum
 from typing import Any
 
@@ -47,6 +48,57 @@ _SECONDS = {
     "writer_write_time": "write_seconds",
 }
 _MILLISECONDS = {"read_io_time_ms": "read_seconds", "commit_time_ms": "commit_seconds"}
+
+
+class JobConfig(str):
+    """What a job was asked for: JSON text, as programs for Geneva on Ray read it, and a mapping."""
+
+    __slots__ = ("_values",)
+    _values: dict[str, Any]
+
+    def __new__(cls, values: Mapping[str, Any]) -> JobConfig:
+        """Make both of the values."""
+        self = super().__new__(cls, json.dumps(dict(values), default=str))
+        self._values = dict(values)
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        """The value of a name; by a position or slice, a part of the text."""
+        return self._values[key] if isinstance(key, str) else super().__getitem__(key)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a name, or the default."""
+        return self._values.get(name, default)
+
+    def keys(self) -> KeysView[str]:
+        """The names."""
+        return self._values.keys()
+
+    def values(self) -> ValuesView[Any]:
+        """The values."""
+        return self._values.values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Names and values."""
+        return self._values.items()
+
+    def __contains__(self, name: object) -> bool:
+        """Whether it has the name."""
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the values, or the texts, are the same."""
+        return self._values == other if isinstance(other, Mapping) else str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle as its values."""
+        return JobConfig, (self._values,)
 
 
 class JobMetric(str):

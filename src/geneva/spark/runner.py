@@ -49,6 +49,7 @@ _MAX_OPERATIONS = 1_000
 """The latest operations of a job on Connect that its history names; Spark keeps as many jobs."""
 _SHIPPED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 """By session: the modules that its workers have."""
+_SHIPPING = threading.Lock()
 
 
 class SparkRunner:
@@ -150,16 +151,17 @@ class SparkRunner:
 
     def ship_modules(self, modules: Sequence[str]) -> None:
         """Send folders and files of Python modules to the workers, once for each session."""
-        sent = _SHIPPED.setdefault(self._session, set())
-        new = [module for module in modules if module not in sent]
-        if not new:
-            return
-        # Spark serves files from where they are, as long as executors come and ask for them.
-        folder = Path(tempfile.mkdtemp(prefix="geneva-modules-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        for module in new:
-            self._kind.ship(str(module_archive(module, folder)))
-        sent.update(new)
+        with _SHIPPING:  # jobs of one context start at the same time
+            sent = _SHIPPED.setdefault(self._session, set())
+            new = [module for module in modules if module not in sent]
+            if not new:
+                return
+            # Spark serves files from where they are, as long as executors come and ask for them.
+            folder = Path(tempfile.mkdtemp(prefix="geneva-modules-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            for module in new:
+                self._kind.ship(str(module_archive(module, folder)))
+            sent.update(new)
 
     def cancel(self) -> None:
         """Cancel this runner's jobs and wait until the driver has let go of them.

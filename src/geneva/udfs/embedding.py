@@ -82,7 +82,11 @@ def sentence_transformer_udf(
     require("sentence_transformers", "udf-text-sentence-transformers")
     made = _SentenceTransformer(model, normalize=normalize, trust_remote_code=trust_remote_code)
     if dimension is None:
-        dimension = int(made.load().get_sentence_embedding_dimension())
+        loaded = made.load()
+        # Its name since release 5.4, and before.
+        name = "get_embedding_dimension"
+        ask = getattr(loaded, name, None) or loaded.get_sentence_embedding_dimension
+        dimension = int(ask())
     return _declared(made, column, dimension, "sentence_transformer", num_gpus)
 
 

@@ -13,19 +13,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from geneva.errors import TableChangedError, UserInputError
-from geneva.execution.backfill.control import JobControl
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.request import BackfillRequest
-from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.explode import is_laid_out, lay_out_changes
 from geneva.execution.refresh.groups import NO_ROWS, KeyedRows
 from geneva.execution.refresh.prepare import PreparedRefresh, RefreshRequest, prepare_refresh
-from geneva.execution.refresh.run import run_refresh, source_pinned
 from geneva.model.computation import PartitionRows, Source
 from geneva.model.partitions import KEY_PREFIX, KeyedIds, Partitions, add_up_rows
 from geneva.model.rows import RowIds
@@ -53,6 +51,10 @@ from geneva.storage.views.partitions import (
     rows_ref,
     tidy_partitions,
 )
+
+if TYPE_CHECKING:
+    from geneva.execution.backfill.control import JobControl
+    from geneva.execution.jobs.progress import JobProgress
 
 _MAX_ROWS_LISTED = 8_000_000
 """Rows whose ids are in memory at once, while partitions are put on record."""
@@ -171,6 +173,10 @@ def _keyed(rows: PreparedRefresh) -> KeyedRows:
 
 def run_partition_refresh(prepared: PreparedPartitionRefresh, control: JobControl) -> JobProgress:
     """Bring the view up to date, step by step."""
+    # Imported when a job runs: a plan needs none of it.
+    from geneva.execution.jobs.progress import JobProgress
+    from geneva.execution.refresh.run import run_refresh, source_pinned
+
     rows, version = prepared.rows, prepared.rows.view_version
     with source_pinned(rows, prepared.ref, control):
         if not rows.plan.is_empty:

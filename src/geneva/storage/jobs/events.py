@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -94,7 +94,8 @@ class JobRecord:
     status: JobStatus
     created_at: datetime
     updated_at: datetime
-    config: dict[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What was asked for; of `get_job` and `list_jobs` also as JSON text (`JobConfig`)."""
     metrics: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     driver: dict[str, Any] = field(default_factory=dict)

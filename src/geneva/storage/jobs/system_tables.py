@@ -62,7 +62,7 @@ def _job(job: JobRecord) -> dict[str, Any]:
     return {
         **facts,
         "status": job.status.value,
-        "config": json.dumps(job.config, default=str),
+        "config": json.dumps(dict(job.config), default=str),
         "metrics": [json.dumps(number) for number in numbers],
         "events": [f"{event.at.isoformat()} {event}" for event in job.events],
     }
