@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -22,6 +23,7 @@ from typing import Any
 
 _BUCKET = "bench"
 _COUNTS = "/__counts__"
+_MOST = "/__most_at_once__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,11 @@ class SlowStore:
         """Requests since the last time somebody asked, by method and kind of object."""
         with urllib.request.urlopen(self.endpoint + _COUNTS) as answer:
             return Counter(json.load(answer))
+
+    def most_at_once(self) -> int:
+        """The most requests that were under way at the same time, since somebody asked."""
+        with urllib.request.urlopen(self.endpoint + _MOST) as answer:
+            return int(json.load(answer))
 
 
 @contextmanager
@@ -94,16 +101,34 @@ class _Door:
     def __init__(self, app: Callable[..., Iterable[bytes]], seconds: float) -> None:
         self._app, self._seconds = app, seconds
         self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._under_way = self._most = 0
 
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        if path == _COUNTS:
-            counts, self._counts = self._counts, Counter()
+        if path in (_COUNTS, _MOST):
             start("200 OK", [("Content-Type", "application/json")])
-            return [json.dumps(counts).encode()]
-        self._counts[f"{environ['REQUEST_METHOD']} {_kind(path)}"] += 1
-        time.sleep(self._seconds)
-        return self._app(environ, start)
+            return [json.dumps(self._counted() if path == _COUNTS else self._busiest()).encode()]
+        with self._lock:
+            self._counts[f"{environ['REQUEST_METHOD']} {_kind(path)}"] += 1
+            self._under_way += 1
+            self._most = max(self._most, self._under_way)
+        try:
+            time.sleep(self._seconds)
+            return self._app(environ, start)
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def _counted(self) -> Counter[str]:
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        return counts
+
+    def _busiest(self) -> int:
+        with self._lock:
+            most, self._most = self._most, 0
+        return most
 
 
 def _kind(path: str) -> str:

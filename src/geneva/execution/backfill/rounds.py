@@ -91,9 +91,11 @@ class Round:
 
     @property
     def source(self) -> tuple[TableRef, int] | None:
-        """The version of another table that it is computed from."""
+        """The version of another table whose rows it is computed from, one by one."""
         source = self.computation.source
-        return (source.ref, source.version) if source is not None else None
+        if source is None or source.keyed is not None:  # of which no values are read
+            return None
+        return source.ref, source.version
 
     @property
     def task_size(self) -> int | None:

@@ -33,7 +33,7 @@ from geneva.model.view_query import HIDDEN_SUFFIX
 from geneva.storage.columns.staged_files import StagedFile
 from geneva.storage.lance.damage import Damaged, damage_reason, is_storage_full
 
-MAX_CLOSING = 8
+_MAX_CLOSING = 8
 """Parts whose files are being closed, ..."""
 _MAX_CLOSING_BYTES = 32 * 1024 * 1024
 """... how much is in them at most, if they are more than one, ..."""
@@ -62,7 +62,7 @@ class PartSettler:
         self._last: _Begun | None = None
         self._is_open = False
         """Whether more is to be written to the part that was begun last."""
-        self._closing: deque[tuple[_Begun, PartWriter, Future[StagedFile | None]]] = deque()
+        self._closing: deque[tuple[_Begun, PartWriter, Future[StagedFile]]] = deque()
         self._settled = 0
         self.outcomes: list[PartResult | PartFailure | UnreadablePart] = []
         """In the order of the parts. A failure is the last one."""
@@ -107,7 +107,7 @@ class PartSettler:
         assert begun is not None
         try:
             if writer is not None and error is None:
-                self._closing.append((begun, writer, writer.close()))
+                self._close(begun, writer)
                 self._is_open = False
             elif error is not None and not (writer is None and isinstance(error, Damaged)):
                 raise error
@@ -125,6 +125,22 @@ class PartSettler:
         self._settle_closed(every=True)
         if self.failure is None or self.failure.kind != StorageFullError.__name__:
             self._writer.finish()
+
+    def _close(self, begun: _Begun, writer: PartWriter) -> None:
+        closing = writer.close_behind()
+        if closing is not None:
+            self._closing.append((begun, writer, closing))
+            return
+        result = writer.finish()
+        self._settle_closed(every=True)
+        if self.failure is None:
+            self._settle(begun, result)
+        self._settled += 1
+
+    @property
+    def max_closing(self) -> int:
+        """How many parts may have ended and be unsettled."""
+        return _MAX_CLOSING if self._task.work.ref.is_remote else 0
 
     @property
     def _open_writer(self) -> PartWriter | None:
@@ -148,7 +164,7 @@ class PartSettler:
     def _is_too_much_closing(self) -> bool:
         writers = [writer for _, writer, _ in self._closing]
         return (
-            len(writers) > MAX_CLOSING
+            len(writers) > _MAX_CLOSING
             or sum(writer.nbytes for writer in writers) > _MAX_CLOSING_BYTES
             or sum(writer.seconds for writer in writers) > _MAX_CLOSING_SECONDS
         )

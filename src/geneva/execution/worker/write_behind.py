@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from geneva.execution.worker.records import Computed, Durable, PartBegins, Result, Saved
-from geneva.execution.worker.settling import MAX_CLOSING, PartSettler
+from geneva.execution.worker.settling import PartSettler
 from geneva.execution.worker.threads import BoundedQueue, Halt, Stopped
 
 _MAX_BYTES = 32 * 1024 * 1024
@@ -25,8 +25,8 @@ _GROUP_SECONDS = 0.1
 """... or took this long."""
 _RECORD_BYTES = 1024
 """What a result takes, however few values are in it."""
-_MAX_UNSETTLED = 4 + MAX_CLOSING
-"""Parts that may still be written, or be closing, when the next one begins."""
+_MAX_UNSETTLED = 4
+"""Parts that may still be written when the next one begins, those that are closing aside."""
 _ASKING = (Durable.SOON, Durable.NOW)
 
 
@@ -63,7 +63,7 @@ class WriteBehind:
 
     def begin(self, begins: PartBegins) -> None:
         """Go on with another part, when all but the last few are settled."""
-        self._await_settled(_MAX_UNSETTLED)
+        self._await_settled(_MAX_UNSETTLED + self._settler.max_closing)
         self._unsettled += 1
         self._queue.put(begins)
 

@@ -142,24 +142,26 @@ class PartWriter:
 
     def finish(self) -> PartResult:
         """Make the part durable: as a staged file, or in checkpoints up to its end."""
-        return self.finished(self.close().result())
-
-    def close(self) -> Future[StagedFile | None]:
-        """Begin to make the part durable: nothing more is added. `finished` ends it.
-
-        A file in an object store is closed while the writer goes on: that is one request to wait
-        for. Not where its end depends on more than that.
-        """
-        # Failed rows in any case: a column file can't hold what happened to them.
-        has_more = self._task.work.sizes.checkpoint_size is not None or bool(self._failed)
-        if self._file is None or has_more:
+        if self._file is None or self._needs_checkpoints:
             self._save(self._part.rows.end)
         self._wait_saved()
-        if self._file is not None and self._task.work.ref.is_remote and not has_more:
-            return in_background("geneva-closer", self._close_file)
-        done: Future[StagedFile | None] = Future()
-        done.set_result(self._close_file())
-        return done
+        return self.finished(self._close() if self._file is not None else None)
+
+    def close_behind(self) -> Future[StagedFile] | None:
+        """Begin to stage the file, while the writer goes on; `finished` ends the part.
+
+        None where that is not worth it, or more is to be done: in an object store it is one request
+        to wait for.
+        """
+        if self._file is None or self._needs_checkpoints or not self._task.work.ref.is_remote:
+            return None
+        self._wait_saved()
+        return in_background("geneva-closer", self._close)
+
+    @property
+    def _needs_checkpoints(self) -> bool:
+        # Of failed rows in any case: a column file can't hold what happened to them.
+        return self._task.work.sizes.checkpoint_size is not None or bool(self._failed)
 
     def finished(self, staged: StagedFile | None) -> PartResult:
         """What is durable of the part, once it is closed."""
@@ -209,9 +211,8 @@ class PartWriter:
             self._file.add(piece)
             self._count_write(started, read)
 
-    def _close_file(self) -> StagedFile | None:
-        if self._file is None:
-            return None
+    def _close(self) -> StagedFile:
+        assert self._file is not None
         started, read = time.perf_counter(), self._clock.read
         failed = self._failed.rows(self._part.physical_rows) if self._failed else None
         staged = self._file.finish(failed)

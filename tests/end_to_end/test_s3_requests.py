@@ -1,0 +1,77 @@
+"""Small fragments on an object store: few requests, several at a time, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import lance
+import pyarrow as pa
+import pytest
+from benchmarks.slow_store import SlowStore, slow_store
+
+import geneva
+from geneva import Table, udf
+from geneva.config import Settings
+from geneva.errors import UDFExecutionError
+from geneva.execution.runner import InProcessRunner
+from support import Calls, breakable, tripled
+from view_support import values
+
+pytestmark = [pytest.mark.s3, pytest.mark.slow]
+
+
+def make_table(store: SlowStore, rows: int, fragments: int) -> Table:
+    data = pa.table({"id": pa.array(range(rows), pa.int64())})
+    size = -(-rows // fragments)
+    options = {"storage_options": store.options, "max_rows_per_file": size}
+    lance.write_dataset(data, f"{store.uri}/t.lance", **options)
+    db = geneva.connect(
+        store.uri,
+        storage_options=store.options,
+        settings=Settings(progress=False),
+        runner=lambda: InProcessRunner(1),
+    )
+    return db.open_table("t")
+
+
+def test_small_fragments_take_two_requests_each_and_several_at_a_time() -> None:
+    @udf(data_type=pa.int64(), input_columns=["id"])
+    def plus_one(id: pa.Array) -> pa.Array:
+        return pa.compute.add(id, 1)
+
+    with slow_store(0.05) as store:
+        table = make_table(store, 400, 40)
+        table.add_columns({"y": plus_one})
+        store.requests(), store.most_at_once()
+        table.backfill("y", task_size=400)
+        counts = store.requests()
+        assert (counts["GET data"], counts["PUT data"]) == (40, 40)
+        assert sum(counts.values()) < 40 * 2 + 120
+        # One after the other, the reader, the writer and what goes on behind them were three.
+        assert store.most_at_once() > 4
+        assert values(table, "y") == {i: i + 1 for i in range(400)}
+
+
+def test_what_ends_the_job_keeps_all_fragments_before_it(calls: Calls, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text(json.dumps([53]))
+    with slow_store(0.02) as store:
+        table = make_table(store, 100, 20)
+        table.add_columns({"y": breakable(calls, broken, batch_size=1)})
+        with pytest.raises(UDFExecutionError, match="fragment 10, row 3"):
+            table.backfill("y", task_size=100)
+        assert calls.taken() == list(range(54))
+        broken.unlink()
+        table.backfill("y")
+        assert calls.taken() == list(range(53, 100))
+        assert values(table, "y") == {i: 3 * i for i in range(100)}
+
+
+def test_a_split_fragment_is_put_together_from_its_checkpoints(calls: Calls) -> None:
+    with slow_store(0.02) as store:
+        table = make_table(store, 60, 1)
+        table.add_columns({"y": tripled(calls)})
+        table.backfill("y", task_size=7, checkpoint_size=2)
+        assert calls.taken() == list(range(60))
+        assert values(table, "y") == {i: 3 * i for i in range(60)}
