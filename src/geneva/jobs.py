@@ -531,7 +531,7 @@ class Job:
         if self._noting is not None:
             self._noting.result()
         if self._unwritten:
-            self._on_commit()
+            self._show_commit()
         self._unwritten.extend(map(self._numbered, events))
         self._write_events()
 
@@ -547,8 +547,16 @@ class Job:
         while self._unwritten and not self._writes.wait(_NOTE_SECONDS):
             with _logged("note a commit of", self.job_id):
                 self._write_events()
-            with _logged("show a commit of", self.job_id):
-                self._on_commit()
+            self._show_commit()
+
+    def _show_commit(self) -> None:
+        """Let the user's own handle see what was committed. One of a dropped table can't."""
+        try:
+            self._on_commit()
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            _LOG.warning("Could not show a commit of job %s: %s", self.job_id, plain(error))
 
     def _write_events(self) -> None:
         events: list[JobEvent] = []
