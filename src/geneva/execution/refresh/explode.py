@@ -24,7 +24,7 @@ from geneva.model.view_query import SYSTEM_COLUMNS
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import Dataset, open_dataset
-from geneva.storage.lance.row_ids import read_row_ids
+from geneva.storage.lance.row_ids import read_row_ids, sorted_ids
 from geneva.storage.views.definition import read_view
 from geneva.storage.views.explode import CHUNKS, RewrittenColumns, commit_chunks, inner_ref
 from geneva.storage.views.foreign_writes import is_untouched
@@ -201,22 +201,23 @@ def _changed_rows(
 
     What is there may be of several versions, when a run was cut off: then what differs from any.
     """
-    gone, fresh = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+    gone: list[RowIds] = []
+    fresh: list[RowIds] = []
     for version in before:
         try:
             changes = read_changes(inner, version, now, watched)
         except TableChangedError:
             before = ()
             break
-        touched = np.unique(np.concatenate([*changes.changed.values(), np.zeros(0, np.uint64)]))
-        left = np.union1d(changes.deleted, touched)
+        touched = sorted_ids([*changes.changed.values()])
+        left = sorted_ids([changes.deleted, touched])
         gone.append(read_source_ids_of(inner, version, left))
-        fresh.append(np.union1d(changes.inserted, touched))
+        fresh.append(sorted_ids([changes.inserted, touched]))
     if not before:
         return None, read_row_ids(open_dataset(inner, now), None)
-    ids = np.unique(np.concatenate(fresh))
+    ids = sorted_ids(fresh)
     # Also what a run that was cut off may have laid out of them already.
-    return np.unique(np.concatenate([*gone, read_source_ids_of(inner, now, ids)])), ids
+    return sorted_ids([*gone, read_source_ids_of(inner, now, ids)]), ids
 
 
 _Item = TypeVar("_Item")

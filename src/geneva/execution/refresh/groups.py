@@ -47,6 +47,7 @@ from geneva.storage.lance.dataset import (
     open_dataset,
     quote_path,
 )
+from geneva.storage.lance.row_ids import sorted_ids
 from geneva.storage.views.definition import FragmentRows, ViewInfo, read_source_ids, read_view
 from geneva.storage.views.partitions import ROWS
 
@@ -78,7 +79,7 @@ class RefreshTarget:
         columns = self.changed[version]
         if columns is None:
             return None
-        return union_of(columns.get(path, NO_ROWS) for path in paths)
+        return sorted_ids([columns.get(path, NO_ROWS) for path in paths])
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +295,7 @@ class _ChangedInSource:
         known = [ids for ids in changes if ids is not None]
         if len(known) < len(changes):
             return None
-        ids = union_of(known)
+        ids = sorted_ids(known)
         if not len(ids):
             return validity
         return validity.without(self._places(fragment, ids))
@@ -338,9 +339,3 @@ def places_of(ids: Iterable[FragmentRows], wanted: RowIds) -> dict[int, RowSet]:
         if mask.any():
             found[rows.fragment_id] = RowSet.from_mask(mask)
     return found
-
-
-def union_of(arrays: Iterable[RowIds]) -> RowIds:
-    """All ids of several arrays, sorted, each once."""
-    every = [array for array in arrays if len(array)]
-    return np.unique(np.concatenate(every)) if every else NO_ROWS

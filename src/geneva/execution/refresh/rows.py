@@ -9,7 +9,7 @@ import numpy as np
 
 from geneva.errors import TableChangedError
 from geneva.execution.refresh.damage import Damage
-from geneva.execution.refresh.groups import NO_ROWS, places_of, union_of
+from geneva.execution.refresh.groups import NO_ROWS, places_of
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import TableRef
 from geneva.model.view_query import ViewQuery
@@ -17,7 +17,13 @@ from geneva.planning.membership import choose_rows, rows_that_enter_and_leave
 from geneva.render.text import count
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import Dataset, open_dataset
-from geneva.storage.lance.row_ids import read_matching_ids, read_row_ids
+from geneva.storage.lance.row_ids import (
+    common_ids,
+    ids_minus,
+    read_matching_ids,
+    read_row_ids,
+    sorted_ids,
+)
 from geneva.storage.views.definition import FragmentRows, delete_view_rows, read_source_ids
 from geneva.storage.views.source_changes import SourceChanges
 
@@ -66,16 +72,16 @@ def read_membership(
         ids = read_source_ids(view)
         present = _present(ids)
         return _compare(ids, present, _wanted_rows(source, query, present, damage))
-    touched = union_of(changes.changed.get(path, NO_ROWS) for path in query.where_inputs)
-    still = read_matching_ids(source, touched, query.where)
-    gone = np.union1d(changes.deleted, np.setdiff1d(touched, still))
+    touched = sorted_ids([changes.changed.get(path, NO_ROWS) for path in query.where_inputs])
+    still = sorted_ids([read_matching_ids(source, touched, query.where)])
+    gone = sorted_ids([changes.deleted, ids_minus(touched, still)])
     fresh = read_matching_ids(source, changes.inserted, query.where)
     if not len(gone) and not len(still):
         return Membership(_ordered(fresh, query), NO_ROWS)
     ids = read_source_ids(view)
     present = np.sort(_present(ids))
-    entering = np.union1d(fresh, np.setdiff1d(still, present))
-    leaving = np.intersect1d(gone, present)
+    entering = sorted_ids([fresh, ids_minus(still, present)])
+    leaving = common_ids(gone, present)
     return Membership(_ordered(entering, query), leaving, places_of(ids, leaving))
 
 
@@ -100,7 +106,7 @@ def read_first_membership(
     )
     if not too_large and (query.seed is None or not len(found.entering)):
         return found
-    leaving = union_of([present])
+    leaving = sorted_ids([present])
     return Membership(wanted, leaving, places_of(ids, leaving))
 
 
@@ -126,7 +132,8 @@ def _wanted_rows(source: Dataset, query: ViewQuery, present: RowIds, damage: Dam
     """
     passing = read_row_ids(source, query.where, without=damage.fragments)
     if damage:
-        passing = np.union1d(passing, np.intersect1d(present, damage.rows))
+        kept = common_ids(sorted_ids([present]), sorted_ids([damage.rows]))
+        passing = sorted_ids([passing, kept])
     return choose_rows(
         passing,
         shuffle_seed=query.seed,
@@ -150,7 +157,7 @@ def leaving_places(
         first = np.zeros(len(ids), dtype=np.bool_)
         first[np.unique(ids, return_index=True)[1]] = True
         stays = first & ~np.isin(ids, seen)
-        seen = np.union1d(seen, ids)
+        seen = sorted_ids([seen, ids])
         mask = found.mask()
         mask[offsets[stays]] = False
         more, there = RowSet.from_mask(mask), places.get(fragment.fragment_id)
@@ -169,7 +176,7 @@ def _repeated(ids: RowIds) -> RowIds:
     if bool((ids[1:] > ids[:-1]).all()):
         return ids[:0]
     ordered = np.sort(ids)
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    return sorted_ids([ordered[1:][ordered[1:] == ordered[:-1]]])
 
 
 def _ordered(ids: RowIds, query: ViewQuery) -> RowIds:
