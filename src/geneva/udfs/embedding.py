@@ -83,7 +83,7 @@ def sentence_transformer_udf(
     made = _SentenceTransformer(model, normalize=normalize, trust_remote_code=trust_remote_code)
     if dimension is None:
         loaded = made.load()
-        # Its name since release 5.4, and before.
+        # Newer releases have renamed it.
         name = "get_embedding_dimension"
         ask = getattr(loaded, name, None) or loaded.get_sentence_embedding_dimension
         dimension = int(ask())
