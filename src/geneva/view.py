@@ -304,7 +304,13 @@ class MaterializedView(Table):
             cleanup_versions(ref, self._connection._history.close_lost, older_than, **options)
         return super()._cleanup_versions(older_than, **options)
 
-    def optimize(self, **options: Any) -> Any:
+    def optimize(
+        self,
+        *,
+        cleanup_older_than: timedelta | None = None,
+        delete_unverified: bool = False,
+        retrain: bool = False,
+    ) -> Any:
         """Compact, index new rows and clean old versions up, of hidden tables as well.
 
         See `Table.optimize`.
@@ -312,7 +318,11 @@ class MaterializedView(Table):
         self._refuse_checked_out("optimize")
         for ref in self._refs()[1:]:
             compact(ref)
-        return super().optimize(**options)
+        return super().optimize(
+            cleanup_older_than=cleanup_older_than,
+            delete_unverified=delete_unverified,
+            retrain=retrain,
+        )
 
     def add(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a view's rows come from its source."""

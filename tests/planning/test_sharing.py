@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Reason
-from geneva.planning.backfill import Action, FragmentPlan
+from geneva.planning.backfill import Action, FragmentPlan, OutputPlan
 from geneva.planning.sharing import MAX_COLUMNS, gains_by_sharing, shared_reads
 
 _ROWS = 4
@@ -26,6 +26,7 @@ def plan(
         physical_rows=_ROWS,
         action=action,
         reason=Reason.NEW,
+        outputs=(OutputPlan(place=0, compute=compute, adopt=RowSet.empty(_ROWS)),),
         compute=compute,
         valid_after=compute,
         complete=False,
