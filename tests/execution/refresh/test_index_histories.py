@@ -281,6 +281,7 @@ def test_queries_find_what_a_scan_finds(seed: int) -> None:
     run_history(seed, 8)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_long_histories_with_indexes(slow_rounds: int) -> None:
     for seed in range(100, 100 + 10 * slow_rounds):
