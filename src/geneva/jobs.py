@@ -528,8 +528,9 @@ class Job:
     def _record(self, *events: JobEvent) -> None:
         """Write events, with those of commits that are not written yet; return when it is done."""
         self._writes.set()
-        if self._noting is not None:
-            self._noting.result()
+        noting, self._noting = self._noting, None
+        if noting is not None:
+            noting.result()
         if self._unwritten:
             self._show_commit()
         self._unwritten.extend(map(self._numbered, events))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -10,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from geneva import Connection, udf
-from geneva.errors import SQLExecutionError, UDFExecutionError
+from geneva.errors import SQLExecutionError, UDFExecutionError, UDFOutputError
 from geneva.execution.backfill.tasks import TaskQueue
 from geneva.execution.runner import ANY, InProcessRunner
 from geneva.model.computation import Resources
@@ -171,3 +175,64 @@ def test_a_slow_column_is_let_go(
     assert set(let_go) == {"s"}
     assert values(view, "s") == {i: i for i in range(60)}
     assert calls.taken() == list(range(60))
+
+
+def test_functions_find_their_own_variables(local_db: Connection) -> None:
+    """Also those whose calls go on while another column's are made."""
+
+    @udf(data_type="string", env={"KEY_OF": "a"})
+    async def a(id: int) -> str:
+        await asyncio.sleep(0.005)
+        return os.environ["KEY_OF"]
+
+    @udf(data_type="string", env={"KEY_OF": "b"})
+    def b(id: int) -> str:
+        return os.environ["KEY_OF"]
+
+    db = connect(Path(local_db.uri), lambda: InProcessRunner(1))
+    query = make_source(db, rows=60).query().select({"id": "id", "a": a, "b": b})
+    view = db.create_materialized_view("v", query)
+    view.refresh(max_rows_per_fragment=10)
+    assert values(view, "a") == dict.fromkeys(range(60), "a")
+    assert values(view, "b") == dict.fromkeys(range(60), "b")
+
+
+def test_what_columns_behind_a_failed_one_have_done_is_committed(
+    local_db: Connection, calls: Calls, others: Calls, tmp_path: Path
+) -> None:
+    db = connect(Path(local_db.uri), lambda: InProcessRunner(1))
+    mended = tmp_path / "mended"
+
+    @udf(data_type="int64")
+    def bad(id: int) -> int:
+        if id == 45 and not mended.exists():
+            raise ValueError("not yet")
+        return id
+
+    columns = {"id": "id", "t": tripled(calls), "bad": bad, "u": tripled(others)}
+    view = db.create_materialized_view("v", make_source(db, rows=60).query().select(columns))
+    with pytest.raises(UDFExecutionError, match="not yet"):
+        view.refresh(max_rows_per_fragment=10)
+    mended.touch()
+    view.refresh()
+    assert calls.rows == others.rows == list(range(60))
+    assert values(view, "u") == {i: 3 * i for i in range(60)}
+
+
+def test_what_a_writer_refuses_loses_nothing_of_the_others(
+    local_db: Connection, calls: Calls
+) -> None:
+    kind = pa.dictionary(pa.int8(), pa.string())
+
+    @udf(data_type=kind, batch_size=20)
+    def bad(id: pa.Array) -> pa.Array:
+        return pc.cast(id, pa.string()).dictionary_encode().cast(kind)
+
+    query = make_source(local_db, rows=400).query().select({"bad": bad, "t": tripled(calls)})
+    with pytest.warns(UserWarning, match="int32 indices"):
+        view = local_db.create_materialized_view("v", query)
+    with pytest.raises(UDFOutputError, match="128"):
+        view.refresh()
+    once = calls.taken()
+    plan = {column.name: column.plan.rows_to_run for column in view.plan_refresh().columns}
+    assert plan["t"] == 400 - len(once)

@@ -789,3 +789,24 @@ class TestRefusals:
 def test_what_is_hidden_is_inside_of_the_view(view: MaterializedView, local_db: Connection) -> None:
     assert local_db.table_names() == ["orders", "v"]
     assert lance.dataset(f"{view.ref.uri}/_partitions").count_rows() == 3
+
+
+def test_narrow_dictionaries_of_many_fragments(local_db: Connection) -> None:
+    """Small partitions are read together, and have more values together than their type holds."""
+    kind = pa.dictionary(pa.int8(), pa.string())
+    rows = [
+        pa.table({"g": range(100), "s": pa.array([f"{i}-{n}" for n in range(100)]).cast(kind)})
+        for i in range(3)
+    ]
+    source = local_db.create_table("narrow", rows[0])
+    for more in rows[1:]:
+        source.add(more)
+
+    @udtf(output_schema=pa.schema([("texts", pa.list_(pa.string()))]), partition_by="g")
+    def texts(query: Any) -> Any:
+        yield {"texts": sorted(query.to_arrow()["s"].cast(pa.string()).to_pylist())}
+
+    view = local_db.create_udtf_view("v", source=source.query(), udtf=texts)
+    view.refresh()
+    found = sorted(view.to_arrow()["texts"].to_pylist())
+    assert found == sorted([f"{i}-{n}" for i in range(3)] for n in range(100))

@@ -215,16 +215,22 @@ class Round:
 
     def _book_all(self, task: Task, report: TaskReport) -> None:
         """Book what a task did, and what it did of other columns."""
-        try:
-            self._book(report)
-        finally:
-            for rider, own in zip(task.riders, report.riders, strict=True):
-                other = self._riders[rider.work.computation.id]
-                if not gains_by_sharing(report.timings.read, own.timings.udf):
-                    self._tasks.let_go(other._tasks)
-                if own.parts_left:
-                    other._tasks.put_back(rider.parts[-own.parts_left :])
-                other._book(own)
+        rounds: list[tuple[Round, TaskReport]] = [(self, report)]
+        for rider, own in zip(task.riders, report.riders, strict=True):
+            other = self._riders[rider.work.computation.id]
+            if not gains_by_sharing(report.timings.read, own.timings.udf):
+                self._tasks.let_go(other._tasks)
+            if own.parts_left:
+                other._tasks.put_back(rider.parts[-own.parts_left :])
+            rounds.append((other, own))
+        errors: list[Exception] = []
+        for booking, own in rounds:
+            try:
+                booking._book(own)
+            except Exception as error:  # noqa: BLE001  raised when the others' work is booked
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _book(self, report: TaskReport) -> None:
         """Book what a task did; raise what ends the job."""

@@ -21,7 +21,7 @@ from geneva.model.computation import PartitionRows
 from geneva.model.rows import RowIds
 from geneva.planning.membership import choose_rows
 from geneva.storage.lance.fragments import rows_for
-from geneva.storage.lance.pieces import concat_batches
+from geneva.storage.lance.pieces import concat_batches, concat_inputs, in_parts
 from geneva.storage.lance.row_ids import read_row_ids
 from geneva.storage.lance.source_rows import MAX_NARROW_ROWS, SourceRows, next_window
 
@@ -101,7 +101,7 @@ class _Reader:
 def _taken(source: SourceRows, ids: npt.NDArray[Any]) -> pa.RecordBatch:
     """The rows of these ids, which may be read in another order than they are given."""
     order = np.argsort(ids, kind="stable")
-    batch = source.take(ids[order])
+    batch = concat_inputs([part for _, part in in_parts(source.take, ids[order])])
     if bool((order[1:] > order[:-1]).all()):
         return batch
     back = np.empty_like(order)

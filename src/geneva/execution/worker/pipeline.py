@@ -123,7 +123,8 @@ class Pipeline:
 
     def open(self, halt: Halt, columns: int) -> None:
         """Start the writer's thread; so many `columns` share the memory of the task."""
-        self._behind = WriteBehind(self._settler, halt, columns)
+        # A failure that its writer finds stops this column at once, and the others in good order.
+        self._behind = WriteBehind(self._settler, halt.inner(), columns)
         self._thread = Stage("geneva-writer", self._behind.run, halt)
 
     def begin(self, part: PartWork) -> None:
@@ -259,6 +260,12 @@ def _run_threads(columns: Sequence[Pipeline], legs: Sequence[Leg], deadline: flo
                 column.close()
             failed.column.fail(failed.error)
             failed.column.close()
+        except Stopped:
+            if halt.is_set:
+                raise
+            for column in (column for column in columns if column.failure is None):
+                column.interrupt()
+                column.close()
         else:
             for column in columns:
                 column.close()

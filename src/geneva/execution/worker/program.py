@@ -237,6 +237,18 @@ def live_program(work: ColumnWork) -> Program:
     return program
 
 
+def share_surroundings(works: Sequence[ColumnWork]) -> bool:
+    """Whether the functions of some columns came with the same modules and variables."""
+    udfs = [
+        load_udf(work.ref, work.computation.program.digest, work.permit)
+        for work in works
+        if isinstance(work.computation.program, Udf)
+    ]
+    return all(
+        udf.modules == udfs[0].modules and udf.variables == udfs[0].variables for udf in udfs[1:]
+    )
+
+
 def _make(work: ColumnWork) -> Program:
     computation = work.computation
     match computation.program:

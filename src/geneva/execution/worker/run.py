@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
 from geneva.execution.apply.timeouts import is_spark_worker
 from geneva.execution.worker.output import Printed, captured
 from geneva.execution.worker.pipeline import Pipeline, run_together
+from geneva.execution.worker.program import share_surroundings
 from geneva.execution.worker.records import open_task
 from geneva.execution.worker.resume import is_retry, resume_task
 from geneva.execution.worker.task import Task, TaskReport
@@ -39,7 +41,18 @@ def run_task(task: Task) -> str:
 
 
 def _run_first(task: Task) -> list[TaskReport]:
-    """Do all columns of a task at once, from one read of their rows."""
+    """Do all columns of a task at once, from one read of their rows.
+
+    Modules and variables are the process's: functions that come with different ones go one by one.
+    """
+    works = [own.work for own in task.columns]
+    if len(works) > 1 and not share_surroundings(works):
+        return _one_by_one(
+            task,
+            lambda own: Pipeline(open_task(own.work), is_retry=False).run(
+                own.parts, max_seconds=task.max_seconds
+            ),
+        )
     pipelines = [Pipeline(open_task(own.work), is_retry=False) for own in task.columns]
     riders = [{part.fragment_id: part for part in rider.parts} for rider in task.riders]
     legs = [(part, *(parts.get(part.fragment_id) for parts in riders)) for part in task.parts]
@@ -49,13 +62,20 @@ def _run_first(task: Task) -> list[TaskReport]:
 
 def _run_again(task: Task) -> list[TaskReport]:
     """Do the columns of a task that was lost one after the other: one of them is to blame."""
+
+    def run(own: Task) -> TaskReport:
+        parts, done = resume_task(replace(own, attempt=task.attempt))
+        return Pipeline(open_task(own.work), is_retry=True).run(parts, done)
+
+    return _one_by_one(task, run)
+
+
+def _one_by_one(task: Task, run: Callable[[Task], TaskReport]) -> list[TaskReport]:
+    """Do the columns of a task in turn, up to a failure."""
     reports: list[TaskReport] = []
     for own in task.columns:
-        if any(report.failure is not None for report in reports):
-            reports.append(TaskReport(results=()))
-            continue
-        parts, done = resume_task(replace(own, attempt=task.attempt))
-        reports.append(Pipeline(open_task(own.work), is_retry=True).run(parts, done))
+        failed = any(report.failure is not None for report in reports)
+        reports.append(TaskReport(results=()) if failed else run(own))
     return reports
 
 

@@ -28,7 +28,14 @@ class Halt:
         self.is_set = False
         self.error: BaseException | None = None
         self._waiting: list[threading.Condition] = []
+        self._inner: list[Halt] = []
         self._lock = threading.Lock()
+
+    def inner(self) -> Halt:
+        """One for some of the threads only: it stops with this one, and may stop alone."""
+        made = Halt()
+        self._inner.append(made)
+        return made
 
     def watched(self) -> threading.Condition:
         """A condition whose waiters wake up when the threads are to stop."""
@@ -45,6 +52,8 @@ class Halt:
         for condition in self._waiting:
             with condition:
                 condition.notify_all()
+        for halt in self._inner:
+            halt.set()
 
 
 class BoundedQueue(Generic[Item]):
