@@ -792,6 +792,11 @@ class Table(TableMethods):
         *,
         planning_only: bool,
     ) -> PreparedChain:
+        if not isinstance(column, str):
+            raise UserInputError(
+                f"Name one column, not {column!r}. Columns that one call fills are all filled by a "
+                "backfill of any of them."
+            )
         ref = self.ref
         dataset = open_dataset(ref, options.read_version)
         if options.read_version is not None:

@@ -45,7 +45,13 @@ from geneva.storage.columns.compaction import compact
 from geneva.storage.jobs.failures import ErrorRecord, ErrorRecords
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.views.definition import ViewInfo, read_view
-from geneva.storage.views.explode import CHUNKS, SourcePlace, inner_ref, source_places
+from geneva.storage.views.explode import (
+    CHUNKS,
+    SourcePlace,
+    chunk_schema,
+    inner_ref,
+    source_places,
+)
 from geneva.storage.views.partitions import PARTITIONS_ADDRESS, partitions_ref, rows_ref
 from geneva.table import Table
 from geneva.udf.chunker import Chunker
@@ -228,8 +234,7 @@ class MaterializedView(Table):
 
     def _chunk_schema(self) -> pa.Schema:
         """The columns that the chunker yields."""
-        lists = open_dataset(inner_ref(self.ref)).schema.field(CHUNKS).type
-        return pa.schema(list(lists.value_type))
+        return chunk_schema(self.ref)
 
     def _alter_own(self, name: str, change: NewFunction) -> None:
         source, chunker = open_dataset(self._source()), self.definition.chunker

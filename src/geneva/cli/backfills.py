@@ -177,6 +177,8 @@ def _save(table: Table, column: str, function: Any, *, keep: bool) -> None:
     if column not in table.schema.names:
         given = function[0] if isinstance(function, tuple) else function
         several = isinstance(given, UDF) and given.unpacks
+        if several and column not in (made := [field.name for field in given.outputs]):
+            raise UserInputError(f"{given.name!r} fills {', '.join(made)}, and not {column!r}.")
         table.add_columns(function if several else {column: function})
         return
     kept = {"keep": "computed"} if keep else {}

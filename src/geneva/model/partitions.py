@@ -240,12 +240,12 @@ class Partitions:
     def that_changed(self, before: Partitions) -> Mask:
         """Those that were not there before, or were made of other rows."""
         found = before.find(self.high, self.low)
-        return (found < 0) | (np.append(before.digests, 0)[found] != self.digests)
+        return (found < 0) | (np.append(before.digests, np.uint64(0))[found] != self.digests)
 
     def that_moved(self, before: Partitions) -> Mask:
         """Those that changed, or whose rows are elsewhere."""
         found = before.find(self.high, self.low)
-        moved: Mask = np.append(before.places, 0)[found] != self.places
+        moved: Mask = np.append(before.places, before.places.dtype.type(0))[found] != self.places
         return moved | self.that_changed(before)
 
     def that_lack(self, now: Partitions) -> Mask:

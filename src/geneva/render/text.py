@@ -30,7 +30,7 @@ def agree(number: float, verb: str) -> str:
     """A verb for so many of something: `1 row is`, `2 rows are`, `1 row stays`, `2 rows stay`."""
     if number != 1:
         return verb
-    return {"are": "is", "were": "was"}.get(verb, f"{verb}s")
+    return {"are": "is", "were": "was", "have": "has"}.get(verb, f"{verb}s")
 
 
 def size(number: int) -> str:

@@ -329,8 +329,12 @@ class _Rows:
                 f"the batch that it returned has no column {PARENT_ROW!r}, which it had before: "
                 f"nobody knows whose the rows are"
             )
-        names = self.names if set(made.schema.names) == set(self.names) else made.schema.names
-        rows = pa.concat_arrays([_structs(batch, names) for batch in _batches(made)])
+        if set(made.schema.names) != set(self.names):
+            raise ValueError(
+                f"the batch that it returned has the columns {made.schema.names}, and not "
+                f"{list(self.names)}"
+            )
+        rows = pa.concat_arrays([_structs(batch, self.names) for batch in _batches(made)])
         return [rows[start:end] for start, end in itertools.pairwise([0, *ends])]
 
     def _result(self, made: Any) -> Any:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from geneva import Connection, JobStatus, Table, udf
+from geneva import Connection, JobStatus, Table, udf, udtf
 from geneva.errors import (
     ColumnChangedError,
     ColumnNotFoundError,
@@ -703,3 +703,70 @@ def test_many_equal_hashes(local_db: Connection, monkeypatch: pytest.MonkeyPatch
     twice = pa.table({"id": [5, 6, 7, 5], "v": list("abcd")})
     with pytest.raises(DuplicateKeyError, match="'id': 5"):
         table.load_columns(twice, "id", ["v"])
+
+
+# ------------------------------------------------------------------ found by strangers' attacks
+
+
+def test_a_source_whose_columns_change_names_is_another_one(
+    local_db: Connection, tmp_path: Path
+) -> None:
+    uri = str(tmp_path / "source.lance")
+    rows = {"id": [0, 1], "v": [1.0, 2.0], "w": [10.0, 20.0]}
+    lance.write_dataset(pa.table(rows), uri)
+    table = make_table(local_db, [2])
+    table.load_columns(uri, "id", ["v"])
+    lance.dataset(uri).alter_columns({"path": "v", "name": "old"})
+    lance.dataset(uri).alter_columns({"path": "w", "name": "v"})
+    table.load_columns(uri, "id", ["v"])
+    assert by_id(table, "v") == {0: 10.0, 1: 20.0}
+
+
+def test_suffixes_in_capitals_are_of_the_format(local_db: Connection, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    write(tmp_path / "rows" / "a.parquet", ROWS.slice(0, 2))
+    write(tmp_path / "rows" / "B.PARQUET", ROWS.slice(2))
+    table = make_table(local_db, [4])
+    table.load_columns(str(tmp_path / "rows"), "id", ["v"])
+    assert by_id(table, "v") == {0: None, 1: "a", 2: "b", 3: "c"}
+
+
+def test_columns_that_a_view_s_function_yields_are_not_loaded(local_db: Connection) -> None:
+    @udtf(output_schema=pa.schema([("k", pa.int64()), ("n", pa.int64())]), partition_by="id")
+    def rows(query: Any) -> Any:
+        yield {"k": query.to_arrow()["id"][0].as_py(), "n": 1}
+
+    source = local_db.create_table("source", pa.table({"id": [0, 1]}))
+    view = local_db.create_udtf_view("v", source=source.query(), udtf=rows)
+    view.refresh()
+    with pytest.raises(UserInputError, match="comes from its query"):
+        view.load_columns(pa.table({"k": [0], "n": [-1]}), "k", ["n"])
+
+
+@pytest.mark.parametrize(
+    ("source", "columns", "match"),
+    [
+        (None, ["v"], "source must be a path or URI"),
+        (5, ["v"], "source must be a path or URI"),
+        ({"id": [1]}, ["v"], "source must be a path or URI"),
+        (ROWS, None, "columns must be names"),
+        (ROWS, {"v": "w"}, "columns must be names"),
+        (ROWS.rename_columns(["id", "ID"]), ["ID"], "only in case"),
+        (pa.table([[1], [2], [3]], names=["id", "v", "v"]), ["v"], "several columns 'v'"),
+    ],
+)
+def test_what_is_no_source_is_refused_in_a_sentence(
+    local_db: Connection, source: Any, columns: Any, match: str
+) -> None:
+    with pytest.raises(UserInputError, match=match):
+        make_table(local_db, [2]).load_columns(source, "id", columns)
+
+
+def test_a_broken_file_is_named(local_db: Connection, tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    write(path, pa.table({"id": range(2_000), "v": [str(i) * 9 for i in range(2_000)]}))
+    content = bytearray(path.read_bytes())
+    content[100:1_000] = bytes(900)
+    path.write_bytes(content)
+    with pytest.raises((UserInputError, OSError), match=r"rows\.parquet can't be read"):
+        make_table(local_db, [2]).load_columns(str(path), "id", ["v"])

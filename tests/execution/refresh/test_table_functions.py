@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import geneva
-from geneva import UDTF, Connection, Retry, Skip, Table, udtf
+from geneva import UDTF, Connection, Retry, Skip, Table, chunker, udtf
 from geneva.errors import (
     ColumnNotFoundError,
     GenevaError,
@@ -810,3 +810,25 @@ def test_narrow_dictionaries_of_many_fragments(local_db: Connection) -> None:
     view.refresh()
     found = sorted(view.to_arrow()["texts"].to_pylist())
     assert found == sorted([f"{i}-{n}" for i in range(3)] for n in range(100))
+
+
+def test_a_batch_chunker_that_forgets_a_column_is_refused(local_db: Connection) -> None:
+    @chunker(batch=True, output_schema=pa.schema([("w", pa.int64())]), input_columns=["id"])
+    def words(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"parent_row": list(range(batch.num_rows))})
+
+    source = local_db.create_table("ids", pa.table({"id": [1, 2]}))
+    view = local_db.create_udtf_view("v", source=source.query(), udtf=words)
+    with pytest.raises(UDFError, match=r"and not \['w'\]"):
+        view.refresh()
+
+
+def test_a_type_error_names_the_partition(local_db: Connection) -> None:
+    @udtf(output_schema=pa.schema([("n", pa.int64())]), partition_by="id")
+    def total(query: Any) -> Any:
+        raise TypeError("no sum")
+
+    source = local_db.create_table("ids", pa.table({"id": [1]}))
+    view = local_db.create_udtf_view("v", source=source.query(), udtf=total)
+    with pytest.raises(UDFError, match=r'partition {"id": 1}: TypeError: no sum'):
+        view.refresh()

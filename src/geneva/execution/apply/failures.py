@@ -52,7 +52,7 @@ def raise_failed(
         raise error
     name = type(error).__name__
     where = "" if row is None else f" on {_place(udf, batch, row)}"
-    if isinstance(error, _TYPE_ERRORS):
+    if isinstance(error, _TYPE_ERRORS) and udf.arg_type is not UDFArgType.QUERY:
         message = (
             f"UDF '{udf.name}' {doing} with type error: {error}\n"
             f"Input batch schema: {', '.join(f'{f.name}: {f.type}' for f in batch.schema)}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow.types as pt
 
 from geneva.errors import (
     ColumnChangedError,
+    ColumnExistsError,
     ColumnNotFoundError,
     TypeMismatchError,
     UserInputError,
@@ -37,6 +39,7 @@ from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.loads.files import check_columns
 from geneva.storage.loads.staging import SourceSchema
 from geneva.storage.views.definition import read_view, visible_schema
+from geneva.storage.views.explode import chunk_schema
 from geneva.udf.types import is_binary, is_text
 
 
@@ -63,6 +66,8 @@ def read_request(
     """Check what a user gave, as far as that can be without the table."""
     if not isinstance(pk, str) or not pk:
         raise UserInputError(f"pk must be the name of one column, not {pk!r}.")
+    if not isinstance(columns, str | Sequence):
+        raise UserInputError(f"columns must be names of columns, not {columns!r}.")
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise UserInputError(f"columns must be names of columns, not {columns!r}.")
@@ -92,6 +97,8 @@ def check_request(ref: TableRef, dataset: Dataset, request: LoadRequest) -> Sour
     _check_key(ref, key, source)
     view = read_view(dataset.schema)
     filled = {column.name for column in view.query.columns} if view is not None else set()
+    if view is not None and view.query.chunker is not None:
+        filled.update(chunk_schema(ref).names)
     computed = {column.name: column.expression for column in read_computed_columns(dataset.schema)}
     values = []
     for name in request.columns:
@@ -171,6 +178,11 @@ def _new(ref: TableRef, dataset: Dataset, name: str, source: LoadSource) -> pa.F
     refuse_names_of_lance([name])
     if name in dataset.schema.names:
         raise UserInputError(f"Column {name!r} of table {ref.name!r} is Geneva's own.")
+    clash = next((own for own in dataset.schema.names if own.lower() == name.lower()), None)
+    if clash is not None:
+        raise ColumnExistsError(
+            f"Table {ref.name!r} has a column {clash!r}, which differs from {name!r} only in case."
+        )
     given = source.schema.field(name)
     _refuse_blob(given, source.name)
     kind = _plain_type(_stored_type(given.type))

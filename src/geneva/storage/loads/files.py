@@ -20,6 +20,7 @@ from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import local_path, without_credentials, without_file_scheme
 from geneva.render.text import did_you_mean
+from geneva.storage.lance.dataset import nodes_of
 from geneva.storage.lance.fragments import rows_of_types
 from geneva.storage.loads.stores import file_system
 
@@ -87,7 +88,15 @@ def open_files(
     storage_options: Secrets,
 ) -> Files:
     """Look at a file, a folder, or a list of files; nothing but schemas and footers is read."""
-    given = [source] if isinstance(source, str | Path) else list(source)
+    if isinstance(source, str | Path):
+        given: list[Any] = [source]
+    elif isinstance(source, Sequence):
+        given = list(source)
+    else:
+        raise UserInputError(
+            f"source must be a path or URI of files, a list of them, a Spark data frame, or Arrow "
+            f"data, not a {type(source).__name__}. Of a table give its URI."
+        )
     if not given:
         raise UserInputError("The source is an empty list of files: there is nothing to load.")
     uris = [_address(place) for place in given]
@@ -154,13 +163,17 @@ def _listed(uri: str, options: Secrets) -> list[fs.FileInfo]:
 # ------------------------------------------------------------------------- Parquet and Arrow IPC
 
 
+def _suffix_format(path: str) -> SourceFormat | None:
+    return _SUFFIXES.get(PurePosixPath(path).suffix.lower())
+
+
 def _plain_files(uris: Sequence[str], format_: SourceFormat, options: Secrets) -> Files:
     name = _name(uris)
     files: list[tuple[str, fs.FileInfo]] = []
     for uri in uris:
         root = file_system(uri, options)[1]
         listed = _listed(uri, options)
-        of_format = [f for f in listed if _SUFFIXES.get(PurePosixPath(f.path).suffix) is format_]
+        of_format = [f for f in listed if _suffix_format(f.path) is format_]
         files += [(uri + str(f.path)[len(root) :], f) for f in of_format or listed]
     if not files:
         raise UserInputError(f"There are no files in {name}: there is nothing to load.")
@@ -258,7 +271,9 @@ def _lance_tables(uris: Sequence[str], options: Secrets) -> Files:
         fragments = table.get_fragments()
         counts = [fragment.count_rows() for fragment in fragments]
         rows += sum(counts)
-        facts.append((uri, [json.dumps(f.metadata.to_json(), sort_keys=True) for f in fragments]))
+        fields = sorted(nodes_of(table.lance_schema).items())  # a name may be another field's now
+        metadata = [json.dumps(f.metadata.to_json(), sort_keys=True) for f in fragments]
+        facts.append((uri, fields, metadata))
         for group in _groups(counts):
             ids = tuple(fragments[i].fragment_id for i in group)
             parts.append(FilePart(SourceFormat.LANCE, uri, options, int(table.version), ids))
@@ -290,8 +305,10 @@ def read_part(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None:
-    """Refuse a source that lacks a column."""
+    """Refuse a source that lacks a column, or has two of the name."""
     for name in columns:
+        if schema.names.count(name) > 1:
+            raise UserInputError(f"There are several columns {name!r} in {where}.")
         if name not in schema.names:
             raise ColumnNotFoundError(
                 f"There is no column {name!r} in {where}.{did_you_mean(name, schema.names)} It has "
@@ -301,11 +318,16 @@ def check_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None
 
 def _read_parquet(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     system, path = file_system(part.uri, part.storage_options)
-    with system.open_input_file(path) as opened, pq.ParquetFile(opened) as file:
-        schema = file.schema_arrow
-        check_columns(schema, columns, without_credentials(part.uri))
-        size = _batch_rows(schema, columns)
-        yield from file.iter_batches(size, row_groups=part.pieces, columns=list(columns))
+    try:
+        with system.open_input_file(path) as opened, pq.ParquetFile(opened) as file:
+            schema = file.schema_arrow
+            check_columns(schema, columns, without_credentials(part.uri))
+            size = _batch_rows(schema, columns)
+            yield from file.iter_batches(size, row_groups=part.pieces, columns=list(columns))
+    except pa.ArrowInvalid as error:
+        raise _unreadable(part.uri, SourceFormat.PARQUET, error) from None
+    except OSError as error:
+        raise OSError(f"{without_credentials(part.uri)} can't be read: {error}") from error
 
 
 def _read_ipc(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -46,6 +46,12 @@ def inner_ref(outer: TableRef) -> TableRef:
     return replace(hidden, uri=branch_uri(hidden.root, branch), branch=branch)
 
 
+def chunk_schema(outer: TableRef) -> pa.Schema:
+    """The columns of a chunked view that its function yields."""
+    lists = open_dataset(inner_ref(outer)).schema.field(CHUNKS).type
+    return pa.schema(list(lists.value_type))
+
+
 def _hidden_branch(outer: TableRef, hidden: TableRef) -> str:
     """The branch of a hidden view that goes with a branch of the view, made when first asked for.
 
