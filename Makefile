@@ -1,5 +1,5 @@
 # Every target does its own set-up: on a fresh machine only make and a Python 3.11-3.13 are needed.
-# PYTHON=python3.12 picks the interpreter of a new .venv; WORKERS=4 runs the quick tests in four
+# PYTHON=python3.12 picks the interpreter of a new .venv; WORKERS=4 runs the tests in four
 # processes instead of two (0: in one, for a debugger).
 
 BIN := .venv/bin
@@ -28,7 +28,7 @@ test-slow: .venv/.ready-dev       ## crashes, clusters, browsers, every format
 	$(BIN)/pytest -m "slow and not long" $(PYTEST_ARGS)
 
 test-slow-short: .venv/.ready-dev ## the same tests, one round each
-	GENEVA_SLOW_ROUNDS=1 $(BIN)/pytest -m "slow and not long" $(PYTEST_ARGS)
+	GENEVA_SLOW_ROUNDS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "slow and not long" $(PYTEST_ARGS)
 
 test-long: .venv/.ready-dev       ## storms, long random histories, big tables: minutes to hours
 	$(BIN)/pytest -m long $(PYTEST_ARGS)
