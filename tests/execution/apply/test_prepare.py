@@ -486,7 +486,8 @@ class TestProcesses:
         table.add_columns({"d": declared(Apart)(notes.path)})
         table.backfill("d", concurrency=1, task_size=25)
         assert by_id(table, "d") == EXPECTED
-        assert len(notes.threads("setup_prepare")) == 4, "the same three, and the worker itself"
+        # The same three and their worker; or those of Spark's other worker, if that had the turn.
+        assert len(notes.threads("setup_prepare")) in (4, 8)
         assert len(notes.lines("setup")) == 1, "the same model"
 
     def test_a_row_that_can_not_be_prepared(self, tmp_path: Path, notes: Notes) -> None:
