@@ -628,7 +628,9 @@ class Table(TableMethods):
         """
         asked = read_load_options(options, checkpoint_interval_seconds)
         opened = self._load_source(source, source_format, storage_options)
-        return self._load_job(opened, pk, columns, on_missing, asked).run()
+        result = self._load_job(opened, pk, columns, on_missing, asked).run()
+        self._follow()  # also where columns were added, and no row was there to fill
+        return result
 
     @with_options(LoadArguments)
     def load_columns_async(

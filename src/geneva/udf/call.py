@@ -7,7 +7,7 @@ import enum
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -392,7 +392,7 @@ def _is_array(annotation: Any) -> bool:
 
 def checked_names(name: str, columns: Any) -> tuple[str, ...]:
     """Return input columns as a tuple of names; refuse anything else."""
-    names = tuple(columns) if not isinstance(columns, str) else ()
+    names = tuple(columns) if isinstance(columns, Iterable) and not isinstance(columns, str) else ()
     if not names or not all(isinstance(column, str) and column for column in names):
         raise InvalidUDFError(
             f"UDF '{name}': input columns must be a list of one or more names, not {columns!r}."

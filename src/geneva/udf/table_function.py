@@ -103,6 +103,11 @@ def udtf(
         raise InvalidUDFError("A table function needs output_schema=pa.schema([...]).")
     if partition_by is not None and partition_by_indexed_column is not None:
         raise InvalidUDFError("Give partition_by or partition_by_indexed_column, not both.")
+    if not isinstance(partition_by_indexed_column, str | None):
+        raise InvalidUDFError(
+            f"partition_by_indexed_column is the name of one column, not "
+            f"{partition_by_indexed_column!r}."
+        )
 
     def declare(target: Callable[..., Any]) -> UDTF:
         if isinstance(target, UDF | RowsFunction):

@@ -770,3 +770,9 @@ def test_a_broken_file_is_named(local_db: Connection, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises((UserInputError, OSError), match=r"rows\.parquet can't be read"):
         make_table(local_db, [2]).load_columns(str(path), "id", ["v"])
+
+
+def test_a_handle_sees_the_columns_that_were_added_to_an_empty_table(local_db: Connection) -> None:
+    table = local_db.create_table("empty", schema=pa.schema([("id", pa.int64())]))
+    table.load_columns(ROWS, "id", ["v"])
+    assert table.schema.names == ["id", "v"]
