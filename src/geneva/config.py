@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import getpass
 import os
 from collections.abc import Iterator, Mapping
@@ -107,6 +108,18 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             set_variable(name, value)
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Look for no garbage meanwhile, where many things are made at once and none of them is any."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def user_name() -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from geneva.cli.quick_import import import_arrow_alone, without_collecting
+from geneva.cli.quick_import import import_arrow_alone
 from geneva.cli.terminal import hide
+from geneva.config import without_collecting
 from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import local_path, resolve

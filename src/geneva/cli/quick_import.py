@@ -6,7 +6,6 @@ types when it is given them. Nothing that these commands do has to do with panda
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,18 +28,6 @@ def import_arrow_alone() -> None:
     if process_is_ours and _PANDAS not in sys.modules and _FIRST_VALUES not in sys.modules:
         with _hidden(_PANDAS):
             import pyarrow.dataset  # noqa: F401
-
-
-@contextmanager
-def without_collecting() -> Iterator[None]:
-    """Look for no garbage meanwhile: modules that are imported are none."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _Hiding:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from geneva.config import without_collecting
 from geneva.execution.backfill.scope import Scope
 from geneva.execution.runner import Runner
 from geneva.model.computation import Computation
@@ -60,11 +61,12 @@ def read_validity(
     check_source = scope.subject.source_check(scope.dataset, scope.computation)
     found: dict[int, Judged] = {}
     unreadable: dict[int, Unreadable] = {}
-    for fragment in fragments:
-        judged = tuple(reader.by_files(fragment) for reader in scope.readers)
-        if check_source is not None:
-            judged = tuple(check_source(fragment, validity) for validity in judged)
-        found[fragment.id] = judged
+    with without_collecting():
+        for fragment in fragments:
+            judged = tuple([reader.by_files(fragment) for reader in scope.readers])
+            if check_source is not None:
+                judged = tuple(check_source(fragment, validity) for validity in judged)
+            found[fragment.id] = judged
     unclear = [f for f in fragments if any(output.undecided for output in found[f.id])]
     live = read_live_rows(scope.dataset, unclear)
     undecided = [

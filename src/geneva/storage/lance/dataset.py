@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from geneva.config import without_collecting
 from geneva.errors import TableNotFoundError, UserInputError
 from geneva.model.addresses import split_by_fragment
 from geneva.model.computation import RECEIPT_PREFIX
@@ -163,11 +164,13 @@ def open_pinned(ref: TableRef, version: int, job_id: str) -> lance.LanceDataset:
 def read_snapshot(dataset: lance.LanceDataset, ref: TableRef) -> TableSnapshot:
     """Collect the facts of the version that `dataset` is checked out at."""
     schema, seen = dataset.schema, FieldSets()
+    with without_collecting():
+        fragments = tuple(fragment_facts(f.metadata, seen) for f in dataset.get_fragments())
     return TableSnapshot(
         ref=ref,
         version=dataset.version,
         schema=schema,
-        fragments=tuple(fragment_facts(f.metadata, seen) for f in dataset.get_fragments()),
+        fragments=fragments,
         field_ids=field_ids_of(dataset),
         fields=FieldsNow(nodes_of(dataset.lance_schema), kinds_of(schema)),
     )
