@@ -17,6 +17,7 @@ import pytest
 from geneva.execution.jobs import output as keeping
 from geneva.execution.jobs.output import OutputKeeper
 from geneva.execution.worker import live_output
+from geneva.execution.worker import output as writing
 from geneva.execution.worker.output import (
     MAX_OUTPUT_BYTES,
     captured,
@@ -30,6 +31,7 @@ from geneva.storage.jobs.output import OutputStore
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(writing, "_place", None)  # where an embedded Spark of other tests keeps it
     return tmp_path
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,12 +66,12 @@ class Program(Protocol):
         """Release what is held."""
 
 
-class Carrier:
-    """Carries columns over as they are."""
+class OwnProgram:
+    """A function of Geneva's own over batches: nothing to set up, to wait for, or to forgive."""
 
-    def __init__(self, fields: Sequence[pa.Field]) -> None:
-        """Carry these columns; the one that says that a row is filled is added."""
-        self._fields = fields
+    def __init__(self, values: Callable[[pa.RecordBatch], Applied]) -> None:
+        """Call nothing yet."""
+        self._values = values
         self.cost, self.is_async, self.prepares = CallCost(), False, 0
 
     def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> None:
@@ -85,14 +86,8 @@ class Carrier:
         guard: Guard | None = None,
         prepared: Future[Any] | None = None,
     ) -> Applied:
-        """Put the batch's columns side by side."""
-        columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
-        is_set = pa.repeat(pa.scalar(True), batch.num_rows)
-        arrays = [
-            is_set if field.name == IS_SET else _carried(columns[field.name], field)
-            for field in self._fields
-        ]
-        return Applied(tuple(arrays))
+        """Call the function."""
+        return self._values(batch)
 
     def ahead(
         self, batch: pa.RecordBatch, guard: Guard | None = None, flight: Flight | None = None
@@ -100,11 +95,21 @@ class Carrier:
         """There is nothing to wait for."""
 
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
-        """There is no policy: carrying over has to work."""
+        """There is no policy: it has to work."""
         raise error
 
     def close(self) -> None:
         """Hold nothing."""
+
+
+def _carry(fields: Sequence[pa.Field], batch: pa.RecordBatch) -> Applied:
+    """The columns of a batch side by side, with the one that says that a row is filled."""
+    columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+    is_set = pa.repeat(pa.scalar(True), batch.num_rows)
+    arrays = [
+        is_set if field.name == IS_SET else _carried(columns[field.name], field) for field in fields
+    ]
+    return Applied(tuple(arrays))
 
 
 class Loader:
@@ -116,20 +121,8 @@ class Loader:
         self._schema = pa.schema([(output.name, output.type) for output in outputs])
         self._lookup = open_lookup(work.ref, program.keys)
         self._on_missing = program.on_missing
-        self.cost, self.is_async, self.prepares = CallCost(), False, 0
 
-    def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> None:
-        """Need nothing."""
-
-    def warm(self, batch: pa.RecordBatch) -> None:
-        """Need nothing."""
-
-    def run(
-        self,
-        batch: pa.RecordBatch,
-        guard: Guard | None = None,
-        prepared: Future[Any] | None = None,
-    ) -> Applied:
+    def values(self, batch: pa.RecordBatch) -> Applied:
         """The values of the keys in the first column; the others are the values that may stay."""
         keys, rows = batch.column(0), batch.num_rows
         found = self._lookup.find(keys)
@@ -165,18 +158,6 @@ class Loader:
             f"The key {keys[row].as_py()!r} is not in the source, and on_missing is 'error'. The "
             "row came while others were loaded, which are kept."
         )
-
-    def ahead(
-        self, batch: pa.RecordBatch, guard: Guard | None = None, flight: Flight | None = None
-    ) -> None:
-        """There is nothing to wait for."""
-
-    def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
-        """There is no policy: looking up has to work."""
-        raise error
-
-    def close(self) -> None:
-        """Hold nothing."""
 
 
 def _carried(values: pa.Array, field: pa.Field) -> pa.Array:
@@ -253,9 +234,10 @@ def _make(work: ColumnWork) -> Program:
     computation = work.computation
     match computation.program:
         case Carry():
-            return Carrier([pa.field(o.name, o.type) for o in computation.outputs])
+            carried = [pa.field(o.name, o.type) for o in computation.outputs]
+            return OwnProgram(partial(_carry, carried))
         case Load() as program:
-            return Loader(work, program)
+            return OwnProgram(Loader(work, program).values)
         case Udf(digest=digest, nullable=nullable):
             udf = load_udf(work.ref, digest, work.permit).with_inputs(list(computation.input_paths))
             fields = tuple(output.field for output in computation.outputs) if udf.unpacks else None

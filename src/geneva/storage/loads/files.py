@@ -125,16 +125,19 @@ def _given_format(given: str | None) -> SourceFormat | None:
         ) from None
 
 
+def _suffix_format(path: str) -> SourceFormat | None:
+    return _SUFFIXES.get(PurePosixPath(path).suffix.lower())
+
+
 def _format_of(uri: str, options: Secrets) -> SourceFormat:
     """By the suffix of the address, or of the files in a folder; Parquet where nothing says it."""
-    known = _SUFFIXES.get(PurePosixPath(uri).suffix.lower())
+    known = _suffix_format(uri)
     if known is not None:
         return known
     system, path = file_system(uri, options)
     if system.get_file_info(f"{path}/_versions").type is fs.FileType.Directory:
         return SourceFormat.LANCE
-    suffixes = (PurePosixPath(file.path).suffix.lower() for file in _listed(uri, options))
-    found = map(_SUFFIXES.get, suffixes)
+    found = (_suffix_format(file.path) for file in _listed(uri, options))
     return next((kind for kind in found if kind is not None), SourceFormat.PARQUET)
 
 
@@ -161,10 +164,6 @@ def _listed(uri: str, options: Secrets) -> list[fs.FileInfo]:
 
 
 # ------------------------------------------------------------------------- Parquet and Arrow IPC
-
-
-def _suffix_format(path: str) -> SourceFormat | None:
-    return _SUFFIXES.get(PurePosixPath(path).suffix.lower())
 
 
 def _plain_files(uris: Sequence[str], format_: SourceFormat, options: Secrets) -> Files:
