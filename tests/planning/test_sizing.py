@@ -19,6 +19,7 @@ from geneva.planning.sizing import (
     MAX_FRAGMENTS_PER_TASK,
     BatchRule,
     CommitRule,
+    Limit,
     Part,
     WorkQueue,
     max_in_flight,
@@ -121,8 +122,8 @@ def test_many_small_fragments_share_a_task() -> None:
     assert 100 <= len(first) <= MAX_FRAGMENTS_PER_TASK
 
 
-@pytest.mark.parametrize("speed", [None, 10.0, 12_345.6])
-def test_shares_are_full_batches(speed: float | None) -> None:
+@pytest.mark.parametrize("speed", [10.0, 12_345.6])
+def test_shares_are_full_batches(speed: float) -> None:
     queue = WorkQueue([new_fragment(0, RowSet.full(100_000))], None, batch_size=64)
     cuts = []
     while queue:
@@ -133,11 +134,52 @@ def test_shares_are_full_batches(speed: float | None) -> None:
     assert cuts[-1] == 100_000
 
 
-def test_first_tasks_are_small_while_nobody_knows_how_long_rows_take() -> None:
-    plans = [new_fragment(i, RowSet.full(100_000)) for i in range(100)]
+def test_first_tasks_are_even_shares_by_the_clock() -> None:
+    plans = [new_fragment(i, RowSet.full(100_000)) for i in range(16)]
     queue = WorkQueue(plans, None)
-    assert len(queue.take(queue.share(8, None))) == 1
-    assert len(queue.take(queue.share(8, 1_000_000.0))) > 1
+    assert queue.limit(2, None) == Limit(0.25)
+    assert [len(queue.take(queue.share(2, None))) for _ in range(2)] == [8, 8]
+    assert not queue
+
+
+def test_a_fragment_stays_whole_until_it_is_known_how_long_rows_take() -> None:
+    plan = new_fragment(0, RowSet.full(100))
+    queue = WorkQueue([plan], None)
+    assert queue.limit(2, None) == Limit(0.25, in_fragments=True)
+    assert queue.take(queue.share(2, None)) == (Part(plan, RowRange(0, 100), whole=True),)
+    assert not queue
+    queue.put_back_rest(plan, 20)
+    assert queue.remaining_rows == 80
+    assert queue.limit(2, 50.0) is None
+    ranges = [queue.take(queue.share(2, 50.0)) for _ in range(4)]
+    assert [part.rows.start for (part,) in ranges] == [20, 52, 72, 84]
+    assert not any(part.whole for (part,) in ranges)
+
+
+def test_so_few_rows_that_each_may_take_minutes_are_handed_out_evenly() -> None:
+    queue = WorkQueue([new_fragment(0, RowSet.full(60))], None)
+    limit = queue.limit(2, None)
+    assert limit is not None
+    assert not limit.in_fragments
+    assert [len(part.rows) for _ in range(2) for part in queue.take(queue.share(2, None))] == [
+        30
+    ] * 2
+
+
+def test_one_large_fragment_among_small_ones_is_given_back() -> None:
+    plans = [new_fragment(0, RowSet.full(1_000)), new_fragment(1, RowSet.full(100_000))]
+    queue = WorkQueue([*plans, new_fragment(2, RowSet.full(1_000))], None)
+    for is_large in (False, True, False):
+        limit = queue.limit(2, None)
+        assert limit is not None
+        assert limit.in_fragments is is_large
+        assert len(queue.take(queue.share(2, None))) == 1
+
+
+def test_where_nothing_is_given_back_large_fragments_are_split_at_once() -> None:
+    queue = WorkQueue([new_fragment(0, RowSet.full(1_000))], None, may_give_back=False)
+    assert queue.limit(4, None) == Limit(0.25)
+    assert [len(queue.take(queue.share(4, None))[0].rows) for _ in range(4)] == [250] * 4
 
 
 def test_tasks_are_at_hand_while_one_waits_for_others_of_its_batch() -> None:
@@ -148,13 +190,13 @@ def test_tasks_are_at_hand_while_one_waits_for_others_of_its_batch() -> None:
 def test_a_slot_that_is_alone_gets_everything_for_a_while_and_then_a_minute_at_a_time() -> None:
     plans = [new_fragment(i, RowSet.full(100_000)) for i in range(8)]
     queue = WorkQueue(plans, None)
-    assert queue.max_seconds(1, None) == 10
+    assert queue.limit(1, None) == Limit(10)
     everything = queue.take(queue.share(1, None))
     assert [part.plan for part in everything] == plans
     assert not queue
     queue.put_back(plans[2:])
     assert queue.remaining_rows == 600_000
-    assert queue.max_seconds(1, 5_000.0) is None
+    assert queue.limit(1, 5_000.0) is None
     assert [part.plan for part in queue.take(queue.share(1, 5_000.0))] == plans[2:5]
     assert len(queue.take(queue.share(1, 1_000_000.0))) == 3
     assert not queue
@@ -172,9 +214,9 @@ def test_fragments_are_put_back_while_another_one_is_handed_out_in_parts() -> No
     assert [part.plan for part in queue.take(200)] == [plans[2], plans[0]]
 
 
-@pytest.mark.parametrize(("slots", "task_size"), [(2, None), (1, 10)])
-def test_other_tasks_end_with_their_rows(slots: int, task_size: int | None) -> None:
-    assert WorkQueue([], task_size).max_seconds(slots, None) is None
+@pytest.mark.parametrize(("slots", "task_size"), [(2, 7), (1, 10)])
+def test_tasks_of_a_given_size_end_with_their_rows(slots: int, task_size: int | None) -> None:
+    assert WorkQueue([], task_size).limit(slots, None) is None
 
 
 # ------------------------------------------------------------------------------------- batches

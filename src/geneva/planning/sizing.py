@@ -17,16 +17,16 @@ _MIN_TASK_SECONDS = 0.15
 """A task shorter than this is mostly overhead."""
 _MAX_TASK_SECONDS = 60.0
 """A task longer than this is late with its first result and dear to lose."""
-_FIRST_SECONDS = 10.0
-"""How long a slot that is alone works on its first task, whose rows nobody can count beforehand."""
+_FIRST_SECONDS = 0.25
+"""How long a slot works on its first task, whose rows nobody can count beforehand, ..."""
+_FIRST_SECONDS_ALONE = 10.0
+"""... and one that is alone: it has nobody to share with, and is idle between two tasks."""
 _SHARES_AHEAD = 1.25
 """A task gets an even share of what is left, over this: so that the last tasks are small ones."""
 _SPLIT_TOLERANCE = 1.5
 """A fragment up to this much over its share stays whole: splitting costs a second pass."""
-_FEW_ROWS = 128
-"""So few rows per slot are handed out evenly at first."""
-_FIRST_ROWS = 10_000
-"""Rows of a task, of several fragments, before it is known how long they take."""
+_FEW_ROWS = 32
+"""So few rows per slot are handed out evenly at first: each may take minutes."""
 _FLUSH_SECONDS = 1.0
 _FLUSH_COST_RATIO = 50
 """A checkpoint may cost one fiftieth of the work it protects."""
@@ -45,6 +45,16 @@ class Part:
     whole: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """When a task ends before it has done everything that it was given, and gives back the rest."""
+
+    seconds: float
+    """After its function was called for the first time."""
+    in_fragments: bool = False
+    """Whether it ends in the midst of a fragment, too, and not only before the next one."""
+
+
 class WorkQueue:
     """The fragments still to be handed out, cut into tasks on demand.
 
@@ -58,17 +68,23 @@ class WorkQueue:
         task_size: int | None,
         max_fragments: int = MAX_FRAGMENTS_PER_TASK,
         batch_size: int = 1,
+        *,
+        may_give_back: bool = True,
     ) -> None:
         """Queue the plans in their order. A task gets at most `max_fragments` of them.
 
         A fragment is cut at multiples of `batch_size`, so that batches stay full.
         """
         self._batch_size = batch_size
+        self.may_give_back = may_give_back
+        """Whether a task may end in the midst of a fragment, and give the rest of it back."""
         ours = (Action.COMPUTE, Action.ADOPT)
         self._waiting = deque(plan for plan in plans if plan.action in ours)
         self._task_size, self._max_fragments = task_size, max_fragments
-        self._started = 0
+        self._started: dict[int, int] = {}
+        """Per fragment that is handed out in parts, where the next one begins."""
         self._held: dict[int, FragmentPlan] = {}
+        self._fragments = len(self._waiting)
         self.remaining_rows = self._all_rows = sum(plan.weight for plan in self._waiting)
 
     def hold(self, fragment_ids: Collection[int]) -> None:
@@ -97,30 +113,48 @@ class WorkQueue:
         """How many rows the next task should compute."""
         if self._task_size is not None:
             return self._task_size
-        # One slot has nobody to end together with, and is idle between two tasks.
-        share = self.remaining_rows / (_SHARES_AHEAD * slots if slots > 1 else 1)
-        if rows_per_second is not None:
+        if rows_per_second is None:
+            # Nobody knows how long a row takes: an even share of everything, by the clock.
+            share = self._all_rows / slots
+            if self._waiting and self._is_whole_at_first(slots):
+                share = max(share, self._waiting[0].weight)
+        else:
+            # One slot has nobody to end together with, and is idle between two tasks.
+            share = self.remaining_rows / (_SHARES_AHEAD * slots if slots > 1 else 1)
             share = min(share, rows_per_second * _MAX_TASK_SECONDS)
             share = max(share, rows_per_second * _MIN_TASK_SECONDS)
-        elif slots > 1:  # else the task ends by the clock: see `max_seconds`
-            if self._all_rows <= _FEW_ROWS * slots:
-                # Several small tasks cost more than slots that end unevenly.
-                share = self._all_rows / slots
-            elif self._waiting:
-                # Nobody knows yet how long a row takes, and on many slots shares of everything
-                # would be most of the work, in tasks of hours.
-                share = min(share, max(_FIRST_ROWS, self._waiting[0].weight))
         return max(1, math.ceil(share / self._batch_size)) * self._batch_size
 
-    def max_seconds(self, slots: int, rows_per_second: float | None) -> float | None:
-        """For how long the next task may begin with other fragments; None: it does all it has."""
-        is_blind = rows_per_second is None and self._task_size is None
-        return _FIRST_SECONDS if slots == 1 and is_blind else None
+    def _is_whole_at_first(self, slots: int) -> bool:
+        """Whether fragments stay whole while nobody knows how long a row takes.
+
+        One that takes long comes back soon. So a slot without any waits for the first row, at most.
+        """
+        return self.may_give_back and self._all_rows >= _FEW_ROWS * slots
+
+    def limit(self, slots: int, rows_per_second: float | None) -> Limit | None:
+        """By when the next task gives back what it has not done; None: it does all it has."""
+        if rows_per_second is not None or self._task_size is not None:
+            return None
+        if slots == 1:
+            return Limit(_FIRST_SECONDS_ALONE)
+        # In the midst of a fragment, if other slots would wait for the rest of it.
+        share = self._all_rows / slots * self._tolerance
+        is_large = bool(self._waiting) and self._waiting[0].weight > share
+        keeps_waiting = is_large or self._fragments < slots
+        return Limit(_FIRST_SECONDS, self._is_whole_at_first(slots) and keeps_waiting)
 
     def put_back(self, plans: Sequence[FragmentPlan]) -> None:
         """Queue fragments again that a task was given, and has not begun with."""
-        self._waiting.extend(plans)  # not first: of the first one a part may be handed out
+        self._waiting.extend(plans)
         self.remaining_rows += sum(plan.weight for plan in plans)
+
+    def put_back_rest(self, plan: FragmentPlan, start: int) -> None:
+        """Queue the rows of a fragment from `start`, which a task was given and has not done."""
+        rest = Part(plan, RowRange(start, plan.physical_rows), whole=False)
+        self._waiting.appendleft(plan)
+        self._started[plan.fragment_id] = start
+        self.remaining_rows += rows_to_run(rest)
 
     def take(self, rows: int) -> tuple[Part, ...]:
         """Cut the next task, of about `rows` rows to run."""
@@ -128,7 +162,8 @@ class WorkQueue:
         room = rows
         while self._waiting and len(parts) < self._max_fragments:
             plan = self._waiting[0]
-            if self._started or plan.rows_to_run > max(room, 1) * self._tolerance:
+            started = plan.fragment_id in self._started
+            if started or plan.rows_to_run > max(room, 1) * self._tolerance:
                 if not parts:
                     parts.append(self._cut(plan, rows))
                 break
@@ -148,7 +183,7 @@ class WorkQueue:
 
     def _cut(self, plan: FragmentPlan, rows: int) -> Part:
         """Take the next range of a fragment that is too big for one task."""
-        start = self._started
+        start = self._started.pop(plan.fragment_id, 0)
         end = _end_of_share(plan, start, rows)
         if end < plan.physical_rows and not rows_to_run(
             Part(plan, RowRange(end, plan.physical_rows), whole=False)
@@ -157,9 +192,8 @@ class WorkQueue:
         whole = start == 0 and end == plan.physical_rows
         if end == plan.physical_rows:
             self._waiting.popleft()
-            self._started = 0
         else:
-            self._started = end
+            self._started[plan.fragment_id] = end
         return Part(plan, RowRange(start, end), whole)
 
 

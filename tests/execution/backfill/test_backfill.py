@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geneva import Connection, JobStatus, Table, udf
+from geneva import UDF, Connection, JobStatus, Table, udf
 from geneva.errors import (
     JobTimeoutError,
     TableNotFoundError,
@@ -238,6 +239,42 @@ assert "pyspark" not in sys.modules and "py4j" not in sys.modules
         assert calls.count == 0
 
 
+class Prepared:
+    """Three times a number, read ahead in a thread."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+
+    def prepare(self, id: pa.Array) -> list[int]:
+        return id.to_pylist()
+
+    def __call__(self, ids: list[int]) -> pa.Array:
+        self.calls.note(ids, time.monotonic())
+        return pa.array([3 * i for i in ids])
+
+
+def tripled_by(kind: str, calls: Calls) -> UDF:
+    """Three times the column `id`, computed in one way or another."""
+
+    def by_batch(id: pa.Array) -> pa.Array:
+        return pa.array([3 * i for i in id.to_pylist()])
+
+    async def by_call(id: int) -> int:
+        await asyncio.sleep(0)
+        calls.note([id], time.monotonic())
+        return 3 * id
+
+    match kind:
+        case "batches":
+            return counted(calls, by_batch, data_type=pa.int64(), batch_size=8)
+        case "async":
+            return udf(by_call, data_type=pa.int64())
+        case "prepared":
+            options = {"cpu_workers": 2, "batch_size": 8, "input_columns": ["id"]}
+            return udf(Prepared, data_type=pa.int64(), **options)(calls)
+    return tripled(calls)
+
+
 class TestParameters:
     @pytest.mark.parametrize(("fragments", "granularity"), [(7, 1), (7, 3), (7, 64), (1, 1)])
     def test_commit_granularity_is_fragments_a_version(
@@ -311,13 +348,45 @@ class TestParameters:
     def test_what_it_has_no_time_to_begin_with_comes_next(
         self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(sizing, "_FIRST_SECONDS", 0.0)
+        monkeypatch.setattr(sizing, "_FIRST_SECONDS_ALONE", 0.0)
         table = make_table(local_db, [3, 2, 2])
         table.add_columns({"x": tripled(calls)})
         result = table.backfill("x", concurrency=1)
         assert result.progress.tasks == 2, "one fragment, and all others when its speed is known"
         assert calls.rows == list(range(7))
         assert by_id(table, "x") == {i: 3 * i for i in range(7)}
+
+    def test_a_small_job_is_one_task(self, db: Connection, calls: Calls) -> None:
+        table = make_table(db, [100])
+        table.add_columns({"x": tripled(calls)})
+        result = table.backfill("x", concurrency=2)
+        assert (result.progress.tasks, result.progress.checkpoints) == (1, 0)
+        assert calls.rows == list(range(100))
+
+    def test_few_rows_are_handed_out_evenly(self, db: Connection, calls: Calls) -> None:
+        table = make_table(db, [20])
+        table.add_columns({"x": tripled(calls)})
+        result = table.backfill("x", concurrency=2)
+        assert result.progress.tasks == 2 + 1, "each row may take minutes; and one assembly"
+        assert calls.rows == list(range(20))
+
+    @pytest.mark.parametrize("kind", ["rows", "batches", "async", "prepared"])
+    def test_a_fragment_that_takes_long_is_given_back_and_shared(
+        self, db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        monkeypatch.setattr(sizing, "_FIRST_SECONDS", 0.0)
+        table = make_table(db, [200])
+        table.delete("id in (0, 7, 30, 31, 199)")
+        table.add_columns({"x": tripled_by(kind, calls)})
+        result = table.backfill("x", concurrency=2, where="id % 3 != 1")
+        wanted = [i for i in range(200) if i % 3 != 1 and i not in (0, 7, 30, 31, 199)]
+        assert result.progress.tasks > 2
+        assert calls.rows == wanted
+        assert result.progress.udf_rows == result.progress.committed == len(wanted)
+        assert by_id(table, "x") == {i: 3 * i if i % 3 != 1 else None for i in by_id(table, "x")}
+        assert table.plan_backfill("x", where="id % 3 != 1").rows_to_run == len(wanted)
+        table.backfill("x")
+        assert calls.rows == [i for i in range(200) if i not in (0, 7, 30, 31, 199)]
 
     def test_a_checkpoint_size_is_kept_to_exactly(self, db: Connection, calls: Calls) -> None:
         table = make_table(db, [10, 4])

@@ -22,6 +22,7 @@ from geneva.execution.worker.task import (
 )
 from geneva.model.computation import Udf, permit_any
 from geneva.model.rows import RowRange
+from geneva.planning.sizing import Limit
 from geneva.storage.checkpoints.reuse import BatchCheckpoint, Reuse
 from geneva.storage.columns.functions import stage_udf
 from worker_support import COMPUTATION, as_offsets, make_file, make_part, open_task
@@ -77,10 +78,28 @@ def test_a_failure_saves_what_was_computed_and_ends_the_task(task: OpenTask) -> 
 
 def test_parts_that_there_is_no_time_for_are_left(task: OpenTask) -> None:
     parts = [make_part(10, RowRange(at, at + 2)) for at in (0, 2, 4)]
-    report = Pipeline(task, is_retry=False).run(parts, max_seconds=0.0)
+    report = Pipeline(task, is_retry=False).run(parts, limit=Limit(0.0))
     assert [result.rows for result in report.results] == [RowRange(0, 2)]
     assert TaskReport.from_json(report.to_json()).parts_left == 2
     assert Pipeline(task, is_retry=False).run(parts).parts_left == 0
+
+
+def test_the_rest_of_a_fragment_that_there_is_no_time_for_is_given_back(task: OpenTask) -> None:
+    whole = make_part(10, file=make_file(10))
+    limit = Limit(0.0, in_fragments=True)
+    report = Pipeline(task, is_retry=False).run([whole, whole], limit=limit)
+    (result,) = report.results
+    assert (result.rows, result.checkpoints) == (RowRange(0, 2), (RowRange(0, 2),))
+    assert (result.rows_run, result.staged_path) == (2, None)
+    assert report.parts_left == 1
+    assert list(Path(task.work.ref.uri, "data").glob("geneva-*")) == []
+
+
+@pytest.mark.parametrize("is_retry", [False, True])
+def test_ranges_and_second_tries_are_not_given_back(task: OpenTask, *, is_retry: bool) -> None:
+    part = make_part(6, file=make_file(6)) if is_retry else make_part(10, RowRange(0, 6))
+    report = Pipeline(task, is_retry=is_retry).run([part], limit=Limit(0.0, in_fragments=True))
+    assert [result.rows for result in report.results] == [RowRange(0, 6)]
 
 
 def test_what_was_saved_is_not_computed_again(task: OpenTask) -> None:

@@ -171,7 +171,7 @@ class CallsAhead:
         self._rows_in_flight = 0
         self._units: deque[_Unit] = deque()
         self._results: deque[Any] = deque()
-        self._is_over = False
+        self._is_over = self._is_held = False
 
     @property
     def started(self) -> int:
@@ -198,8 +198,14 @@ class CallsAhead:
     def _allow(self, rows: int) -> None:
         """Let the next `rows` be started, and those behind them as far as they may."""
         self._end = self._call.batch.num_rows
-        if self.may_start is not None:
+        if self._is_held:
+            self._end = max(self._started, self._taken + rows)
+        elif self.may_start is not None:
             self._end = min(self._end, self._taken + max(rows, self.may_start))
+
+    def hold(self) -> None:
+        """Start no more calls, but for rows that are taken."""
+        self._loop.run(self._hold())
 
     def take(self, rows: int) -> Applied:
         """Return the values of the next rows, or raise what the policy makes of a failure."""
@@ -239,6 +245,9 @@ class CallsAhead:
         self.close()
 
     # ------------------------------------------------------------------------- inside the loop
+
+    async def _hold(self) -> None:
+        self._is_held, self._end = True, self._started
 
     async def _join(self) -> None:
         self._flight.open.append(self)

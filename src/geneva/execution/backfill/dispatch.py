@@ -105,8 +105,7 @@ class Dispatcher:
 
     def _take_reports(self, tasks: list[Task], done: Future[list[str]]) -> None:
         for task, report in zip(tasks, map(TaskReport.from_json, done.result()), strict=True):
-            if report.parts_left:
-                self._tasks.put_back(task.parts[-report.parts_left :])
+            self._tasks.take_back(task, report)
             self._unheard.append((task, report))
 
     def _heard(self) -> Iterator[tuple[Task, TaskReport]]:

@@ -173,11 +173,11 @@ class Round:
         return RoundOutcome(self._landed, self._lost, self._table_changed)
 
     def abandon(self) -> None:
-        """Book what tasks have finished, and let none go on."""
+        """Let no task go on, and book what they have finished by then."""
+        self._dispatcher.stop()
         for task, report in [*self._dispatcher.finished()]:
             with suppress(GenevaError, OSError):  # the job has its error already
                 self._book_all(task, report)
-        self._dispatcher.stop()
 
     def keep(self) -> None:
         """Publish what is finished, after something went wrong with the rest."""

@@ -7,7 +7,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from geneva.execution.backfill.prepare import PreparedBackfill
-from geneva.execution.worker.task import ColumnWork, PartResult, PartWork, Task, UnreadablePart
+from geneva.execution.worker.task import (
+    ColumnWork,
+    PartResult,
+    PartWork,
+    Task,
+    TaskReport,
+    UnreadablePart,
+)
 from geneva.model.rows import RowRange
 from geneva.planning.sizing import MAX_FRAGMENTS_PER_TASK, Part, WorkQueue
 
@@ -37,6 +44,8 @@ class TaskQueue:
             work.sizes.task_size,
             max_fragments=1 if one_by_one else MAX_FRAGMENTS_PER_TASK,
             batch_size=work.sizes.batch_size or 1,
+            # Where each call is counted, a task's rows are.
+            may_give_back=work.max_cost is None and not work.bounds_lost_rows,
         )
         self._splits: dict[int, _Split] = {}
         self._assemblies: deque[PartWork] = deque()
@@ -48,6 +57,7 @@ class TaskQueue:
     def take_along(self, queue: TaskQueue, fragment_ids: Collection[int]) -> None:
         """Let fragments of another column's queue ride with this one's: one read serves both."""
         queue._queue.hold(fragment_ids)
+        self._queue.may_give_back = False  # the columns of a task end together
         for fragment_id in fragment_ids:
             self._riders.setdefault(fragment_id, []).append(queue)
 
@@ -71,18 +81,27 @@ class TaskQueue:
                 return Task(self.work, parts)
         if not self._queue:
             return None
-        max_seconds = self._queue.max_seconds(slots, rows_per_second)
+        limit = self._queue.limit(slots, rows_per_second)
         taken = self._queue.take(self._queue.share(slots, rows_per_second))
         for part in taken:
             if not part.whole:
                 self._splits.setdefault(part.plan.fragment_id, _Split())
         parts = tuple(map(self._prepared.part_work, taken))
         riders = self._take_riders(taken)
-        return Task(self.work, parts, max_seconds=max_seconds, riders=riders)
+        return Task(self.work, parts, limit=limit, riders=riders)
 
     def put_back(self, parts: Sequence[PartWork]) -> None:
         """Queue whole fragments once more that a task had no time to begin with."""
         self._queue.put_back([self._plans[part.fragment_id] for part in parts])
+
+    def take_back(self, task: Task, report: TaskReport) -> None:
+        """Queue once more what a task had no time for."""
+        if report.parts_left:
+            self.put_back(task.parts[-report.parts_left :])
+        ends = {(part.fragment_id, part.rows.start): part.rows.end for part in task.parts}
+        for result in report.results:
+            if result.rows.end < ends[result.fragment_id, result.rows.start]:
+                self._queue.put_back_rest(self._plans[result.fragment_id], result.rows.end)
 
     def _take_riders(self, parts: Iterable[Part]) -> tuple[Task, ...]:
         """Tasks of other columns for the same rows; a fragment that is split they do themselves."""
@@ -120,7 +139,7 @@ class TaskQueue:
 
     def range_done(self, result: PartResult) -> None:
         """Take a range of a shared fragment; after its last one the fragment is assembled."""
-        split = self._splits[result.fragment_id]
+        split = self._splits.setdefault(result.fragment_id, _Split())
         plan = self._plans[result.fragment_id]
         split.rows_done += len(result.rows)
         split.checkpoints.extend(result.checkpoints)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from geneva.execution.apply.failures import CellFailure
 from geneva.execution.apply.limits import TaskUsage, shared_states
 from geneva.execution.apply.memo import Memo, shared_memo
 from geneva.execution.worker.failed_rows import row_failure
-from geneva.execution.worker.pacing import Pacing
+from geneva.execution.worker.pacing import Deadline, Pacing
 from geneva.execution.worker.poison_rows import BatchGuard, PoisonSearch
 from geneva.execution.worker.program import Program, live_program
 from geneva.execution.worker.records import (
@@ -114,12 +114,18 @@ class BatchRunner:
         self.usage = TaskUsage(states, work.job_id, work.max_cost)
         self._rows_called = 0
         self._flight = Flight()
+        self.deadline = Deadline()
+        self.is_given_back = False
+        """Whether the rest of the part is not to be computed here."""
+        self._may_give_back = False
 
     def begin(self, part: PartWork, search: PoisonSearch) -> Iterator[Event]:
         """Go on with another part."""
         self._waiting = WaitingRows()
         self._cut_rule, self._cut_search = self._pacing.rule_for(part.window), search
         self._rows_cut = 0
+        self.is_given_back = self._may_give_back = False
+        self._is_whole = part.file is not None
         self._queued.append(PartBegins(part, search))
         yield from self._run_queued()
 
@@ -129,6 +135,8 @@ class BatchRunner:
         Raises BatchFailed when the user's function fails and its policy doesn't skip the row.
         """
         for item in items:
+            if self.is_given_back:
+                return
             if isinstance(item, Window):
                 self._waiting.add(item)
             else:
@@ -137,6 +145,8 @@ class BatchRunner:
 
     def _pass_on(self, result: Result) -> Iterator[Event]:
         yield from self._cut(is_last=True)
+        if self.is_given_back:
+            return
         is_durable = result.durable is Durable.ALREADY
         self._rows_cut = 0 if is_durable else self._rows_cut + result.num_rows
         self._queued.append(result)
@@ -149,7 +159,7 @@ class BatchRunner:
         """
         if error is None:
             yield from self._cut(is_last=True)
-        self._queued.append(PartEnds(error))
+        self._queued.append(PartEnds(error, self.is_given_back))
         yield from self._run_queued()
 
     def finish(self) -> Iterator[Event]:
@@ -178,6 +188,10 @@ class BatchRunner:
         kept = 0 if is_last else len(waiting) - self._rows_of_full_batches(program)
         ahead = self._calls_ahead(program, len(waiting) - kept)
         while (left := len(waiting) - kept) > 0:
+            if self._may_give_back and self.deadline.ends_part:
+                self.is_given_back, self._may_give_back = True, False
+                kept = len(waiting) - (yield from self._rows_called_ahead(ahead))
+                continue
             size = self._pacing.batch_rows(self._cut_rule, program.cost, self._rows_cut)
             may_start = self._may_start(ahead)
             if may_start == 0:
@@ -194,6 +208,16 @@ class BatchRunner:
             if not self._queued:
                 # Nothing is ahead: a checkpoint that was due for another reason counts, too.
                 self._rows_cut = self._pacing.rows
+        if self.is_given_back:
+            self._waiting = WaitingRows()
+
+    def _rows_called_ahead(self, ahead: CallsAhead | None) -> Generator[Event, None, int]:
+        """Let no more calls be made ahead; return for how many of the rows that wait some were."""
+        if ahead is None:
+            return 0
+        ahead.hold()
+        yield from self._run_queued(is_last=True)
+        return ahead.started
 
     def _rows_of_full_batches(self, program: Program) -> int:
         """How many of the rows that wait are in full batches."""
@@ -261,6 +285,7 @@ class BatchRunner:
         if program.prepares and self._may_run_ahead:
             self._warm(program, window)
             prepared = program.prepare(window.inputs, BatchGuard(search, window.offsets))
+        self._may_give_back = self._is_whole and not search.is_retry and not self.is_given_back
         known = len(window.known.offsets) if window.known is not None else 0
         self._rows_cut += len(window.offsets) + known
         may_wait = prepared is not None or ahead is not None
@@ -393,6 +418,7 @@ class BatchRunner:
             return program.settle(condemned.error, batch.inputs, condemned.tries)
         # A set-up that kills its worker is no row's fault: nothing is noted before it.
         program.warm(batch.inputs)
+        self.deadline.start()
         search.starting(batch.offsets)
         started = time.perf_counter()
         with metered(self.usage):

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 from geneva.execution.worker.records import Computed, Result
 from geneva.execution.worker.task import ColumnWork
 from geneva.planning.batching import CallCost
-from geneva.planning.sizing import BatchRule
+from geneva.planning.sizing import BatchRule, Limit
 
 MAX_UNSAVED_BYTES = 64 * 1024 * 1024
 """Results held for the next checkpoint; more are made durable early, to bound memory."""
+
+
+class Deadline:
+    """When a task has worked for as long as it may. The setting up of a function is not counted."""
+
+    def __init__(self, limit: Limit | None = None) -> None:
+        """Begin to count when the first rows are computed."""
+        self._seconds = math.inf if limit is None else limit.seconds
+        self._ends_parts = limit is not None and limit.in_fragments
+        self._at: float | None = None
+
+    def start(self) -> None:
+        """Count from now on, if that is not so yet."""
+        if self._at is None:
+            self._at = time.monotonic() + self._seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no other part should be begun."""
+        return self._at is not None and time.monotonic() > self._at
+
+    @property
+    def ends_part(self) -> bool:
+        """Whether the rest of the part should be given back."""
+        return self._ends_parts and self.is_over
 
 
 class Pacing:

@@ -24,13 +24,12 @@ writer as if it was alone: the task's own thread gives a window to one program a
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import wait
 
 from geneva.errors import SQLExecutionError, UDFOutputError
 from geneva.execution.worker.batches import BatchRunner, Event
+from geneva.execution.worker.pacing import Deadline
 from geneva.execution.worker.poison_rows import PoisonSearch, note_key
 from geneva.execution.worker.read_ahead import Group, ReadAhead
 from geneva.execution.worker.reader import Reader
@@ -54,6 +53,7 @@ from geneva.execution.worker.task import (
 from geneva.execution.worker.threads import Halt, Stage, Stopped
 from geneva.execution.worker.write_behind import WriteBehind
 from geneva.execution.worker.writer import Writer
+from geneva.planning.sizing import Limit
 from geneva.storage.lance.damage import Damaged, is_storage_full
 
 _PATIENCE_SECONDS = 5.0
@@ -78,13 +78,13 @@ class Pipeline:
         self,
         parts: Iterable[PartWork],
         done: Iterable[PartResult] = (),
-        max_seconds: float | None = None,
+        limit: Limit | None = None,
     ) -> TaskReport:
         """Do the parts in order, up to a failure; report on them after those `done` before.
 
-        After `max_seconds` no other part is begun: the rest is reported as left.
+        Behind the `limit` no other part is begun: the rest is reported as left.
         """
-        run_together([self], [(part,) for part in parts], max_seconds)
+        run_together([self], [(part,) for part in parts], limit)
         return self.report(done)
 
     def report(self, done: Iterable[PartResult] = ()) -> TaskReport:
@@ -121,8 +121,9 @@ class Pipeline:
 
     # ------------------------------------------------ what `run_together` asks for, in this order
 
-    def open(self, halt: Halt, columns: int) -> None:
+    def open(self, halt: Halt, columns: int, deadline: Deadline) -> None:
         """Start the writer's thread; so many `columns` share the memory of the task."""
+        self._runner.deadline = deadline
         # A failure that its writer finds stops this column at once, and the others in good order.
         self._behind = WriteBehind(self._settler, halt.inner(), columns)
         self._thread = Stage("geneva-writer", self._behind.run, halt)
@@ -146,6 +147,11 @@ class Pipeline:
         if self._settler.given_up is not self._begun:
             self._hand_over(self._runner.run(*group))
 
+    @property
+    def is_given_back(self) -> bool:
+        """Whether the rest of the part is not computed here."""
+        return self._runner.is_given_back
+
     def end(self, error: Exception | None) -> None:
         """End the part; `error`: it could not be read on."""
         self._hand_over(self._runner.end(error))
@@ -157,13 +163,13 @@ class Pipeline:
     def fail(self, error: Exception) -> None:
         """End the task by an error in the part whose results were handed over last."""
         self._runner.abandon()
-        self._behind.end(error, wait=False)
+        self._behind.end(PartEnds(error), wait=False)
 
     def interrupt(self) -> None:
         """End the task because another column failed."""
         self._runner.abandon()
         if self._part is not None:
-            self._behind.end(Interrupted(), wait=False)
+            self._behind.end(PartEnds(Interrupted()), wait=False)
 
     def close(self) -> None:
         """Wait until everything is written."""
@@ -206,7 +212,7 @@ class Pipeline:
             self._part = event.part
             behind.begin(event)
         elif isinstance(event, PartEnds):
-            behind.end(event.error, wait=self._is_retry or self._task.work.bounds_lost_rows)
+            behind.end(event, wait=self._is_retry or self._task.work.bounds_lost_rows)
             self._part = None
         else:
             for saved in behind.add(event):
@@ -222,13 +228,12 @@ class _ColumnFailed(Exception):
 
 
 def run_together(
-    columns: Sequence[Pipeline], legs: Sequence[Leg], max_seconds: float | None = None
+    columns: Sequence[Pipeline], legs: Sequence[Leg], limit: Limit | None = None
 ) -> None:
-    """Do the legs of a task in order, up to a failure; after `max_seconds` no other is begun."""
-    deadline = time.monotonic() + (math.inf if max_seconds is None else max_seconds)
+    """Do the legs of a task in order, up to a failure; behind the `limit` no other is begun."""
     try:
         if legs:
-            _run_threads(columns, legs, deadline)
+            _run_threads(columns, legs, Deadline(limit))
     finally:
         for column in columns:
             column.release()
@@ -237,21 +242,23 @@ def run_together(
             column.check(sum(leg[place] is not None for leg in legs))
 
 
-def _run_threads(columns: Sequence[Pipeline], legs: Sequence[Leg], deadline: float) -> None:
+def _run_threads(columns: Sequence[Pipeline], legs: Sequence[Leg], deadline: Deadline) -> None:
     halt = Halt()
     readers = [(column.reader, column.batch_size) for column in columns]
     ahead = ReadAhead(readers, legs, halt)
     reader = Stage("geneva-reader", ahead.run, halt)
     for column in columns:
-        column.open(halt, len(columns))
+        column.open(halt, len(columns), deadline)
     try:
         try:
             for number, leg in enumerate(legs):
-                if number and time.monotonic() > deadline:
+                if number and deadline.is_over:
                     break
                 _compute(columns, leg, ahead)
             for column in columns:
                 column.finish()
+            for column in columns:
+                column.close()
         except _ColumnFailed as failed:
             # The others first: a failure stops all threads.
             others = [column for column in columns if column is not failed.column]
@@ -265,9 +272,6 @@ def _run_threads(columns: Sequence[Pipeline], legs: Sequence[Leg], deadline: flo
                 raise
             for column in (column for column in columns if column.failure is None):
                 column.interrupt()
-                column.close()
-        else:
-            for column in columns:
                 column.close()
     except Stopped:
         pass  # by an error, which is raised below, or by a failure that is reported
@@ -287,7 +291,7 @@ def _compute(columns: Sequence[Pipeline], leg: Leg, ahead: ReadAhead) -> None:
         column.begin(part)
     error: Exception | None = None
     groups = ahead.next_leg()
-    while True:
+    while not all(column.is_given_back for column, _ in own):
         try:
             found = next(groups, None)
         except Damaged as damage:

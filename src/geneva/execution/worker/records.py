@@ -157,6 +157,8 @@ class PartEnds:
     """The part has no more results; `error`: it could not be computed on."""
 
     error: Exception | None = None
+    is_given_back: bool = False
+    """Whether the task's time was over before all rows were computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,13 +50,13 @@ def _run_first(task: Task) -> list[TaskReport]:
         return _one_by_one(
             task,
             lambda own: Pipeline(open_task(own.work), is_retry=False).run(
-                own.parts, max_seconds=task.max_seconds
+                own.parts, limit=task.limit
             ),
         )
     pipelines = [Pipeline(open_task(own.work), is_retry=False) for own in task.columns]
     riders = [{part.fragment_id: part for part in rider.parts} for rider in task.riders]
     legs = [(part, *(parts.get(part.fragment_id) for parts in riders)) for part in task.parts]
-    run_together(pipelines, legs, task.max_seconds)
+    run_together(pipelines, legs, task.limit)
     return [pipeline.report() for pipeline in pipelines]
 
 

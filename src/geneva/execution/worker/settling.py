@@ -17,6 +17,7 @@ from geneva.execution.worker.records import (
     Computed,
     Interrupted,
     OpenTask,
+    PartEnds,
     Result,
     Saved,
 )
@@ -97,17 +98,17 @@ class PartSettler:
             return None
         return saved
 
-    def end(self, error: Exception | None, *, now: bool) -> int:
-        """End the part. `error`: it could not be computed on. `now`: settle it before returning.
+    def end(self, ends: PartEnds, *, now: bool) -> int:
+        """End the part. `now`: settle it before returning.
 
         One that was given up is settled; but a failure of the function still ends the task.
         Returns how many of the parts that have ended were settled since the last time.
         """
-        writer, begun = self._open_writer, self._last
+        writer, begun, error = self._open_writer, self._last, ends.error
         assert begun is not None
         try:
             if writer is not None and error is None:
-                self._close(begun, writer)
+                self._close(begun, writer, is_whole=not ends.is_given_back)
                 self._is_open = False
             elif error is not None and not (writer is None and isinstance(error, Damaged)):
                 raise error
@@ -126,12 +127,12 @@ class PartSettler:
         if self.failure is None or self.failure.kind != StorageFullError.__name__:
             self._writer.finish()
 
-    def _close(self, begun: _Begun, writer: PartWriter) -> None:
-        closing = writer.close_behind()
+    def _close(self, begun: _Begun, writer: PartWriter, *, is_whole: bool) -> None:
+        closing = writer.close_behind() if is_whole else None
         if closing is not None:
             self._closing.append((begun, writer, closing))
             return
-        result = writer.finish()
+        result = writer.finish() if is_whole else writer.give_back()
         self._settle_closed(every=True)
         if self.failure is None:
             self._settle(begun, result)

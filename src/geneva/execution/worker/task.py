@@ -10,6 +10,7 @@ from geneva.model.computation import Computation, Permit
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Sizes, TableRef
 from geneva.planning.backfill import OutputPlan
+from geneva.planning.sizing import Limit
 from geneva.storage.checkpoints.reuse import Reuse
 from geneva.storage.columns.staged_files import StagedFile
 
@@ -116,8 +117,8 @@ class Task:
     parts: tuple[PartWork, ...]
     attempt: int = 0
     """How often it was submitted before, and lost with its workers."""
-    max_seconds: float | None = None
-    """For how long a first attempt may begin with other parts; None: it does all of them."""
+    limit: Limit | None = None
+    """When a first attempt gives back what it has not done; None: it does everything."""
     riders: tuple[Task, ...] = ()
     """Tasks of other columns, made from the same rows of the same source: one read serves all."""
 
@@ -174,6 +175,7 @@ class PartResult:
 
     fragment_id: int
     rows: RowRange
+    """Fewer than it had where a limit has ended it: the others are given back."""
     checkpoints: tuple[RowRange, ...] = ()
     """Ranges that are in the checkpoint store now, ascending."""
     staged_path: str | None = None

@@ -11,7 +11,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
-from geneva.execution.worker.records import Computed, Durable, PartBegins, Result, Saved
+from geneva.execution.worker.records import (
+    Computed,
+    Durable,
+    PartBegins,
+    PartEnds,
+    Result,
+    Saved,
+)
 from geneva.execution.worker.settling import PartSettler
 from geneva.execution.worker.threads import BoundedQueue, Halt, Stopped
 
@@ -39,9 +46,9 @@ class _Values:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The part has no more results; `error`: it could not be computed on."""
+    """The part has no more results."""
 
-    error: Exception | None
+    ends: PartEnds
     now: bool
     """Whether somebody waits until the part is settled."""
 
@@ -84,13 +91,13 @@ class WriteBehind:
         self._is_saving = self._is_saving or asks
         return saved + self._saved(wait=True) if result.durable is Durable.NOW else saved
 
-    def end(self, error: Exception | None, *, wait: bool) -> None:
-        """End the part. `error`: it could not be computed on; what was added is saved.
+    def end(self, ends: PartEnds, *, wait: bool) -> None:
+        """End the part. If it could not be computed on, what was added is saved.
 
         `wait`: return when the part is settled, and its notes on poison rows are gone.
         """
         self._hand_over()
-        self._queue.put(_End(error, wait))
+        self._queue.put(_End(ends, wait))
         if wait:
             self._await_settled(0)
 
@@ -109,7 +116,7 @@ class WriteBehind:
                 if message.results[-1].durable in _ASKING:
                     self._acknowledge(saved)
             else:
-                for _ in range(settler.end(message.error, now=message.now)):
+                for _ in range(settler.end(message.ends, now=message.now)):
                     self._settled.put(None)
         settler.finish()
         if settler.failure is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -146,6 +146,13 @@ class PartWriter:
             self._save(self._part.rows.end)
         self._wait_saved()
         return self.finished(self._close() if self._file is not None else None)
+
+    def give_back(self) -> PartResult:
+        """Make what was added durable, in checkpoints: the rows behind it are for others."""
+        rows = RowRange(self._part.rows.start, self._unsaved.end)
+        self._save(rows.end)
+        self._wait_saved()
+        return replace(self.finished(None), rows=rows)
 
     def close_behind(self) -> Future[StagedFile] | None:
         """Begin to stage the file, while the writer goes on; `finished` ends the part.
