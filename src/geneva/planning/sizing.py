@@ -156,14 +156,25 @@ class WorkQueue:
         self._started[plan.fragment_id] = start
         self.remaining_rows += rows_to_run(rest)
 
-    def take(self, rows: int) -> tuple[Part, ...]:
-        """Cut the next task, of about `rows` rows to run."""
+    def even_rows(self, slots: int, rows_per_second: float | None, in_flight: float) -> int:
+        """How many rows each slot has to do, with those of tasks that are `in_flight`.
+
+        Whoever takes a fragment of so many rows ends with the others, and needs no help with it.
+        """
+        if rows_per_second is None or self._task_size is not None:
+            return 0
+        rows = (self.remaining_rows + in_flight) / slots
+        return int(min(rows, rows_per_second * _MAX_TASK_SECONDS))
+
+    def take(self, rows: int, even_rows: int = 0) -> tuple[Part, ...]:
+        """Cut the next task, of about `rows` rows to run, or a fragment of about `even_rows`."""
         parts: list[Part] = []
         room = rows
         while self._waiting and len(parts) < self._max_fragments:
             plan = self._waiting[0]
             started = plan.fragment_id in self._started
-            if started or plan.rows_to_run > max(room, 1) * self._tolerance:
+            most = max(room, 1 if parts else even_rows, 1) * self._tolerance
+            if started or plan.rows_to_run > most:
                 if not parts:
                     parts.append(self._cut(plan, rows))
                 break

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from geneva.errors import WorkerLostError
 from geneva.execution.backfill.ledger import Ledger
@@ -44,6 +45,22 @@ class JobRunner:
         return self._made
 
 
+@dataclass(slots=True)
+class _Submitted:
+    """Tasks that were handed out together."""
+
+    tasks: list[Task]
+    rows: tuple[int, ...]
+    """For how many rows each of them calls the function."""
+    began: float | None
+    """When there was a slot for them; None: they wait for one."""
+
+    def rows_left(self, rows_per_second: float) -> float:
+        """About how many rows are still to be run."""
+        seconds = time.monotonic() - self.began if self.began is not None else 0.0
+        return sum(max(0.0, rows - rows_per_second * seconds) for rows in self.rows)
+
+
 class Dispatcher:
     """Keeps the slots of a runner busy with the tasks of one round."""
 
@@ -54,7 +71,7 @@ class Dispatcher:
         self._prepared, self._tasks, self._ledger = prepared, tasks, ledger
         self._job_runner = job_runner
         self._runner: Runner | None = None
-        self._in_flight: dict[Future[list[str]], list[Task]] = {}
+        self._in_flight: dict[Future[list[str]], _Submitted] = {}
         self._unheard: deque[tuple[Task, TaskReport]] = deque()
         self._notes: dict[str, tuple[Suspect | None, ...]] = {}
         """What dead workers noted, per first part of a task."""
@@ -78,7 +95,7 @@ class Dispatcher:
         self._ledger.slots(slots)
         per_job = max(1, slots // MAX_JOBS_IN_FLIGHT)
         limit = slots if asked else max_in_flight(slots, per_job)
-        while self._tasks and sum(map(len, self._in_flight.values())) < limit:
+        while self._tasks and sum(len(sent.tasks) for sent in self._in_flight.values()) < limit:
             batch: list[Task] = []
             while len(batch) < per_job and (task := self._next(slots)) is not None:
                 batch.append(task)
@@ -89,7 +106,7 @@ class Dispatcher:
         for future in [*self._in_flight]:
             if not future.done():
                 continue
-            tasks = self._in_flight.pop(future)
+            tasks = self._ended(future)
             if isinstance(future.exception(), WorkerLostError):
                 self._submit_again(tasks, future)
                 continue
@@ -100,7 +117,7 @@ class Dispatcher:
         """Yield the reports of tasks that have ended well by now, and that nobody has heard yet."""
         for future in [*self._in_flight]:
             if future.done() and future.exception() is None:
-                self._take_reports(self._in_flight.pop(future), future)
+                self._take_reports(self._ended(future), future)
         yield from self._heard()
 
     def _take_reports(self, tasks: list[Task], done: Future[list[str]]) -> None:
@@ -124,13 +141,30 @@ class Dispatcher:
         return self._runner
 
     def _next(self, slots: int) -> Task | None:
-        return self._tasks.take(slots, self._ledger.rows_per_second)
+        return self._tasks.take(slots, self._ledger.rows_per_second, self._rows_in_flight())
+
+    def _rows_in_flight(self) -> float:
+        """About how many rows are still to be run by the tasks that are on their way."""
+        speed = self._ledger.rows_per_second or 0.0
+        return sum(sent.rows_left(speed) for sent in self._in_flight.values())
+
+    def _ended(self, future: Future[list[str]]) -> list[Task]:
+        """Take tasks that have ended: those that waited longest have their slots by now."""
+        ended = self._in_flight.pop(future)
+        waiting = next((sent for sent in self._in_flight.values() if sent.began is None), None)
+        if waiting is not None:
+            waiting.began = time.monotonic()
+        return ended.tasks
 
     def _submit(self, tasks: list[Task]) -> None:
         resources = self._prepared.computation.resources
         runner = self._get_runner()
         describe_jobs(runner, job_group(tasks[0].work.job_id), self._description(tasks))
-        self._in_flight[runner.submit(run_task, tasks, resources)] = tasks
+        rows = tuple(task.rows_to_run for task in tasks)
+        running = sum(len(sent.tasks) for sent in self._in_flight.values())
+        began = time.monotonic() if running < self._ledger.progress.slots else None
+        sent = _Submitted(tasks, rows, began)
+        self._in_flight[runner.submit(run_task, tasks, resources)] = sent
         self._ledger.submitted(len(tasks))
 
     def _description(self, tasks: list[Task]) -> str:

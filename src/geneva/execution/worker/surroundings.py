@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from geneva.config import set_variable
+from geneva.execution.worker.memory import keep_memory
 from geneva.execution.worker.output import keep_output_in
 from geneva.model.tables import Secrets
 from geneva.udf.declare import UDF
@@ -59,6 +60,7 @@ _environment = _Environment()
 
 def enter_job(surroundings: Surroundings) -> None:
     """Make this worker process like the driver of the job that it works for next."""
+    keep_memory()
     unset = dict.fromkeys(surroundings.unset)
     _environment.of_job = {**unset, **surroundings.env}
     _environment.set(_environment.of_job)

