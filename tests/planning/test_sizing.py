@@ -137,7 +137,7 @@ def test_shares_are_full_batches(speed: float) -> None:
 def test_first_tasks_are_even_shares_by_the_clock() -> None:
     plans = [new_fragment(i, RowSet.full(100_000)) for i in range(16)]
     queue = WorkQueue(plans, None)
-    assert queue.limit(2, None) == Limit(0.25)
+    assert queue.limit(2, None) == Limit(0.25, max_rest=5)
     assert [len(queue.take(queue.share(2, None))) for _ in range(2)] == [8, 8]
     assert not queue
 
@@ -145,7 +145,7 @@ def test_first_tasks_are_even_shares_by_the_clock() -> None:
 def test_a_fragment_stays_whole_until_it_is_known_how_long_rows_take() -> None:
     plan = new_fragment(0, RowSet.full(100))
     queue = WorkQueue([plan], None)
-    assert queue.limit(2, None) == Limit(0.25, in_fragments=True)
+    assert queue.limit(2, None) == Limit(0.25, max_rest=0.25, in_fragments=True)
     assert queue.take(queue.share(2, None)) == (Part(plan, RowRange(0, 100), whole=True),)
     assert not queue
     queue.put_back_rest(plan, 20)
@@ -178,7 +178,7 @@ def test_one_large_fragment_among_small_ones_is_given_back() -> None:
 
 def test_where_nothing_is_given_back_large_fragments_are_split_at_once() -> None:
     queue = WorkQueue([new_fragment(0, RowSet.full(1_000))], None, may_give_back=False)
-    assert queue.limit(4, None) == Limit(0.25)
+    assert queue.limit(4, None) == Limit(0.25, max_rest=5)
     assert [len(queue.take(queue.share(4, None))[0].rows) for _ in range(4)] == [250] * 4
 
 
@@ -190,7 +190,7 @@ def test_tasks_are_at_hand_while_one_waits_for_others_of_its_batch() -> None:
 def test_a_slot_that_is_alone_gets_everything_for_a_while_and_then_a_minute_at_a_time() -> None:
     plans = [new_fragment(i, RowSet.full(100_000)) for i in range(8)]
     queue = WorkQueue(plans, None)
-    assert queue.limit(1, None) == Limit(10)
+    assert queue.limit(1, None) == Limit(10, max_rest=5)
     everything = queue.take(queue.share(1, None))
     assert [part.plan for part in everything] == plans
     assert not queue

@@ -18,9 +18,11 @@ _MIN_TASK_SECONDS = 0.15
 _MAX_TASK_SECONDS = 60.0
 """A task longer than this is late with its first result and dear to lose."""
 _FIRST_SECONDS = 0.25
-"""How long a slot works on its first task, whose rows nobody can count beforehand, ..."""
+"""After so long a first task, whose rows were cut blindly, is asked how long the rest takes ..."""
 _FIRST_SECONDS_ALONE = 10.0
-"""... and one that is alone: it has nobody to share with, and is idle between two tasks."""
+"""... and that of a slot that is alone: it has nobody to share with."""
+_MAX_REST_SECONDS = 5.0
+"""What takes no longer is not given back: a slot is idle between two tasks."""
 _SHARES_AHEAD = 1.25
 """A task gets an even share of what is left, over this: so that the last tasks are small ones."""
 _SPLIT_TOLERANCE = 1.5
@@ -50,7 +52,9 @@ class Limit:
     """When a task ends before it has done everything that it was given, and gives back the rest."""
 
     seconds: float
-    """After its function was called for the first time."""
+    """After its function was called for the first time, ..."""
+    max_rest: float
+    """... if the rest takes more than so many seconds, by what it took so far."""
     in_fragments: bool = False
     """Whether it ends in the midst of a fragment, too, and not only before the next one."""
 
@@ -137,12 +141,13 @@ class WorkQueue:
         if rows_per_second is not None or self._task_size is not None:
             return None
         if slots == 1:
-            return Limit(_FIRST_SECONDS_ALONE)
+            return Limit(_FIRST_SECONDS_ALONE, _MAX_REST_SECONDS)
         # In the midst of a fragment, if other slots would wait for the rest of it.
         share = self._all_rows / slots * self._tolerance
         is_large = bool(self._waiting) and self._waiting[0].weight > share
-        keeps_waiting = is_large or self._fragments < slots
-        return Limit(_FIRST_SECONDS, self._is_whole_at_first(slots) and keeps_waiting)
+        if self._is_whole_at_first(slots) and (is_large or self._fragments < slots):
+            return Limit(_FIRST_SECONDS, max_rest=_FIRST_SECONDS, in_fragments=True)
+        return Limit(_FIRST_SECONDS, _MAX_REST_SECONDS)
 
     def put_back(self, plans: Sequence[FragmentPlan]) -> None:
         """Queue fragments again that a task was given, and has not begun with."""

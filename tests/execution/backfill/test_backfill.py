@@ -349,6 +349,7 @@ class TestParameters:
         self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sizing, "_FIRST_SECONDS_ALONE", 0.0)
+        monkeypatch.setattr(sizing, "_MAX_REST_SECONDS", 0.0)
         table = make_table(local_db, [3, 2, 2])
         table.add_columns({"x": tripled(calls)})
         result = table.backfill("x", concurrency=1)

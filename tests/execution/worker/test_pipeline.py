@@ -78,7 +78,7 @@ def test_a_failure_saves_what_was_computed_and_ends_the_task(task: OpenTask) -> 
 
 def test_parts_that_there_is_no_time_for_are_left(task: OpenTask) -> None:
     parts = [make_part(10, RowRange(at, at + 2)) for at in (0, 2, 4)]
-    report = Pipeline(task, is_retry=False).run(parts, limit=Limit(0.0))
+    report = Pipeline(task, is_retry=False).run(parts, limit=Limit(0.0, max_rest=0.0))
     assert [result.rows for result in report.results] == [RowRange(0, 2)]
     assert TaskReport.from_json(report.to_json()).parts_left == 2
     assert Pipeline(task, is_retry=False).run(parts).parts_left == 0
@@ -86,7 +86,7 @@ def test_parts_that_there_is_no_time_for_are_left(task: OpenTask) -> None:
 
 def test_the_rest_of_a_fragment_that_there_is_no_time_for_is_given_back(task: OpenTask) -> None:
     whole = make_part(10, file=make_file(10))
-    limit = Limit(0.0, in_fragments=True)
+    limit = Limit(0.0, max_rest=0.0, in_fragments=True)
     report = Pipeline(task, is_retry=False).run([whole, whole], limit=limit)
     (result,) = report.results
     assert (result.rows, result.checkpoints) == (RowRange(0, 2), (RowRange(0, 2),))
@@ -95,10 +95,18 @@ def test_the_rest_of_a_fragment_that_there_is_no_time_for_is_given_back(task: Op
     assert list(Path(task.work.ref.uri, "data").glob("geneva-*")) == []
 
 
+def test_what_takes_no_time_is_not_given_back(task: OpenTask) -> None:
+    whole = make_part(6, file=make_file(6))
+    limit = Limit(0.0, max_rest=60.0, in_fragments=True)
+    report = Pipeline(task, is_retry=False).run([whole, whole], limit=limit)
+    assert [result.rows for result in report.results] == [RowRange(0, 6)] * 2
+
+
 @pytest.mark.parametrize("is_retry", [False, True])
 def test_ranges_and_second_tries_are_not_given_back(task: OpenTask, *, is_retry: bool) -> None:
     part = make_part(6, file=make_file(6)) if is_retry else make_part(10, RowRange(0, 6))
-    report = Pipeline(task, is_retry=is_retry).run([part], limit=Limit(0.0, in_fragments=True))
+    limit = Limit(0.0, max_rest=0.0, in_fragments=True)
+    report = Pipeline(task, is_retry=is_retry).run([part], limit=limit)
     assert [result.rows for result in report.results] == [RowRange(0, 6)]
 
 

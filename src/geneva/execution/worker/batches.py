@@ -428,6 +428,7 @@ class BatchRunner:
                 guard = BatchGuard(search, batch.offsets)
                 applied = program.run(batch.inputs, guard, queued.prepared)
         self._rows_called += len(batch.offsets)
+        self.deadline.ran(len(batch.offsets))
         if not self._pacing.has_exact_batches:
             program.cost = program.cost.after(len(batch.offsets), time.perf_counter() - started)
         return applied

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 from geneva.execution.worker.records import Computed, Result
@@ -17,26 +16,34 @@ MAX_UNSAVED_BYTES = 64 * 1024 * 1024
 class Deadline:
     """When a task has worked for as long as it may. The setting up of a function is not counted."""
 
-    def __init__(self, limit: Limit | None = None) -> None:
-        """Begin to count when the first rows are computed."""
-        self._seconds = math.inf if limit is None else limit.seconds
-        self._ends_parts = limit is not None and limit.in_fragments
-        self._at: float | None = None
+    def __init__(self, limit: Limit | None = None, rows: int = 0) -> None:
+        """Begin to count when the first of its `rows` are computed."""
+        self._limit, self._rows, self._rows_run = limit, rows, 0
+        self._began: float | None = None
 
     def start(self) -> None:
         """Count from now on, if that is not so yet."""
-        if self._at is None:
-            self._at = time.monotonic() + self._seconds
+        if self._began is None:
+            self._began = time.monotonic()
+
+    def ran(self, rows: int) -> None:
+        """Count rows that are computed."""
+        self._rows_run += rows
 
     @property
     def is_over(self) -> bool:
         """Whether no other part should be begun."""
-        return self._at is not None and time.monotonic() > self._at
+        limit = self._limit
+        if limit is None or self._began is None or not self._rows_run:
+            return False
+        seconds = time.monotonic() - self._began
+        rest = seconds * (self._rows - self._rows_run) / self._rows_run
+        return seconds > limit.seconds and rest > limit.max_rest
 
     @property
     def ends_part(self) -> bool:
         """Whether the rest of the part should be given back."""
-        return self._ends_parts and self.is_over
+        return self._limit is not None and self._limit.in_fragments and self.is_over
 
 
 class Pacing:

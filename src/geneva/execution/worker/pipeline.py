@@ -233,7 +233,8 @@ def run_together(
     """Do the legs of a task in order, up to a failure; behind the `limit` no other is begun."""
     try:
         if legs:
-            _run_threads(columns, legs, Deadline(limit))
+            rows = sum(part.rows_to_run for leg in legs for part in leg if part is not None)
+            _run_threads(columns, legs, Deadline(limit, rows))
     finally:
         for column in columns:
             column.release()
