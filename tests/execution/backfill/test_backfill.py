@@ -357,7 +357,10 @@ class TestParameters:
         assert calls.rows == list(range(7))
         assert by_id(table, "x") == {i: 3 * i for i in range(7)}
 
-    def test_a_small_job_is_one_task(self, db: Connection, calls: Calls) -> None:
+    def test_a_small_job_is_one_task(
+        self, db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sizing, "_FIRST_SECONDS", 60.0)
         table = make_table(db, [100])
         table.add_columns({"x": tripled(calls)})
         result = table.backfill("x", concurrency=2)
