@@ -16,6 +16,7 @@ import pytest
 
 import geneva
 from geneva import UDTF, Connection, Retry, Skip, Table, chunker, udtf
+from geneva.cli.summaries import table_description
 from geneva.errors import (
     ColumnNotFoundError,
     GenevaError,
@@ -677,6 +678,67 @@ class TestAltering:
         made = geneva.chunker(lambda id: [], output_schema=SUMS)
         with pytest.raises(UserInputError, match="Its table function is 'total'"):
             view.alter_columns({"path": "total", "udf": made})
+
+
+class TestTheNameOfTheFunction:
+    """It is no column's: a column of that name may be added to the view, and is one like others."""
+
+    @pytest.fixture
+    def named(self, local_db: Connection, source: Table, calls: Calls) -> MaterializedView:
+        made = sums(calls, name="per_customer")
+        view = local_db.create_udtf_view("named", source=source.query(), udtf=made)
+        view.refresh()
+        calls.taken()
+        return view
+
+    def test_a_computed_column(self, named: MaterializedView, calls: Calls) -> None:
+        @geneva.udf
+        def twice(total: int) -> int:
+            return 2 * total
+
+        @geneva.udf
+        def thrice(total: int) -> int:
+            return 3 * total
+
+        named.add_columns({"per_customer": twice})
+        assert named.backfill("per_customer").rows_computed == 3
+        assert sorted(named.to_arrow()["per_customer"].to_pylist()) == [8, 8, 14]
+        assert named.verify("per_customer").ok
+        described = table_description(named)["computed_columns"]
+        assert [(c["name"], c["udf"], c["stale_rows"]) for c in described] == [
+            ("per_customer", "twice", 0)
+        ]
+        named.alter_columns(
+            {"path": "per_customer", "udf": thrice},
+            {"path": "per_customer", "udf": sums(calls, name="per_customer", version="2")},
+        )
+        assert named.refresh().rows_computed == 3
+        assert calls.taken() == ["ann", "bob", None]
+        assert named.backfill("per_customer").rows_computed == 3
+        assert sorted(named.to_arrow()["per_customer"].to_pylist()) == [12, 12, 21]
+        named.drop_columns("per_customer")
+        assert named.schema.names == SUMS.names
+        assert named.refresh().rows_computed == 0
+
+    def test_a_loaded_column(self, named: MaterializedView) -> None:
+        loaded = pa.table({"customer": ["ann"], "per_customer": [1.5]})
+        for _ in range(2):
+            named.load_columns(loaded, "customer", ["per_customer"])
+            assert set(named.to_arrow()["per_customer"].to_pylist()) == {1.5, None}
+        named.drop_columns("per_customer")
+        assert named.schema.names == SUMS.names
+
+    def test_a_function_of_columns_is_refused(self, named: MaterializedView) -> None:
+        @geneva.udf
+        def twice(amount: int) -> int:
+            return 2 * amount
+
+        for name, why in (
+            ("per_customer", "is the table function"),
+            ("rows", "comes of the table"),
+        ):
+            with pytest.raises(UserInputError, match=why):
+                named.alter_columns({"path": name, "udf": twice})
 
 
 class TestIndexedPartitions:

@@ -39,7 +39,7 @@ from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.loads.files import check_columns
 from geneva.storage.loads.staging import SourceSchema
 from geneva.storage.views.definition import read_view, visible_schema
-from geneva.storage.views.explode import chunk_schema
+from geneva.storage.views.explode import query_columns
 from geneva.udf.types import is_binary, is_text
 
 
@@ -96,9 +96,7 @@ def check_request(ref: TableRef, dataset: Dataset, request: LoadRequest) -> Sour
     key = pa.field(request.key, _plain_type(table.field(request.key).type), nullable=False)
     _check_key(ref, key, source)
     view = read_view(dataset.schema)
-    filled = {column.name for column in view.query.columns} if view is not None else set()
-    if view is not None and view.query.chunker is not None:
-        filled.update(chunk_schema(ref).names)
+    filled = query_columns(ref, view.query) if view is not None else set()
     computed = {column.name: column.expression for column in read_computed_columns(dataset.schema)}
     values = []
     for name in request.columns:
