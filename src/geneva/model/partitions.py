@@ -77,7 +77,7 @@ def _value_keys(column: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Values that Python tells apart just as SQL does, whatever the width of their type."""
+    """Values that Python tells apart just as SQL does, at any depth, of types of any width."""
     if isinstance(column, pa.ExtensionArray):
         return _plain(column.storage)
     kind, types = column.type, pa.types
@@ -87,6 +87,18 @@ def _plain(column: pa.Array) -> pa.Array:
         return pc.add(column.cast(pa.float64()), 0.0)  # of -0.0 and 0.0 the second
     if types.is_temporal(kind) and not types.is_interval(kind):
         return column.view(pa.int64() if kind.bit_width == 64 else pa.int32())
+    if types.is_map(kind):
+        entry = pa.struct([kind.key_field, kind.item_field])
+        return _plain(column.cast(pa.list_(entry)))
+    if types.is_struct(kind) and kind.num_fields:
+        parts = [_plain(part) for part in column.flatten()]
+        names = [field.name for field in kind]
+        return pa.StructArray.from_arrays(parts, names, mask=column.is_null())
+    if types.is_nested(kind) and kind.num_fields == 1:  # lists, of whatever kind
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        ends = pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), pa.int64())
+        values = _plain(column.flatten())
+        return pa.LargeListArray.from_arrays(ends, values, mask=column.is_null())
     return column
 
 

@@ -21,6 +21,7 @@ from geneva.errors import (
     DuplicateKeyError,
     GenevaError,
     JobCancelledError,
+    JobTimeoutError,
     NullKeyError,
     TypeMismatchError,
     UnknownOptionError,
@@ -594,10 +595,19 @@ def test_a_load_in_the_background_can_be_cancelled(local_db: Connection) -> None
     assert begun.wait(60)
     future.cancel()
     go_on.set()
-    with pytest.raises(JobCancelledError, match="goes on from there"):
+    with pytest.raises(JobCancelledError, match=r"No value was loaded, .* begins anew"):
         future.result()
     assert "v" not in lance.dataset(table.ref.uri).schema.names
     assert staged(table) == []
+
+
+def test_a_timeout_keeps_nothing_of_rows_in_memory_and_says_so(local_db: Connection) -> None:
+    table = make_table(local_db, [[1, 2]])
+    for rows in (ROWS, ROWS.to_pandas()):
+        with pytest.raises(JobTimeoutError, match=r"No value was loaded, .* begins anew"):
+            table.load_columns(rows, "id", ["v"], timeout=1e-9)
+    assert staged(table) == []
+    assert table.load_columns(ROWS, "id", ["v"]).rows_committed == 2
 
 
 def test_in_the_background(local_db: Connection) -> None:

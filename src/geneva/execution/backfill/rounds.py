@@ -188,13 +188,13 @@ class Round:
         if self._control.cancelled.is_set():
             raise JobCancelledError(
                 f"Job {self._control.job_id} was cancelled. Finished fragments are committed; "
-                "running the backfill again goes on from there."
+                "the same again does what is left."
             )
         limit = self._prepared.request.options.timeout
         if limit is not None and self._ledger.seconds > limit:
             raise JobTimeoutError(
                 f"Job {self._control.job_id} did not finish within {limit:g} s. Finished fragments "
-                "are committed; running the backfill again goes on from there."
+                "are committed; the same again does what is left."
             )
 
     def _should_poll(self) -> bool:

@@ -174,15 +174,18 @@ class LoadWork:
         return control.make_runner()
 
     def _check_stop(self, control: JobControl, seconds: float) -> None:
+        source = self.request.source
+        kept = (
+            "What is staged of the source is kept: the same load goes on from there."
+            if source.can_be_known_again
+            else f"No value was loaded, and the next load of {source.name} begins anew: only files "
+            "can be known again."
+        )
         if control.cancelled.is_set():
-            raise JobCancelledError(
-                f"Job {control.job_id} was cancelled. What is staged of the source is kept: the "
-                "same load goes on from there."
-            )
+            raise JobCancelledError(f"Job {control.job_id} was cancelled. {kept}")
         if self.timeout is not None and seconds > self.timeout:
             raise JobTimeoutError(
-                f"Job {control.job_id} did not finish within {self.timeout:g} s. What is staged "
-                "of the source is kept: the same load goes on from there."
+                f"Job {control.job_id} did not finish within {self.timeout:g} s. {kept}"
             )
 
     def _fill(
