@@ -834,12 +834,32 @@ class TestRefusals:
             ({}, "needs output_schema"),
             ({"output_schema": SUMS, "memoize": True}, "no option 'memoize'"),
             ({"output_schema": pa.schema([])}, "one or more columns"),
-            ({"output_schema": SUMS, "partition_by": []}, "one or more names"),
+            ({"output_schema": SUMS, "partition_by": []}, "partition_by .*all rows are one"),
+            ({"output_schema": SUMS, "partition_by": 5}, "partition_by must be a list"),
+            ({"output_schema": SUMS, "partition_by": ["a", "a"]}, "names column 'a' twice"),
+            ({"output_schema": SUMS, "input_columns": []}, "input columns must be a list"),
+            ({"output_schema": SUMS, "partition_by_indexed_column": ""}, "one column, not ''"),
         ],
     )
     def test_of_declarations(self, options: dict[str, Any], why: str) -> None:
         with pytest.raises(InvalidUDFError, match=why):
             udtf(lambda source: None, **options)
+
+    def test_of_functions_that_can_not_be_called_with_a_query(self) -> None:
+        class NoArgument:
+            def __call__(self) -> None: ...
+
+        class Static:
+            @staticmethod
+            def __call__(source: Any) -> None: ...
+
+        functions: list[Any] = [lambda: None, lambda a, b: None, lambda *, a: None, NoArgument]
+        for function in functions:
+            with pytest.raises(InvalidUDFError, match="called with one argument, a query"):
+                udtf(function, output_schema=SUMS)
+        fit: list[Any] = [lambda a, b=1: None, lambda *a: None, Static, len]
+        for function in fit:
+            udtf(function, output_schema=SUMS)
 
     def test_of_async_functions(self) -> None:
         async def later(source: Any) -> None: ...
