@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import pyarrow as pa
 
-from geneva.errors import UserInputError
+from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.execution import declarations
 from geneva.execution.backfill.chain import PreparedChain, prepare_chain
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.work import BackfillWork
 from geneva.jobs import Job, JobFuture, JobResult
+from geneva.model.sql import missing_column
 from geneva.model.tables import ColumnDefinition, Secrets, TableRef
 from geneva.options import (
     MAX_COUNT,
@@ -46,7 +47,7 @@ from geneva.storage.columns.definitions import (
     read_definitions,
 )
 from geneva.storage.jobs.failures import ErrorRecord
-from geneva.storage.lance.dataset import open_dataset, read_snapshot
+from geneva.storage.lance.dataset import has_path, open_dataset, read_snapshot
 from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.lancedb_methods import TableMethods
 from geneva.storage.views.definition import (
@@ -295,6 +296,8 @@ class Table(TableMethods):
     def take_blobs(self, row_indices: Sequence[int], column: str) -> Any:
         """Open blobs of a column, as lazy files, by their rows' place in the table."""
         dataset = open_dataset(self.ref, self.version)
+        if not has_path(dataset.schema, column):
+            raise ColumnNotFoundError(missing_column(column, dataset.schema))
         return dataset.take_blobs(column, indices=list(row_indices))
 
     def limit(self, rows: int | None) -> Query:

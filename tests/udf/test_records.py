@@ -110,10 +110,16 @@ def test_what_names_no_columns_is_refused() -> None:
         def both(x: int) -> Columns[Size]:
             return Size(x, x)
 
-    with pytest.raises(InvalidUDFError, match="one or more columns of different names"):
+    with pytest.raises(InvalidUDFError, match=r"one or more columns, .*not \[\]"):
 
         @udf(output_schema=pa.schema([]))
         def none(x: int) -> dict[str, int]:
+            return {}
+
+    with pytest.raises(InvalidUDFError, match=r"more than upper and lower case, not \['a', 'A'\]"):
+
+        @udf(output_schema=pa.schema([("a", pa.int64()), ("A", pa.int64())]))
+        def alike(x: int) -> dict[str, int]:
             return {}
 
     with pytest.raises(InvalidUDFError, match="by their fields"):

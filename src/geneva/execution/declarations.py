@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from geneva.errors import (
-    ColumnExistsError,
     ColumnNotFoundError,
     InvalidUDFError,
     TableNotFoundError,
@@ -25,7 +24,7 @@ from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.uris import TableName
 from geneva.model.view_query import CHUNKS
 from geneva.planning.graph import find_cycle
-from geneva.render.text import did_you_mean
+from geneva.render.text import did_you_mean, shown_columns
 from geneva.storage.checkpoints.cleanup import (
     CleanupReport,
     forget_attempts,
@@ -59,6 +58,8 @@ from geneva.storage.lance.dataset import (
     open_dataset,
     read_snapshot,
     refuse_names_of_lance,
+    refuse_taken_name,
+    refuse_two_of_a_name,
 )
 from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.lance.trial import why_not_storable
@@ -93,14 +94,15 @@ def add_udf_columns(
     dataset = open_dataset(ref)
     schema, fields = dataset.schema, FieldsNow.of(dataset)
     present = present_definitions(dataset)
-    taken = {name.lower(): name for name in schema.names}
+    added = set[str]()
     resolved: list[tuple[NewColumns, tuple[str, ...], ColumnDefinition | None]] = []
     for new in columns:
         known = _known_group(new, schema, present.values()) if new.udf.unpacks else None
         new = _missing(new, known, present.values())
         for name, field in new.fields.items():
-            _check_new_column(ref, dataset, name, field, new.udf, taken)
-            taken[name.lower()] = name
+            _check_new_column(ref, dataset, name, field, new.udf)
+            refuse_two_of_a_name(added, name)
+            added.add(name)
         inputs = inputs_of(new.udf, new.input_columns, schema, new.names)
         resolved.append((new, inputs, known))
     _refuse_cycles(
@@ -161,21 +163,18 @@ def _check_new_column(
     name: str,
     field: pa.Field,
     udf: UDF,
-    taken: Mapping[str, str],
 ) -> None:
     refuse_names_of_lance([name])
     check_column_name(name)
     refuse_blob_inside(name, field)
     _refuse_unstorable(ref, dataset, name, field)
-    clash = taken.get(name.lower())
-    if clash is None:
-        return
-    several = f" (one of the columns of UDF '{udf.name}')" if udf.unpacks else ""
-    how = " UnpackedUDF(udf, prefix=...) gives its columns other names." if udf.unpacks else ""
-    raise ColumnExistsError(
-        f"Column {name!r}{several} already exists in table {ref.name!r}"
-        + (f" (as {clash!r}; names differ by more than case)" if clash != name else "")
-        + f". To give it another UDF use alter_columns, or drop it first.{how}"
+    refuse_taken_name(
+        ref.name,
+        dataset.schema,
+        name,
+        f" UnpackedUDF({udf.name}, prefix=...) gives its columns other names."
+        if udf.unpacks
+        else "",
     )
 
 
@@ -362,9 +361,10 @@ def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str,
 def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDefinition | None:
     """The definition of a column that gets another function; None: it was a plain one."""
     if name not in schema.names:
+        known = shown_columns(schema.names)
         raise ColumnNotFoundError(
             f"Column {name!r} is not defined in this table ({ref.name!r})."
-            + (did_you_mean(name, schema.names) or f" It has {schema.names}.")
+            + (did_you_mean(name, known) or f" It has {known}.")
         )
     current = read_definition(schema, name)
     if current is not None and current.group:
@@ -451,8 +451,10 @@ def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
     refuse_hidden(ref, schema, names)
     missing = [name for name in names if name.split(".")[0] not in schema.names]
     if missing:
+        known = shown_columns(schema.names)
         raise ColumnNotFoundError(
-            f"Column {missing[0]!r} is not defined in this table ({ref.name!r} has {schema.names})."
+            f"Column {missing[0]!r} is not defined in this table ({ref.name!r} has {known})."
+            f"{did_you_mean(missing[0], known)}"
         )
     for name in names:
         if _is_nested(name, _top_name(name)) and is_computed(schema, _top_name(name)):

@@ -762,6 +762,7 @@ def test_columns_that_a_view_s_function_yields_are_not_loaded(local_db: Connecti
         (ROWS, None, "columns must be names"),
         (ROWS, {"v": "w"}, "columns must be names"),
         (ROWS.rename_columns(["id", "ID"]), ["ID"], "only in case"),
+        (ROWS.append_column("V", [["x"] * 3]), ["v", "V"], "can't be added together"),
         (pa.table([[1], [2], [3]], names=["id", "v", "v"]), ["v"], "several columns 'v'"),
     ],
 )

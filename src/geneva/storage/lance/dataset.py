@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from geneva.config import without_collecting
-from geneva.errors import TableNotFoundError, UserInputError
+from geneva.errors import ColumnExistsError, TableNotFoundError, UserInputError
 from geneva.model.addresses import split_by_fragment
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import RowIds, RowSet
@@ -335,6 +335,31 @@ def check_column_name(name: str) -> None:
     for bad, why in ((".", "it separates struct fields"), ("`", "it quotes names in SQL")):
         if bad in name:
             raise UserInputError(f"Column name {name!r} can't contain {bad!r}: {why}.")
+
+
+def refuse_taken_name(table: str, schema: pa.Schema, name: str, hint: str = "") -> None:
+    """Refuse a new column that is there already, or that SQL could take for one that is."""
+    if name in schema.names:
+        raise ColumnExistsError(
+            f"Column {name!r} already exists in table {table!r}. To give it another UDF use "
+            f"alter_columns, or drop it first.{hint}"
+        )
+    clash = next((own for own in schema.names if own.lower() == name.lower()), None)
+    if clash is not None:
+        raise ColumnExistsError(
+            f"Table {table!r} has a column {clash!r}, which differs from {name!r} only in case: "
+            f"SQL takes one for the other. Use that one, or another name.{hint}"
+        )
+
+
+def refuse_two_of_a_name(added: Iterable[str], name: str) -> None:
+    """Refuse a new column beside another new one that SQL could take for it."""
+    for other in added:
+        if other.lower() == name.lower():
+            raise ColumnExistsError(
+                f"Columns {other!r} and {name!r} can't be added together: names of columns differ, "
+                "and in more than upper and lower case. Give one of them another name."
+            )
 
 
 def refuse_names_of_lance(names: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from pyarrow import fs
 from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import local_path, without_credentials, without_file_scheme
-from geneva.render.text import did_you_mean
+from geneva.render.text import did_you_mean, shown_columns
 from geneva.storage.lance.dataset import nodes_of
 from geneva.storage.lance.fragments import rows_of_types
 from geneva.storage.loads.stores import file_system
@@ -309,9 +309,10 @@ def check_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None
         if schema.names.count(name) > 1:
             raise UserInputError(f"There are several columns {name!r} in {where}.")
         if name not in schema.names:
+            known = shown_columns(schema.names)
             raise ColumnNotFoundError(
-                f"There is no column {name!r} in {where}.{did_you_mean(name, schema.names)} It has "
-                f"{', '.join(map(repr, schema.names))}."
+                f"There is no column {name!r} in {where}.{did_you_mean(name, known)} It has "
+                f"{', '.join(map(repr, known))}."
             )
 
 
