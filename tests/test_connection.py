@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,20 @@ class TestConnecting:
         db = geneva.connect(tmp_path / "db")
         assert (db.table_names(), db.list_jobs()) == ([], [])
         assert [p for p in (tmp_path / "db").rglob("*") if p.is_file()] == []
+
+    @pytest.mark.parametrize("given", [5, "hush", [("a", "hush")], {"a": None}, {"a": b"hush"}])
+    def test_options_that_are_none(self, local_db: Connection, given: Any) -> None:
+        calls: dict[str, Callable[[], Any]] = {
+            "storage_options": lambda: geneva.connect(local_db.uri, storage_options=given),
+            "storage_options ": lambda: local_db.create_table("t", [{}], storage_options=given),
+            "storage_options  ": lambda: local_db.open_table("t", storage_options=given),
+            "env": lambda: geneva.connect(local_db.uri, env=given),
+            "env ": lambda: geneva.udf(lambda a: a, data_type=pa.int64(), env=given),
+        }
+        for option, call in calls.items():
+            with pytest.raises(UserInputError, match=f"^{option.strip()}.* not ") as caught:
+                call()
+            assert "hush" not in str(caught.value)
 
     def test_secrets_do_not_show(self, tmp_path: Path) -> None:
         db = geneva.connect(tmp_path / "db", storage_options={"aws_secret_access_key": "hush"})

@@ -433,7 +433,8 @@ class Connection(ConnectionMethods):
         if asked.namespace == (SYSTEM_NAMESPACE,):
             found = system_table(asked.table, self._history.list(), self._failures.list())
             return Table(self, found)
-        options = {"storage_options": storage_options, "index_cache_size": index_cache_size}
+        own = None if storage_options is None else dict(Secrets(storage_options))
+        options = {"storage_options": own, "index_cache_size": index_cache_size}
         given = {name: value for name, value in options.items() if value is not None}
         table = open_lancedb_table(self._database, asked, self._storage_options, given)
         if table is None:

@@ -16,6 +16,7 @@ from geneva.errors import (
     JobTimeoutError,
     SourceDataError,
     UnmatchedKeyError,
+    UnreadableSourceError,
     UserInputError,
 )
 from geneva.execution.backfill.control import JobControl
@@ -160,6 +161,8 @@ class LoadWork:
             if self.request.on_missing is OnMissing.ERROR:
                 self._check_matches(keys, job, control.job_id)
             return self._fill(keys, job, control, started)
+        except UnreadableSourceError:
+            raise  # of a store that failed, what was read may be of use
         except (SourceDataError, UserInputError):
             open_folder(self.ref, version).delete()  # of no use: the source has to change
             raise
