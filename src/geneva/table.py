@@ -47,7 +47,7 @@ from geneva.storage.columns.definitions import (
     read_definitions,
 )
 from geneva.storage.jobs.failures import ErrorRecord
-from geneva.storage.lance.dataset import has_path, open_dataset, read_snapshot
+from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
 from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.lancedb_methods import TableMethods
 from geneva.storage.views.definition import (
@@ -61,13 +61,14 @@ from geneva.trust.policy import StoredFunction
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
 from geneva.udf.records import UnpackedUDF
+from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import split_alterations, split_transforms
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
     from geneva.execution.backfill.verify import VerifyReport
     from geneva.execution.load.source import LoadSource
-    from geneva.execution.preview import Preview
+    from geneva.execution.preview import Preview, Trial
     from geneva.spark.sessions import DataFrame, SparkSession
 
 _NOT_GIVEN: Any = object()
@@ -520,7 +521,7 @@ class Table(TableMethods):
 
     def preview(
         self,
-        udf: UDF | Chunker | tuple[UDF, Sequence[str]] | str,
+        udf: UDF | Chunker | UDTF | tuple[UDF | Chunker, Sequence[str]] | str,
         n: int = 5,
         *,
         where: str | None = None,
@@ -531,34 +532,37 @@ class Table(TableMethods):
         take on this session's slots. Plans of this connection show that estimate from then on.
 
         Args:
-            udf: A UDF, `(udf, [input columns])`, a chunker, or the name of a computed column.
-            n: How many rows.
+            udf: A UDF or chunker, `(udf, [input columns])`, a table function, or the name of a
+                computed column.
+            n: How many rows; of a table function, how many partitions: those of the first rows,
+                with all rows that they have.
             where: SQL condition on the rows to try.
         """
-        from geneva.execution.preview import run_preview
+        from geneva.execution.preview import partition_trial, run_preview
 
         check_count("n", n)
-        ref = self.ref
+        ref, connection = self.ref, self._connection
         dataset = open_dataset(ref, self._version_read())
-        function = declarations.function_to_try(ref, dataset, udf, self._connection._trust.permit)
         query = self.query() if where is None else self.query().where(where)
-        inputs = {f"c{i}": path for i, path in enumerate(function.input_columns or ())}
-        rows = query.limit(n).select(inputs).to_arrow().combine_chunks()
-        names = list(function.input_columns or ())
-        columns = [_whole(column) for column in rows.columns]
-        batch = pa.RecordBatch.from_arrays(columns, names)
-        connection = self._connection
-        shown = run_preview(
-            function,
-            ref.name,
-            batch,
-            total=len(self),
-            slots=connection._slots(),
-            env=connection._variables,
-        )
+        if isinstance(udf, UDTF):
+            trial = partition_trial(udf, query.table_function(udf)[1], ref, dataset, n)
+        else:
+            trial = self._rows_to_try(dataset, query.limit(n), udf)
+        shown = run_preview(trial, ref.name, slots=connection._slots(), env=connection._variables)
         if shown.estimate is not None:
-            connection._measured[ref.name, function.version] = shown.estimate.measured
+            connection._measured[ref.name, trial.udf.version] = shown.estimate.measured
         return shown
+
+    def _rows_to_try(self, dataset: Dataset, query: Query, udf: Any) -> Trial:
+        """A function, and the rows of a query as it is called with them."""
+        from geneva.execution.preview import Trial
+
+        permit = self._connection._trust.permit
+        function = declarations.function_to_try(self.ref, dataset, udf, permit)
+        names = list(function.input_columns or ())
+        rows = query.select({f"c{i}": path for i, path in enumerate(names)}).to_arrow()
+        columns = [_whole(column) for column in rows.combine_chunks().columns]
+        return Trial(function, pa.RecordBatch.from_arrays(columns, names), total=len(self))
 
     @with_options(BackfillArguments)
     def backfill(

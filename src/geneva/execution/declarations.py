@@ -71,6 +71,7 @@ from geneva.storage.views.definition import (
 )
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
+from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import NewColumns, NewFunction, as_udf, refuse_several
 from geneva.udf.types import value_type
 
@@ -437,9 +438,14 @@ def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePe
         computation = ColumnSubject(ref, definition).bind(dataset, read_snapshot(dataset, ref))
         permitted = permit(ref, computation)
         return load_udf(ref, definition.udf_digest, permitted).with_inputs(definition.inputs)
-    if isinstance(source, Chunker):
-        source.check_bound()
-        source = source.udf
+    maker, *inputs = source if isinstance(source, tuple) else (source,)
+    if isinstance(maker, UDTF):
+        raise InvalidUDFError(
+            f"{maker!r} says itself what it reads: @udtf(input_columns=[...], partition_by=...)."
+        )
+    if isinstance(maker, Chunker):
+        maker.check_bound()
+        source = (maker.udf, *inputs) if inputs else maker.udf
     udf, own = as_udf("preview", source)
     return udf.with_inputs(inputs_of(udf, own, visible_schema(dataset.schema), ()))
 

@@ -293,3 +293,21 @@ def add_up_rows(parts: Iterable[KeyedIds]) -> Partitions:
         if size > _MAX_PARTIAL:
             total, waiting, size = total.plus(waiting), [], 0
     return total.plus(waiting)
+
+
+def first_partitions(parts: Iterable[KeyedIds], n: int) -> tuple[list[RowIds], int]:
+    """The rows of the `n` partitions that are met first, and how many partitions there are."""
+    found: dict[bytes, list[RowIds]] = {}
+
+    def noted() -> Iterator[KeyedIds]:
+        for part in parts:
+            keys = _joined(part.high, part.low)
+            for at in np.sort(np.unique(keys, return_index=True)[1]):
+                if len(found) < n:
+                    found.setdefault(keys[at], [])
+            for key, rows in found.items():
+                rows.append(part.ids[keys == key])
+            yield part
+
+    total = len(add_up_rows(noted()))
+    return [np.concatenate(rows) for rows in found.values()], total
