@@ -410,7 +410,7 @@ def test_views_and_chains_have_one_budget(local_db: Connection, calls: Calls):
     table = local_db.create_table("t", pa.table({"id": range(20)}), storage_options=ids)
     view = local_db.create_materialized_view("v", table.query().select({"c": priced(calls)}))
     with pytest.raises(BudgetExceededError):
-        view.refresh(max_cost=5, concurrency=1)
+        view.refresh(budget=5, concurrency=1)
     assert len(calls.rows) == 5
     view.refresh()
     assert calls.rows == [*range(20)]
