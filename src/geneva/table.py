@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
@@ -47,7 +48,13 @@ from geneva.storage.columns.definitions import (
     read_definitions,
 )
 from geneva.storage.jobs.failures import ErrorRecord
-from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
+from geneva.storage.lance.dataset import (
+    Dataset,
+    has_path,
+    noticing_deletion,
+    open_dataset,
+    read_snapshot,
+)
 from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.lancedb_methods import TableMethods
 from geneva.storage.views.definition import (
@@ -142,6 +149,9 @@ class Table(TableMethods):
     def _lancedb(self) -> Any:
         return self._table
 
+    def _calling(self) -> AbstractContextManager[None]:
+        return noticing_deletion(lambda: self.ref)
+
     if not TYPE_CHECKING:  # a misspelt name is to be an error for type checkers
 
         def __getattr__(self, name: str) -> Any:
@@ -192,19 +202,22 @@ class Table(TableMethods):
 
     def to_arrow(self, *, include_system: bool = False) -> pa.Table:
         """The rows of the table; columns that are Geneva's own only on request."""
-        table = self._table.to_arrow()
+        with self._calling():
+            table = self._table.to_arrow()
         return table if include_system else table.select(self._visible())
 
     def to_pandas(
         self, blob_mode: str = "lazy", *, include_system: bool = False, **kwargs: Any
     ) -> Any:
         """The rows of the table as a pandas data frame; `blob_mode` is LanceDB's."""
-        frame = self._table.to_pandas(blob_mode, **kwargs)
+        with self._calling():
+            frame = self._table.to_pandas(blob_mode, **kwargs)
         return frame if include_system else frame[self._visible()]
 
     def head(self, n: int = 5) -> pa.Table:
         """The first rows of the table."""
-        return self._table.head(n).select(self._visible())
+        with self._calling():
+            return self._table.head(n).select(self._visible())
 
     @property
     def version(self) -> int:

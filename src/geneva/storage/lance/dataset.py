@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -13,12 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from geneva.config import without_collecting
-from geneva.errors import ColumnExistsError, TableNotFoundError, UserInputError
+from geneva.errors import (
+    ColumnExistsError,
+    TableNotFoundError,
+    UnreadableFragmentsError,
+    UserInputError,
+)
 from geneva.model.addresses import split_by_fragment
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.sql import ROW_META
 from geneva.model.tables import TableRef
+from geneva.storage.lance.damage import is_damage
 from geneva.udf.types import is_blob_type
 
 Dataset: TypeAlias = lance.LanceDataset
@@ -131,6 +138,27 @@ def has_versions(ref: TableRef, version: int | None = None) -> bool:
     except TableNotFoundError:
         return False
     return True
+
+
+@contextmanager
+def noticing_deletion(find: Callable[[], TableRef]) -> Iterator[None]:
+    """Say that a table is gone, in place of whatever is raised by reading a deleted folder.
+
+    `find` says where the table is: asked when something was raised, and not before.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not (is_damage(error) or isinstance(error, UnreadableFragmentsError)):
+            raise
+        ref, gone = find(), False
+        with suppress(OSError, ValueError):  # of a store that can't be reached nothing is known
+            gone = not has_versions(ref)
+        if not gone:
+            raise
+        raise TableNotFoundError(
+            f"Table {ref.name!r} is not there any more: it was dropped, or its folder deleted."
+        ) from error
 
 
 def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:
