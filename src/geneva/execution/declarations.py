@@ -28,9 +28,10 @@ from geneva.render.text import did_you_mean, shown_columns
 from geneva.storage.checkpoints.cleanup import (
     CleanupReport,
     forget_attempts,
+    is_idle,
     remove_leftovers,
 )
-from geneva.storage.checkpoints.pins import release_dead_tags, tags_on
+from geneva.storage.checkpoints.pins import release_dead_tags
 from geneva.storage.checkpoints.store import is_of_column, without_where
 from geneva.storage.columns.definitions import (
     FunctionSource,
@@ -614,31 +615,27 @@ def cleanup(
     older_than: timedelta,
     refreshed: Collection[str] = (),
 ) -> CleanupReport:
-    """Remove what no plan can use again. While a job runs on the table, checkpoints all stay.
+    """Remove what no plan can use again; nothing while a job runs on the table.
 
     So do those of columns that are `refreshed` from another table: by their receipts the next
     refresh finds them, whatever version it goes to, and when it ends it removes what is left.
     """
     dataset = open_dataset(ref)
     release_dead_tags(dataset, is_running)
-    busy = bool(tags_on(dataset, ref.branch))
+    if not is_idle(ref):
+        return CleanupReport(0, 0, 0)
+    forget_attempts(ref)
     definitions = read_definitions(dataset.schema)
-    useful = frozenset[str]()
     own = [d for d in definitions.values() if not reads_source(d.arrow_field)]
-    if not busy:
-        forget_attempts(ref)
-    if not busy:
-        useful = useful_prefixes(read_snapshot(dataset, ref), own)
+    useful = useful_prefixes(read_snapshot(dataset, ref), own)
     return remove_leftovers(
         ref,
         dataset,
         lambda key: (
-            busy
-            or without_where(key.prefix) in useful
+            without_where(key.prefix) in useful
             or any(is_of_column(key.prefix, column) for column in refreshed)
         ),
         older_than,
-        may_delete_files=not busy,
     )
 
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -36,8 +37,8 @@ from geneva.model.computation import StagedKeys
 from geneva.model.tables import OnMissing, TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.render.text import agree, count
-from geneva.storage.checkpoints.cleanup import drop_column_leftovers
-from geneva.storage.checkpoints.pins import pinned, tags_on
+from geneva.storage.checkpoints.cleanup import drop_column_leftovers, is_idle
+from geneva.storage.checkpoints.pins import pinned
 from geneva.storage.lance.dataset import Dataset, open_dataset, open_pinned
 from geneva.storage.lance.transactions import files_of_jobs
 from geneva.storage.loads.lookup import open_lookup
@@ -255,8 +256,7 @@ class LoadWork:
         """Drop what this load and others before it have staged, unless another one runs."""
         drop_column_leftovers(self.ref, self.column, set())
         open_folder(self.ref, self.request.version).delete()
-        if not tags_on(open_dataset(self.ref), self.ref.branch):
-            delete_loads(self.ref)
+        delete_loads(self.ref, partial(is_idle, self.ref))
 
 
 def plan_load(
