@@ -104,6 +104,12 @@ def test_what_names_no_columns_is_refused() -> None:
         def plain(x: int) -> Columns[int]:
             return x
 
+    with pytest.raises(InvalidUDFError, match="Columns names no record"):
+
+        @udf
+        def bare(x: int) -> Columns:  # type: ignore[type-arg]
+            return x
+
     with pytest.raises(InvalidUDFError, match="Give one of them"):
 
         @udf(data_type=pa.int64())

@@ -75,6 +75,8 @@ def annotated_record(name: str, annotation: Any) -> Record | None:
     if record is None:
         return None
     record = optional_member(record)
+    if isinstance(record, typing.TypeVar):
+        raise _unclear(name, "geneva.Columns names no record")
     try:
         struct = arrow_type_of(record)
     except UnclearTypeError as error:

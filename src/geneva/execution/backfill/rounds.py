@@ -19,7 +19,12 @@ from geneva.errors import (
 from geneva.execution.backfill.committer import Commit
 from geneva.execution.backfill.control import JobControl, JobState
 from geneva.execution.backfill.dispatch import Dispatcher
-from geneva.execution.backfill.failures import error_of, error_records, too_many_failed
+from geneva.execution.backfill.failures import (
+    budget_spent,
+    error_of,
+    error_records,
+    too_many_failed,
+)
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.tasks import TaskQueue
 from geneva.execution.worker.task import PartResult, RowFailure, Task, TaskReport
@@ -260,7 +265,8 @@ class Round:
             if not isinstance(error, BudgetExceededError):
                 raise error
             # What others compute by now is paid for. They end by themselves, and soon.
-            self._overspent = error
+            assert self._work.max_cost is not None
+            self._overspent = budget_spent(self._prepared.plan, self._work.max_cost)
         self._check_failed()
 
     def _calls(self, results: Iterable[PartResult]) -> int:
