@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from lancedb.index import BTree
 import geneva
 from geneva import Connection, Table
 from geneva.errors import ColumnNotFoundError, TableNotFoundError, UserInputError
+from geneva.execution.runner import InProcessRunner
 from support import Calls, column, make_table, tripled
 
 
@@ -51,11 +54,77 @@ class TestConnecting:
         assert (db.table_names(), db.list_jobs()) == ([], [])
         assert [p for p in (tmp_path / "db").rglob("*") if p.is_file()] == []
 
+    @pytest.mark.parametrize("given", [5, "hush", [("a", "hush")], {"a": None}, {"a": b"hush"}])
+    def test_options_that_are_none(self, local_db: Connection, given: Any) -> None:
+        calls: dict[str, Callable[[], Any]] = {
+            "storage_options": lambda: geneva.connect(local_db.uri, storage_options=given),
+            "storage_options ": lambda: local_db.create_table("t", [{}], storage_options=given),
+            "storage_options  ": lambda: local_db.open_table("t", storage_options=given),
+            "env": lambda: geneva.connect(local_db.uri, env=given),
+            "env ": lambda: geneva.udf(lambda a: a, data_type=pa.int64(), env=given),
+        }
+        for option, call in calls.items():
+            with pytest.raises(UserInputError, match=f"^{option.strip()}.* not ") as caught:
+                call()
+            assert "hush" not in str(caught.value)
+
+    def test_what_no_job_could_run_with(self, tmp_path: Path) -> None:
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({"runner": InProcessRunner()}, "give the class, runner=InProcessRunner"),
+            ({"runner": "spark"}, "runner is called to make a runner"),
+            ({"spark": "local[2]"}, "spark must be a SparkSession, not str"),
+            ({"settings": {"local_slots": 2}}, "settings must be .*, not dict"),
+        ]
+        for given, why in cases:
+            with pytest.raises(UserInputError, match=why):
+                geneva.connect(tmp_path / "db", **given)
+        assert not (tmp_path / "db").exists()
+
     def test_secrets_do_not_show(self, tmp_path: Path) -> None:
         db = geneva.connect(tmp_path / "db", storage_options={"aws_secret_access_key": "hush"})
         table = db.create_table("t", rows(1))
         for text in (repr(db), repr(table), repr(table.ref), repr(vars(db))):
             assert "hush" not in text
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda table, query: query.to_arrow(),
+        lambda table, query: query.where("id > 0").to_pandas(),
+        lambda table, query: query.count_rows(),
+        lambda table, query: list(query.to_batches()),
+        lambda table, query: table.query().to_arrow(),
+        lambda table, query: table.to_arrow(),
+        lambda table, query: table.to_pandas(),
+        lambda table, query: table.head(),
+        lambda table, query: table.count_rows("id > 0"),
+        lambda table, query: table.limit(1).to_list(),
+        lambda table, query: table.plan_backfill("x"),
+        lambda table, query: table.preview("x"),
+        lambda table, query: table.computed_columns(),
+    ],
+)
+def test_a_table_whose_folder_was_deleted(
+    local_db: Connection, calls: Calls, read: Callable[[Table, Any], Any]
+) -> None:
+    """Every way to read says that it is not there, and none which file was missed first."""
+    table = make_table(local_db, [3])
+    table.add_columns({"x": tripled(calls)})
+    query = table.query().where("id >= 0")
+    shutil.rmtree(table.ref.uri)
+    with pytest.raises(TableNotFoundError, match="'t'"):
+        read(table, query)
+
+
+def test_a_damaged_table_is_there(local_db: Connection) -> None:
+    table = make_table(local_db, [3])
+    for file in Path(table.ref.uri, "data").iterdir():
+        file.unlink()
+    with pytest.raises((OSError, RuntimeError)):
+        table.to_arrow()
+    with pytest.raises(OSError, match="Not found"):
+        table.query().to_arrow()
 
 
 class TestMapping:

@@ -20,6 +20,7 @@ from geneva.options import (
     TakenArguments,
     option_infos,
     read_backfill_options,
+    read_load_options,
     read_refresh_options,
 )
 from geneva.table import Table
@@ -29,7 +30,8 @@ from geneva.view import MaterializedView
 def test_the_record_holds_exactly_what_can_be_asked() -> None:
     taken = set(get_type_hints(TakenArguments))
     asked = set(get_type_hints(BackfillArguments))
-    assert {each.name for each in fields(JobOptions)} == asked - taken
+    others = {info.other_word for info, _ in option_infos(BackfillArguments).values()} - {""}
+    assert {each.name for each in fields(JobOptions)} == asked - taken - others
     assert taken == set(JOB_WORDS)
     assert set(option_infos(RefreshArguments)) < set(option_infos(BackfillArguments))
 
@@ -62,6 +64,22 @@ def test_a_default_that_is_given_is_the_default(name: str) -> None:
 def test_wrong_values_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserInputError, match=message):
         read_backfill_options(given)
+
+
+def test_an_option_by_another_word() -> None:
+    for read in (read_backfill_options, read_refresh_options):
+        assert read({"budget": 2}) == read({"max_cost": 2}) == read({"budget": 2, "max_cost": 2})
+        assert read({"budget": None, "max_cost": 2}) == read({"budget": 2, "max_cost": None})
+        assert read({"budget": 2}).changed() == {"max_cost": 2}
+        with pytest.raises(UserInputError, match=r"budget is another word for max_cost.* 2 and 3"):
+            read({"budget": 2, "max_cost": 3})
+        with pytest.raises(UserInputError, match="max_cost must be a number above 0"):
+            read({"budget": -1})
+    assert read_refresh_options({"source_task_size": 5}) == JobOptions(task_size=5)
+    with pytest.raises(UserInputError, match="another word for task_size"):
+        read_refresh_options({"source_task_size": 5, "task_size": 6})
+    with pytest.raises(UnknownOptionError, match="load_columns has no option 'budget'"):
+        read_load_options({"budget": 2}, None)
 
 
 def test_unknown_options_are_refused_with_what_was_meant() -> None:

@@ -144,6 +144,7 @@ def connect(
     for word, value in (("checkpoint", checkpoint), ("system_namespace", system_namespace)):
         if value is not None:
             warn_compatibility(f"connect({word}=...)", CONNECT_WORDS[word])
+    _check_surroundings(spark, settings, runner)
     secrets = Secrets(storage_options)
     path = resolve(_place(uri, namespace_client_impl, namespace_client_properties))
     if namespace_client_properties is not None and namespace_client_impl is None:
@@ -170,6 +171,25 @@ def connect(
         # What is wrong with a place is said here. A folder that is there can be opened later.
         _ = connection._database
     return connection
+
+
+def _check_surroundings(spark: Any, settings: Any, runner: Any) -> None:
+    """Refuse what no job could run with, before one is to."""
+    if runner is not None and not callable(runner):
+        kind = type(runner).__name__
+        raise UserInputError(
+            f"runner is called to make a runner for each job, and {kind} can't be called: give the "
+            f"class, runner={kind}, or a function that makes one."
+        )
+    if spark is not None and not hasattr(spark, "createDataFrame"):
+        raise UserInputError(
+            f"spark must be a SparkSession, not {type(spark).__name__}: "
+            "SparkSession.builder.master(...).getOrCreate()."
+        )
+    if not isinstance(settings, Settings | None):
+        raise UserInputError(
+            f"settings must be geneva.config.Settings(...), not {type(settings).__name__}."
+        )
 
 
 def _place(
@@ -433,7 +453,8 @@ class Connection(ConnectionMethods):
         if asked.namespace == (SYSTEM_NAMESPACE,):
             found = system_table(asked.table, self._history.list(), self._failures.list())
             return Table(self, found)
-        options = {"storage_options": storage_options, "index_cache_size": index_cache_size}
+        own = None if storage_options is None else dict(Secrets(storage_options))
+        options = {"storage_options": own, "index_cache_size": index_cache_size}
         given = {name: value for name, value in options.items() if value is not None}
         table = open_lancedb_table(self._database, asked, self._storage_options, given)
         if table is None:

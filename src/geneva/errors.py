@@ -23,7 +23,8 @@
     ├── SourceDataError(ValueError)      fix what load_columns loads from; nothing was written
     │   ├── NullKeyError                 a row of the source has no key
     │   ├── DuplicateKeyError            several rows of the source have the same key
-    │   └── UnmatchedKeyError            on_missing="error", and the source lacks a row's key
+    │   ├── UnmatchedKeyError            on_missing="error", and the source lacks a row's key
+    │   └── UnreadableSourceError        a file of the source can't be read
     ├── TableChangedError                the table changed under the job; look, then run again
     │   └── ColumnChangedError           the column was dropped, replaced or re-typed
     ├── JobError                         the job could not go on; finished work is kept
@@ -175,6 +176,10 @@ class UnmatchedKeyError(SourceDataError):
 
     Rows that came while others were loaded are met last: those that were done are kept.
     """
+
+
+class UnreadableSourceError(SourceDataError):
+    """A file that columns are loaded from can't be read: it is damaged, or its store failed."""
 
 
 class TableChangedError(GenevaError):

@@ -54,6 +54,7 @@ class WorkArguments(TakenArguments, total=False):
     job_id: str | None
     logs: bool
     max_cost: float | None
+    budget: float | None
 
 
 class RefreshArguments(WorkArguments, total=False):
@@ -174,6 +175,8 @@ class OptionInfo:
     metavar: str = ""
     """What stands for its value in the help of the command line; empty: a flag."""
     minimum: int | None = None
+    other_word: str = ""
+    """What it is called besides."""
 
 
 _KEY = "option"
@@ -285,10 +288,11 @@ class JobOptions:
             OptionInfo(
                 "Stop when calls have cost so much, as the function reports by "
                 "geneva.report_usage(cost=...); what is done is committed, and the next backfill "
-                "goes on from there.",
+                "goes on from there. Another word for it is budget.",
                 float,
                 _read_amount,
                 "COST",
+                other_word="budget",
             )
         ),
     )
@@ -366,8 +370,7 @@ def read_backfill_options(given: Mapping[str, Any]) -> JobOptions:
 def read_refresh_options(given: Mapping[str, Any]) -> JobOptions:
     """Check the options of a refresh."""
     own = taken_words(given, {**JOB_WORDS, **REFRESH_WORDS}, "refresh")
-    if "source_task_size" in own:
-        own.setdefault("task_size", own.pop("source_task_size"))
+    own = _in_own_word(own, "source_task_size", "task_size")
     return _read(own, RefreshArguments, "A refresh")
 
 
@@ -378,8 +381,25 @@ def read_load_options(given: Mapping[str, Any], interval_seconds: Any) -> JobOpt
     return replace(own, batch_checkpoint_flush_interval_seconds=seconds)
 
 
+def _in_own_word(given: Mapping[str, Any], word: str, name: str) -> dict[str, Any]:
+    """The options, with one that was given by another word under its own name."""
+    own = dict(given)
+    value = own.pop(word, None)
+    if value is None:
+        return own
+    if own.get(name) not in (None, value):
+        raise UserInputError(
+            f"{word} is another word for {name}, and they were given as {value!r} and "
+            f"{own[name]!r}: give one of them."
+        )
+    return {**own, name: value}
+
+
 def _read(given: Mapping[str, Any], arguments: type[Any], what: str) -> JobOptions:
     known = option_infos(arguments)
+    for name, (info, _) in known.items():
+        if info.other_word:
+            given = _in_own_word(given, info.other_word, name)
     for name in given:
         if name not in known:
             raise UnknownOptionError(f"{what} has no option {name!r}.{did_you_mean(name, known)}")

@@ -7,7 +7,7 @@ materialized view. Every method returns a new query and checks its argument firs
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,12 @@ from geneva.query_columns import (
 )
 from geneva.render.text import count
 from geneva.storage.columns.definitions import FunctionSource
-from geneva.storage.lance.dataset import Dataset, open_dataset, refuse_names_of_lance
+from geneva.storage.lance.dataset import (
+    Dataset,
+    noticing_deletion,
+    open_dataset,
+    refuse_names_of_lance,
+)
 from geneva.storage.lance.expressions import (
     check_stored_type,
     read_condition,
@@ -259,8 +264,13 @@ class Query:
 
         dataset, columns = self._dataset(), self._columns()
         env = self._source.table._connection._variables
-        batches = evaluate(dataset, columns, self._row_ids(dataset), batch_size, self.source, env)
-        return pa.RecordBatchReader.from_batches(self.schema, batches)
+        ids = self._row_ids(dataset)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with noticing_deletion(lambda: self.source):
+                yield from evaluate(dataset, columns, ids, batch_size, self.source, env)
+
+        return pa.RecordBatchReader.from_batches(self.schema, batches())
 
     def to_arrow(self) -> pa.Table:
         """The result as an Arrow table."""
@@ -283,7 +293,8 @@ class Query:
 
     def _row_ids(self, dataset: Dataset) -> RowIds:
         state = self._state
-        ids = read_row_ids(dataset, _all_of(state.where))
+        with noticing_deletion(lambda: self.source):
+            ids = read_row_ids(dataset, _all_of(state.where))
         return choose_rows(ids, shuffle_seed=state.seed, offset=state.offset, limit=state.limit)
 
     # -- becoming a view

@@ -21,7 +21,8 @@ class Secrets(Mapping[str, str]):
 
     def __init__(self, options: Mapping[str, str | bool] | None = None) -> None:
         """Keep a copy of `options`."""
-        self._options = {str(key): _option_text(value) for key, value in (options or {}).items()}
+        given = _mapping("storage_options", options)
+        self._options = {str(key): _option_text(key, value) for key, value in given.items()}
 
     def __getitem__(self, key: str) -> str:
         """Return one option."""
@@ -64,20 +65,34 @@ class Secrets(Mapping[str, str]):
         return dict(self._options) or None
 
 
-def _option_text(value: object) -> str:
+def _mapping(what: str, given: Any) -> Mapping[Any, Any]:
+    """What was given, or nothing; an error that shows no value where it is something else."""
+    if given is not None and not isinstance(given, Mapping):
+        raise UserInputError(
+            f"{what} must be a mapping of names to values, not {type(given).__name__}."
+        )
+    return given or {}
+
+
+def _option_text(key: object, value: object) -> str:
+    if not isinstance(value, str | bool | int | float):
+        raise UserInputError(
+            f"storage_options: the value of {key!r} must be a string, not {type(value).__name__}."
+        )
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def checked_variables(env: Mapping[Any, Any] | None) -> Mapping[str, str]:
     """Refuse what can't be environment variables; the message shows no value."""
-    for name, value in (env or {}).items():
+    env = _mapping("env", env)
+    for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise UserInputError(f"env: {name!r} can't be the name of an environment variable.")
         if not isinstance(value, str) or "\0" in value:
             raise UserInputError(
                 f"env: the value of {name!r} must be a string, not a {type(value).__name__}."
             )
-    return env or {}
+    return env
 
 
 _KEY_WORDS = frozenset(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import pyarrow as pa
 
-from geneva.errors import UserInputError
+from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.execution import declarations
 from geneva.execution.backfill.chain import PreparedChain, prepare_chain
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.work import BackfillWork
 from geneva.jobs import Job, JobFuture, JobResult
+from geneva.model.sql import missing_column
 from geneva.model.tables import ColumnDefinition, Secrets, TableRef
 from geneva.options import (
     MAX_COUNT,
@@ -46,7 +48,13 @@ from geneva.storage.columns.definitions import (
     read_definitions,
 )
 from geneva.storage.jobs.failures import ErrorRecord
-from geneva.storage.lance.dataset import open_dataset, read_snapshot
+from geneva.storage.lance.dataset import (
+    Dataset,
+    has_path,
+    noticing_deletion,
+    open_dataset,
+    read_snapshot,
+)
 from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.lancedb_methods import TableMethods
 from geneva.storage.views.definition import (
@@ -60,13 +68,14 @@ from geneva.trust.policy import StoredFunction
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
 from geneva.udf.records import UnpackedUDF
+from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import split_alterations, split_transforms
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
     from geneva.execution.backfill.verify import VerifyReport
     from geneva.execution.load.source import LoadSource
-    from geneva.execution.preview import Preview
+    from geneva.execution.preview import Preview, Trial
     from geneva.spark.sessions import DataFrame, SparkSession
 
 _NOT_GIVEN: Any = object()
@@ -140,6 +149,9 @@ class Table(TableMethods):
     def _lancedb(self) -> Any:
         return self._table
 
+    def _calling(self) -> AbstractContextManager[None]:
+        return noticing_deletion(lambda: self.ref)
+
     if not TYPE_CHECKING:  # a misspelt name is to be an error for type checkers
 
         def __getattr__(self, name: str) -> Any:
@@ -190,19 +202,22 @@ class Table(TableMethods):
 
     def to_arrow(self, *, include_system: bool = False) -> pa.Table:
         """The rows of the table; columns that are Geneva's own only on request."""
-        table = self._table.to_arrow()
+        with self._calling():
+            table = self._table.to_arrow()
         return table if include_system else table.select(self._visible())
 
     def to_pandas(
         self, blob_mode: str = "lazy", *, include_system: bool = False, **kwargs: Any
     ) -> Any:
         """The rows of the table as a pandas data frame; `blob_mode` is LanceDB's."""
-        frame = self._table.to_pandas(blob_mode, **kwargs)
+        with self._calling():
+            frame = self._table.to_pandas(blob_mode, **kwargs)
         return frame if include_system else frame[self._visible()]
 
     def head(self, n: int = 5) -> pa.Table:
         """The first rows of the table."""
-        return self._table.head(n).select(self._visible())
+        with self._calling():
+            return self._table.head(n).select(self._visible())
 
     @property
     def version(self) -> int:
@@ -295,6 +310,8 @@ class Table(TableMethods):
     def take_blobs(self, row_indices: Sequence[int], column: str) -> Any:
         """Open blobs of a column, as lazy files, by their rows' place in the table."""
         dataset = open_dataset(self.ref, self.version)
+        if not has_path(dataset.schema, column):
+            raise ColumnNotFoundError(missing_column(column, dataset.schema))
         return dataset.take_blobs(column, indices=list(row_indices))
 
     def limit(self, rows: int | None) -> Query:
@@ -517,7 +534,7 @@ class Table(TableMethods):
 
     def preview(
         self,
-        udf: UDF | Chunker | tuple[UDF, Sequence[str]] | str,
+        udf: UDF | Chunker | UDTF | tuple[UDF | Chunker, Sequence[str]] | str,
         n: int = 5,
         *,
         where: str | None = None,
@@ -528,34 +545,37 @@ class Table(TableMethods):
         take on this session's slots. Plans of this connection show that estimate from then on.
 
         Args:
-            udf: A UDF, `(udf, [input columns])`, a chunker, or the name of a computed column.
-            n: How many rows.
+            udf: A UDF or chunker, `(udf, [input columns])`, a table function, or the name of a
+                computed column.
+            n: How many rows; of a table function, how many partitions: those of the first rows,
+                with all rows that they have.
             where: SQL condition on the rows to try.
         """
-        from geneva.execution.preview import run_preview
+        from geneva.execution.preview import partition_trial, run_preview
 
         check_count("n", n)
-        ref = self.ref
+        ref, connection = self.ref, self._connection
         dataset = open_dataset(ref, self._version_read())
-        function = declarations.function_to_try(ref, dataset, udf, self._connection._trust.permit)
         query = self.query() if where is None else self.query().where(where)
-        inputs = {f"c{i}": path for i, path in enumerate(function.input_columns or ())}
-        rows = query.limit(n).select(inputs).to_arrow().combine_chunks()
-        names = list(function.input_columns or ())
-        columns = [_whole(column) for column in rows.columns]
-        batch = pa.RecordBatch.from_arrays(columns, names)
-        connection = self._connection
-        shown = run_preview(
-            function,
-            ref.name,
-            batch,
-            total=len(self),
-            slots=connection._slots(),
-            env=connection._variables,
-        )
+        if isinstance(udf, UDTF):
+            trial = partition_trial(udf, query.table_function(udf)[1], ref, dataset, n)
+        else:
+            trial = self._rows_to_try(dataset, query.limit(n), udf)
+        shown = run_preview(trial, ref.name, slots=connection._slots(), env=connection._variables)
         if shown.estimate is not None:
-            connection._measured[ref.name, function.version] = shown.estimate.measured
+            connection._measured[ref.name, trial.udf.version] = shown.estimate.measured
         return shown
+
+    def _rows_to_try(self, dataset: Dataset, query: Query, udf: Any) -> Trial:
+        """A function, and the rows of a query as it is called with them."""
+        from geneva.execution.preview import Trial
+
+        permit = self._connection._trust.permit
+        function = declarations.function_to_try(self.ref, dataset, udf, permit)
+        names = list(function.input_columns or ())
+        rows = query.select({f"c{i}": path for i, path in enumerate(names)}).to_arrow()
+        columns = [_whole(column) for column in rows.combine_chunks().columns]
+        return Trial(function, pa.RecordBatch.from_arrays(columns, names), total=len(self))
 
     @with_options(BackfillArguments)
     def backfill(

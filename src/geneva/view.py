@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -50,11 +50,12 @@ from geneva.storage.views.explode import (
     SourcePlace,
     chunk_schema,
     inner_ref,
+    query_columns,
     source_places,
 )
 from geneva.storage.views.partitions import PARTITIONS_ADDRESS, partitions_ref, rows_ref
 from geneva.table import Table
-from geneva.udf.chunker import Chunker
+from geneva.udf.chunker import Chunker, RowsFunction
 from geneva.udf.declare import UDF
 from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import NewFunction, split_alterations
@@ -169,32 +170,41 @@ class MaterializedView(Table):
         """
         self._refuse_checked_out("alter_columns")
         own = self._query_columns()
-        alterations = tuple(map(self._with_chunker, alterations))
-        udfs, others = split_alterations(alterations)
-        declarations.refuse_altering_hidden(self.ref, alterations)
+        of_rows = [a for a in alterations if isinstance(_function(a), RowsFunction)]
+        of_columns = [a for a in alterations if not isinstance(_function(a), RowsFunction)]
+        makers, _ = split_alterations([self._of_lists(a) for a in of_rows])
+        udfs, others = split_alterations(of_columns)
+        declarations.refuse_altering_hidden(self.ref, of_columns)
         if any(str(a.get("path", "")).split(".")[0] in own for a in others):
             self._refuse("alter_columns of a column of its query")
+        self._refuse_altering_yielded(udfs)
+        for change in makers.values():
+            self._alter_inner(CHUNKS, change)
         for name in own & udfs.keys():
             self._alter_own(name, udfs.pop(name))
-        rest = [a for a in alterations if "udf" in a and a["path"] in udfs]
+        rest = [a for a in of_columns if "udf" in a and a["path"] in udfs]
         super().alter_columns(*others, *rest)
         self._table.checkout_latest()
 
-    def _with_chunker(self, alteration: Mapping[str, Any]) -> Mapping[str, Any]:
-        """An alteration that gives another chunker, as one of the UDF that returns its lists."""
-        path, given = alteration.get("path"), alteration.get("udf")
-        pair = isinstance(given, tuple | list) and len(given) == 2
-        made, inputs = (given[0], given[1]) if given and pair else (given, None)
-        current = self.definition.chunker
-        if not isinstance(made, Chunker | UDTF):
-            if current is None or given is None:
-                return alteration
-            if path in self._chunk_schema().names:
+    def _refuse_altering_yielded(self, paths: Iterable[str]) -> None:
+        """Refuse to give a function of its own to what a chunker or table function makes."""
+        current, visible = self.definition.chunker, self._visible()
+        if current is None:
+            return
+        word, yielded = _word(current), self._chunk_schema().names
+        for path in paths:
+            is_maker = path == current.name and path not in visible
+            if is_maker or path in yielded:
+                what = f"is the {word}" if is_maker else f"comes of the {word}"
                 raise UserInputError(
-                    f"Column {path!r} of view {self.name!r} comes of its {_word(current)}: alter "
-                    f'that, with {{"path": {current.name!r}, "udf": another {_word(current)}}}.'
+                    f"{path!r} {what} of view {self.name!r}: give it another {word}, with "
+                    f'{{"path": {current.name!r}, "udf": another {word}}}.'
                 )
-            return alteration
+
+    def _of_lists(self, alteration: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An alteration that gives another chunker, as one of the UDF that returns its lists."""
+        path, made, current = alteration.get("path"), _function(alteration), self.definition.chunker
+        assert isinstance(made, Chunker | UDTF)
         what = "table function" if isinstance(made, UDTF) else "chunker"
         if current is None or path != current.name or _word(current) != what:
             instead = f" Its {_word(current)} is {current.name!r}." if current is not None else ""
@@ -211,7 +221,8 @@ class MaterializedView(Table):
                 f"{self.name!r} yields {_columns(self._chunk_schema())}. The columns must stay the "
                 "same; for others, create another view."
             )
-        return {**alteration, "udf": (made.udf, inputs) if pair else made.udf}
+        given = alteration["udf"]
+        return {**alteration, "udf": made.udf if given is made else (made.udf, given[1])}
 
     def _check_same_partitions(self, made: UDTF) -> None:
         """Refuse a table function that reads something else than the present one does."""
@@ -237,15 +248,17 @@ class MaterializedView(Table):
         return chunk_schema(self.ref)
 
     def _alter_own(self, name: str, change: NewFunction) -> None:
-        source, chunker = open_dataset(self._source()), self.definition.chunker
-        if self.definition.udtf is not None:
-            source = open_dataset(partitions_ref(self.ref))
+        source, declare = open_dataset(self._source()), self._connection._trust.declare
+        declarations.alter_view_column(self.ref, source, name, change, declare)
+        if self.definition.chunker is not None:
+            self._alter_inner(name, change)
+
+    def _alter_inner(self, name: str, change: NewFunction) -> None:
+        """Give a column of the hidden view another function."""
+        is_udtf = self.definition.udtf is not None
+        source = open_dataset(partitions_ref(self.ref) if is_udtf else self._source())
         declare = self._connection._trust.declare
-        if chunker is None or name != chunker.name:
-            declarations.alter_view_column(self.ref, source, name, change, declare)
-        if chunker is not None:
-            inner = CHUNKS if name == chunker.name else name
-            declarations.alter_view_column(inner_ref(self.ref), source, inner, change, declare)
+        declarations.alter_view_column(inner_ref(self.ref), source, name, change, declare)
 
     def get_errors(
         self,
@@ -369,11 +382,8 @@ class MaterializedView(Table):
         )
 
     def _query_columns(self) -> set[str]:
-        """The columns that come of the query, and the name that a chunker goes by."""
-        columns = {column.name for column in self.definition.columns}
-        if self.definition.chunker is None:
-            return columns
-        return columns.union(self._chunk_schema().names)
+        """The columns that come of the query."""
+        return query_columns(self.ref, self.definition)
 
     def _info(self) -> ViewInfo:
         info = read_view(open_dataset(self.ref, self._version_read()).schema)
@@ -447,6 +457,12 @@ class MaterializedView(Table):
         if query.chunker is not None:
             return RefreshWork(prepare_chunk_refresh(self.ref, source, request))
         return RefreshWork(prepare_refresh(self.ref, source, request))
+
+
+def _function(alteration: Mapping[str, Any]) -> Any:
+    """The function that an alteration gives, with inputs or without."""
+    given = alteration.get("udf")
+    return given[0] if isinstance(given, tuple | list) and len(given) == 2 else given
 
 
 def _word(column: ViewColumn) -> str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 import geneva
+from geneva.cli import app
 from geneva.cli.summaries import list_tables, table_description
 from geneva.connection import Connection
+from geneva.errors import TableNotFoundError
 from geneva.execution.runner import InProcessRunner
 from support import Calls, tripled
 
@@ -130,3 +134,49 @@ def test_namespaces_are_lancedbs(odd_db: Connection) -> None:
     assert "n$inner" in looking.all_table_names()
     assert looking.all_table_names() == odd_db.all_table_names()
     assert len(looking.open_table("n$inner")) == 1
+
+
+def test_a_view_whose_source_is_gone_shows_what_there_is(db: Connection, calls: Calls) -> None:
+    source = db.create_table("s", pa.table({"id": [1, 2]}))
+    view = db.create_materialized_view(
+        "w", source.query().select({"id": "id", "x": tripled(calls)})
+    )
+    view.refresh()
+    view.add_columns({"y": tripled(calls)})
+    whole = table_description(view)
+    db.drop_table("s")
+    described = table_description(view)
+    assert described.keys() == whole.keys()
+    assert described["columns"] == whole["columns"]
+    assert described["view"].keys() == whole["view"].keys()
+    assert whole["view"]["error"] is None
+    assert "Table 's', the view's source, is not there" in described["view"]["error"]
+    assert described["view"]["up_to_date"] is None
+    columns = {column["name"]: column for column in described["computed_columns"]}
+    assert columns["x"]["stale_rows"] is None
+    assert columns["x"]["error"] == described["view"]["error"]
+    assert (columns["y"]["stale_rows"], columns["y"]["error"]) == (2, None)
+
+    def said(*command: str) -> str:
+        found = CliRunner().invoke(app, command)
+        assert found.exit_code == 0, found.output
+        return found.stdout
+
+    assert "can't be refreshed: Table 's'" in said("describe", db.uri, "w")
+    assert json.loads(said("describe", db.uri, "w", "--json")) == described
+    assert "can't be refreshed: Table 's'" in said("view", "list", db.uri)
+    with pytest.raises(TableNotFoundError, match="the view's source"):
+        view.refresh()
+
+
+@pytest.mark.parametrize(
+    ("command", "key"), [("tables", "tables"), ("view list", "views"), ("trust list", "functions")]
+)
+def test_lists_have_one_shape(odd_db: Connection, command: str, key: str) -> None:
+    """What can't be read has the keys of all others: programs need not ask which there are."""
+    odd_db.create_materialized_view("w", odd_db.create_table("s", [{"a": 1}]).query())
+    shutil.rmtree(Path(odd_db.uri) / "s.lance")
+    found = CliRunner().invoke(app, [*command.split(), odd_db.uri, "--json"])
+    lines = json.loads(found.stdout)[key]
+    assert {line["error"] is None for line in lines} == {True, False}
+    assert {tuple(line) for line in lines} == {tuple(lines[0])}

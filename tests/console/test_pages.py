@@ -297,7 +297,7 @@ def test_a_view_of_a_table_function(tmp_path: Path) -> None:
     assert '<span class="badge view">udtf</span>' in client.get("/").text
     page = Page(client.get("/views").text).text
     assert "Partitionskind, b & c" in page
-    assert "counting: computed by counting from t.kind, t.b & c" in page
+    assert "counting(): computed by counting from t.kind, t.b & c" in page
     part = {"x-part": "1"}
     stale = Page(client.get("/tables/counts/freshness", headers=part).text).text
     assert "partitions: run the table function on 2 of 2" in stale

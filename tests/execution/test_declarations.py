@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,37 @@ class TestAdding:
         assert table.schema.names == ["id", "text", "meta"]
 
 
+def test_messages_name_no_column_of_genevas_own(local_db: Connection, calls: Calls) -> None:
+    """Neither where they list what there is, nor where they guess what was meant."""
+    source = local_db.create_table("t", pa.table({"id": [0, 1]}))
+    view = local_db.create_materialized_view("v", source.query().select(["id"]))
+    view.refresh()
+    view.add_columns({"x": tripled(calls)})
+    view.backfill("x")
+    assert any(name.startswith("__") for name in view.to_arrow(include_system=True).schema.names)
+    reads = udf(lambda source_row_id: 1, data_type=pa.int64())
+    refused: list[Callable[[str], Any]] = [
+        view.backfill,
+        view.plan_backfill,
+        view.verify,
+        view.preview,
+        view.drop_columns,
+        lambda name: view.backfill(name, udf=reads),
+        lambda name: view.alter_columns({"path": name, "udf": reads}),
+        lambda name: view.add_columns({"new": (reads, [name])}),
+        lambda name: view.query().select([name]).to_arrow(),
+        lambda name: view.query().where(f"{name} > 1").to_arrow(),
+        lambda name: view.load_columns(pa.table({name: [1], "b": [1]}), name, ["b"]),
+        lambda name: source.load_columns(view.ref.uri, "id", [name]),
+        lambda name: view.take_blobs([0], name),
+    ]
+    for call in refused:
+        for name in ("source_row_id", "_is_set", "receipt_"):
+            with pytest.raises((ColumnNotFoundError, UserInputError)) as caught:
+                call(name)
+            assert "__" not in str(caught.value)
+
+
 class TestRefusals:
     """The messages that the seed lists, each with what to do next."""
 
@@ -127,7 +159,8 @@ class TestRefusals:
         ("error", "said", "columns"),
         [
             (ColumnExistsError, "Column 'id' already exists", {"id": triple}),
-            (ColumnExistsError, "Column 'ID' already exists", {"ID": triple}),
+            (ColumnExistsError, "has a column 'id', which differs from 'ID'", {"ID": triple}),
+            (ColumnExistsError, "'x' and 'X' can't be added together", {"x": triple, "X": triple}),
             (
                 ColumnNotFoundError,
                 r"UDF expects input columns \['i'\] which are not found",

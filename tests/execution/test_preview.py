@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 import geneva
-from geneva import chunker, retry_all, udf
+from geneva import chunker, retry_all, udf, udtf
 from geneva.errors import ColumnNotFoundError, InvalidUDFError, UserInputError
 from geneva.execution.runner import InProcessRunner
 from geneva.execution.worker.surroundings import Surroundings, enter_job
@@ -109,6 +109,77 @@ def test_all_kinds(local_db: Connection, kind: str):
     shown = make_table(local_db, [4]).preview(made, n=3)
     expected = [[{"x": i}] for i in range(3)] if kind == "chunker" else [0, 2, 4]
     assert shown.values.to_pylist() == expected
+
+
+def shops(db: Connection, rows: int = 20) -> Any:
+    return db.create_table(
+        "shops", pa.table({"id": range(rows), "shop": [i % 7 for i in range(rows)]})
+    )
+
+
+def test_a_table_function_is_called_for_the_first_partitions(local_db: Connection, calls: Calls):
+    @udtf(output_schema=pa.schema([("ids", pa.list_(pa.int64()))]), partition_by="shop")
+    def gathered(source: Any) -> Any:
+        rows = source.to_arrow()
+        calls.note([rows["shop"][0].as_py()])
+        if rows["shop"][0].as_py() == 1:
+            raise ValueError("not this one")
+        yield {"ids": rows["id"].to_pylist()}
+
+    table = shops(local_db)
+    shown = table.preview(gathered, n=3)
+    assert calls.taken() == [0, 1, 2]
+    assert shown.values.to_pylist() == [[{"ids": [0, 7, 14]}], None, [{"ids": [2, 9, 16]}]]
+    assert [(f.row, f.message) for f in shown.failures] == [(1, "not this one")]
+    assert shown.to_arrow().select(["shop", "rows"]).to_pylist() == [
+        {"shop": i, "rows": 3} for i in range(3)
+    ]
+    assert shown.estimate is not None
+    assert (shown.estimate.rows, shown.estimate.unit) == (7, "partition")
+    for part in ("3 partitions of table 'shops'", "a partition", "7 partitions on 2 slots"):
+        assert part in str(shown)
+    some = gathered.test(table, 2, where="id > 12")
+    assert some.values.to_pylist() == [[{"ids": [13]}], [{"ids": [14]}]]
+    assert calls.taken() == [0, 6]
+    assert table.preview(gathered, where="id < 0").values.to_pylist() == []
+    assert (calls.count, local_db.list_jobs(), local_db.table_names()) == (0, [], ["shops"])
+
+
+def test_what_partitions_are_tried_as(local_db: Connection):
+    class Counts:
+        def __init__(self, times: int) -> None:
+            self.times = times
+
+        def __call__(self, source: Any) -> Any:
+            yield {"rows": self.times * len(source)}
+
+    rows, table = pa.schema([("rows", pa.int64())]), shops(local_db)
+    counts = udtf(Counts, output_schema=rows)
+    assert table.preview(counts(10)).values.to_pylist() == [[{"rows": 200}]]
+    assert table.preview(counts(1), where="id < 0").values.to_pylist() == [[{"rows": 0}]]
+    by_both = udtf(Counts, output_schema=rows, partition_by=["shop", "id"], input_columns=["id"])
+    assert table.preview(by_both(1), n=2).inputs.to_pylist() == [
+        {"shop": 0, "id": 0, "rows": 1},
+        {"shop": 1, "id": 1, "rows": 1},
+    ]
+    with pytest.raises(InvalidUDFError, match="can't be constructed"):
+        table.preview(counts)
+    with pytest.raises(ColumnNotFoundError, match="nowhere"):
+        table.preview(udtf(Counts, output_schema=rows, partition_by="nowhere")(1))
+    with pytest.raises(InvalidUDFError, match="input_columns"):
+        table.preview((counts(1), ["id"]))
+    with pytest.raises(UserInputError, match="no IVF index"):
+        table.preview(udtf(Counts, output_schema=rows, partition_by_indexed_column="id")(1))
+
+
+def test_a_chunker_is_fed_from_other_columns(local_db: Connection):
+    @chunker(output_schema=pa.schema([("n", pa.int64())]))
+    def counted_up(to: int) -> Any:
+        return [{"n": n} for n in range(to)]
+
+    table = make_table(local_db, [3])
+    assert table.preview((counted_up, ["id"])).values.to_pylist()[2] == [{"n": 0}, {"n": 1}]
+    assert chunker(lambda id: [(id,)], output_schema=counted_up.output_schema).test(table, 1).ok
 
 
 def test_a_column_by_its_name_and_what_cannot_be_tried(local_db: Connection, calls: Calls):
@@ -224,7 +295,7 @@ def test_the_command(local_db: Connection, calls: Calls, capsys: pytest.CaptureF
     table = make_table(local_db, [4])
     table.add_columns({"c": udf(lambda id: id * 3, name="tripled", data_type=pa.int64())})
     app(["preview", local_db.uri, "t", "c", "-n", "2"], standalone_mode=False)
-    assert "UDF 'tripled' on 2 rows" in capsys.readouterr().out
+    assert "Function 'tripled' on 2 rows" in capsys.readouterr().out
     app(["preview", local_db.uri, "t", "c", "--json", "--where", "id = 3"], standalone_mode=False)
     shown = json.loads(capsys.readouterr().out)
     assert [(row["id"], row["value"]) for row in shown["rows"]] == [(3, 9)]

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import arrow_types
 from geneva.model import partitions
 from geneva.model.partitions import (
     DIGEST,
@@ -27,6 +28,30 @@ from geneva.model.partitions import (
 )
 
 NAN = float("nan")
+
+
+def struct_of(values: pa.Array) -> pa.Array:
+    return pa.StructArray.from_arrays([values, pa.nulls(len(values))], names=["value", "none"])
+
+
+def list_of(values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(range(len(values) + 1), values)
+
+
+def pair_of(values: pa.Array) -> pa.Array:
+    every = pa.concat_arrays([values, values]).take([i // 2 for i in range(2 * len(values))])
+    return pa.FixedSizeListArray.from_arrays(every, 2)
+
+
+def map_to(values: pa.Array) -> pa.Array:
+    return pa.MapArray.from_arrays(range(len(values) + 1), ["k"] * len(values), values)
+
+
+def deep(values: pa.Array) -> pa.Array:
+    return list_of(struct_of(pair_of(values)))
+
+
+WRAPPINGS = [struct_of, list_of, pair_of, map_to, deep]
 
 
 def keys(*columns: pa.Array) -> list[bytes]:
@@ -70,8 +95,18 @@ def test_different_values_have_different_keys(values: pa.Array) -> None:
         (pa.array([0.5], pa.float32()), pa.array([0.5], pa.float64())),
     ],
 )
-def test_equal_values_have_one_key(one: pa.Array, other: pa.Array) -> None:
-    assert keys(one) == keys(other)
+@pytest.mark.parametrize("wrap", [lambda values: values, *WRAPPINGS])
+def test_equal_values_have_one_key(one: pa.Array, other: pa.Array, wrap: Any) -> None:
+    assert keys(wrap(one)) == keys(wrap(other))
+
+
+@pytest.mark.parametrize("wrap", WRAPPINGS)
+@pytest.mark.parametrize("kind", [name for name in arrow_types.columns() if name != "nothing"])
+def test_inside_of_others_values_are_told_apart_as_well(kind: str, wrap: Any) -> None:
+    values = wrap(arrow_types.columns()[kind])
+    found = keys(values)
+    assert len(set(found)) == len(values)
+    assert keys(values.slice(1)) == found[1:]
 
 
 def test_several_columns() -> None:

@@ -104,16 +104,28 @@ def test_what_names_no_columns_is_refused() -> None:
         def plain(x: int) -> Columns[int]:
             return x
 
+    with pytest.raises(InvalidUDFError, match="Columns names no record"):
+
+        @udf
+        def bare(x: int) -> Columns:  # type: ignore[type-arg]
+            return x
+
     with pytest.raises(InvalidUDFError, match="Give one of them"):
 
         @udf(data_type=pa.int64())
         def both(x: int) -> Columns[Size]:
             return Size(x, x)
 
-    with pytest.raises(InvalidUDFError, match="one or more columns of different names"):
+    with pytest.raises(InvalidUDFError, match=r"one or more columns, .*not \[\]"):
 
         @udf(output_schema=pa.schema([]))
         def none(x: int) -> dict[str, int]:
+            return {}
+
+    with pytest.raises(InvalidUDFError, match=r"more than upper and lower case, not \['a', 'A'\]"):
+
+        @udf(output_schema=pa.schema([("a", pa.int64()), ("A", pa.int64())]))
+        def alike(x: int) -> dict[str, int]:
             return {}
 
     with pytest.raises(InvalidUDFError, match="by their fields"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
@@ -135,6 +136,10 @@ def takes_options(arguments: type[Any]) -> Callable[[_Command], _Command]:
     The command is handed those that are not at their defaults.
     """
     known = option_infos(arguments)
+    for name, (info, default) in list(known.items()):
+        if info.other_word:
+            said = f"Another word for --{name.replace('_', '-')}."
+            known[info.other_word] = (replace(info, help=said), default)
 
     def decorate(command: _Command) -> _Command:
         @functools.wraps(command)

@@ -19,13 +19,31 @@ def list_tables(connection: Connection) -> list[dict[str, Any]]:
 
 
 def _listed(connection: Connection, name: str) -> dict[str, Any]:
-    from geneva.cli.terminal import redact
-    from geneva.render.text import one_line
-
     try:
         return table_summary(connection.open_table(name))
     except BaseException as error:  # noqa: BLE001
-        return {"name": name, "is_view": False, "error": redact(one_line(error))}
+        return {**dict.fromkeys(_SUMMARY), "name": name, "error": what_is_wrong(error)}
+
+
+_SUMMARY = (
+    "name",
+    "kind",
+    "is_view",
+    "rows",
+    "version",
+    "fragments",
+    "stable_row_ids",
+    "computed_columns",
+)
+"""What is said of a table in a line; None where it can't be read."""
+
+
+def what_is_wrong(error: BaseException) -> str:
+    """Why one thing of many can't be shown, in a line without secrets."""
+    from geneva.cli.terminal import redact
+    from geneva.render.text import one_line
+
+    return redact(one_line(error))
 
 
 def table_summary(table: Table) -> dict[str, Any]:
@@ -46,14 +64,19 @@ def table_summary(table: Table) -> dict[str, Any]:
         "fragments": len(dataset.get_fragments()),
         "stable_row_ids": bool(dataset.has_stable_row_ids),
         "computed_columns": sorted(table.computed_columns()),
+        "error": None,
     }
 
 
 def table_description(table: Table) -> dict[str, Any]:
-    """All that is known of a table. Runs no user code."""
+    """All that is known of a table. Runs no user code.
+
+    What can't be planned says why: the source of a view may be gone.
+    """
     from geneva.view import MaterializedView
 
-    refresh = table.plan_refresh() if isinstance(table, MaterializedView) else None
+    view = table if isinstance(table, MaterializedView) else None
+    refresh = None if view is None else planned_refresh(view)
     computed = table.computed_columns()
     return {
         **table_summary(table),
@@ -67,14 +90,23 @@ def table_description(table: Table) -> dict[str, Any]:
             for field in table.schema
         ],
         "computed_columns": [_column(table, c, refresh) for c in computed.values()],
-        "view": view_description(table, refresh)
-        if isinstance(table, MaterializedView) and refresh is not None
-        else None,
+        "view": None if view is None or refresh is None else view_description(view, refresh),
     }
 
 
-def _column(table: Table, column: ColumnDefinition, refresh: RefreshPlan | None) -> dict[str, Any]:
-    from geneva.model.computation import is_named
+def planned_refresh(view: MaterializedView) -> RefreshPlan | str:
+    """What a refresh would do, or why that can't be said."""
+    try:
+        return view.plan_refresh()
+    except BaseException as error:  # noqa: BLE001
+        return what_is_wrong(error)
+
+
+def _column(
+    table: Table, column: ColumnDefinition, refresh: RefreshPlan | str | None
+) -> dict[str, Any]:
+    from geneva.storage.views.explode import query_columns
+    from geneva.view import MaterializedView
 
     summary = {
         "name": column.name,
@@ -87,42 +119,66 @@ def _column(table: Table, column: ColumnDefinition, refresh: RefreshPlan | None)
             if other.computation_id == column.computation_id and other.name != column.name
         ],
     }
-    own = [c.rows for c in refresh.columns if is_named(c.name, column.name)] if refresh else []
-    if refresh is not None and (own or _of_query(table, column.name)):
-        stale = sum(own)
-        why = "not refreshed yet" if refresh.from_version is None else "source changed"
-        return {
-            **summary,
-            "stale_rows": stale,
-            "failed_rows": 0,
-            "reasons": {why: stale} if stale else {},
-            "notes": ["computed by a refresh of the view"],
-        }
-    plan = table.plan_backfill(column.name)
+    if isinstance(table, MaterializedView) and column.name in query_columns(
+        table.ref, table.definition
+    ):
+        assert refresh is not None
+        return {**summary, **_refreshed(column.name, refresh)}
+    return {**summary, **_backfilled(table, column.name)}
+
+
+def _refreshed(column: str, refresh: RefreshPlan | str) -> dict[str, Any]:
+    """The state of a column that a view's query computes."""
+    from geneva.model.computation import is_named
+
+    notes = ["computed by a refresh of the view"]
+    if isinstance(refresh, str):
+        return {**_UNKNOWN, "notes": notes, "error": refresh}
+    stale = sum(c.rows for c in refresh.columns if is_named(c.name, column))
+    why = "not refreshed yet" if refresh.from_version is None else "source changed"
     return {
-        **summary,
-        "stale_rows": plan.rows_to_compute,
-        "failed_rows": table.plan_backfill(column.name, retry_failed=True).rows_to_compute,
-        "reasons": {reason.value: rows for reason, rows in plan.reasons().items()},
-        "notes": list(plan.notes),
+        "stale_rows": stale,
+        "failed_rows": 0,
+        "reasons": {why: stale} if stale else {},
+        "notes": notes,
+        "error": None,
     }
 
 
-def _of_query(table: Any, name: str) -> bool:
-    return name in {c.name for c in table.definition.columns}
+def _backfilled(table: Table, column: str) -> dict[str, Any]:
+    """The state of a column that a backfill computes."""
+    try:
+        plan = table.plan_backfill(column)
+        failed = table.plan_backfill(column, retry_failed=True)
+    except BaseException as error:  # noqa: BLE001
+        return {**_UNKNOWN, "notes": [], "error": what_is_wrong(error)}
+    return {
+        "stale_rows": plan.rows_to_compute,
+        "failed_rows": failed.rows_to_compute,
+        "reasons": {reason.value: rows for reason, rows in plan.reasons().items()},
+        "notes": list(plan.notes),
+        "error": None,
+    }
 
 
-def view_description(view: MaterializedView, refresh: RefreshPlan) -> dict[str, Any]:
-    """What a view is the result of, and whether it still is."""
+_UNKNOWN: dict[str, Any] = {"stale_rows": None, "failed_rows": None, "reasons": {}}
+"""The state of a column that can't be planned."""
+
+
+def view_description(view: MaterializedView, refresh: RefreshPlan | str) -> dict[str, Any]:
+    """What a view is the result of, and whether it still is, or why that can't be said."""
     query = view.definition
+    plan, error = (None, refresh) if isinstance(refresh, str) else (refresh, None)
+    counts = None if plan is None else plan.partitions
     return {
         "source": query.base_table,
         "source_version": view.source_version,
-        "latest_source_version": refresh.to_version,
-        "up_to_date": refresh.is_empty,
-        "rows_entering": refresh.rows_entering,
-        "rows_leaving": refresh.rows_leaving,
-        "partitions": None if refresh.partitions is None else asdict(refresh.partitions),
+        "latest_source_version": None if plan is None else plan.to_version,
+        "up_to_date": None if plan is None else plan.is_empty,
+        "rows_entering": None if plan is None else plan.rows_entering,
+        "rows_leaving": None if plan is None else plan.rows_leaving,
+        "partitions": None if counts is None else asdict(counts),
+        "error": error,
         "where": query.where,
         "columns": [
             {

@@ -37,7 +37,7 @@ def tables(
         ("name", "kind", "rows", "version", "fragments", "computed columns"),
         [
             (table["name"], "unreadable", "", "", "", table["error"])
-            if "error" in table
+            if table["error"] is not None
             else (
                 table["name"],
                 table["kind"],
@@ -131,7 +131,7 @@ def _show_computed(columns: list[dict[str, Any]]) -> None:
                 c["name"],
                 _call(c),
                 c["udf_version"][:12],
-                f"{c['stale_rows']:,}",
+                "" if c["stale_rows"] is None else f"{c['stale_rows']:,}",
                 _because(c),
             )
             for c in columns
@@ -150,6 +150,8 @@ def _call(column: Mapping[str, Any]) -> str:
 
 
 def _because(column: Mapping[str, Any]) -> str:
+    if column["error"] is not None:
+        return f"not known: {column['error']}"
     parts = [reasons(column["reasons"])] if column["reasons"] else []
     if column["failed_rows"]:
         parts.append(f"failed and skipped: {column['failed_rows']:,}")
@@ -159,7 +161,9 @@ def _because(column: Mapping[str, Any]) -> str:
 def _show_view(view: Mapping[str, Any]) -> None:
     say()
     latest = view["latest_source_version"]
-    if view["up_to_date"]:
+    if view["error"] is not None:
+        state = f"can't be refreshed: {view['error']}"
+    elif view["up_to_date"]:
         state = "up to date"
     elif view["source_version"] == latest:
         state = "not refreshed yet, or not to the end"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +32,10 @@ def list_functions(
     db: Database, *, as_json: AsJson = False, storage_option: StorageOption = None
 ) -> None:
     """List the functions of a database, and which of them are trusted here. Loads none."""
+    from geneva.trust.policy import StoredFunction
+
     connection = connect_to_look(db, storage_option)
+    unknown = dict.fromkeys(field.name for field in fields(StoredFunction))
     lines: list[tuple[str, ...]] = []
     records: list[dict[str, Any]] = []
     for name in connection.all_table_names():
@@ -41,11 +44,11 @@ def list_functions(
         except BaseException as error:  # noqa: BLE001  one bad table hides no other
             why = redact(one_line(error))
             lines.append((name, "", "", "", why, ""))
-            records.append({"table": name, "error": why})
+            records.append({**unknown, "table": name, "error": why})
             continue
         for f in found:
             lines.append((f.table, f.column, f.name, f.digest[:12], state(f), f.declared_by))
-            records.append(asdict(f))
+            records.append({**asdict(f), "error": None})
     if as_json:
         return emit({"functions": records})
     if not lines:

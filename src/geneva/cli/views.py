@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,10 +24,10 @@ from geneva.cli.arguments import (
 from geneva.cli.backfills import result_record, show_result
 from geneva.cli.database import connect, connect_to_look
 from geneva.cli.functions import FUNCTION, load_function
-from geneva.cli.terminal import emit, grid, redact, say, warn
+from geneva.cli.summaries import planned_refresh, what_is_wrong
+from geneva.cli.terminal import emit, grid, say, warn
 from geneva.errors import UserInputError
 from geneva.options import RefreshArguments
-from geneva.render.text import one_line
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -200,16 +201,14 @@ def list_views(
         ("name", "kind", "source", "source version", "rows", "state"),
         [
             (line["name"], "", "", "", "", f"unreadable: {line['error']}")
-            if "error" in line
-            else (line["name"], "lancedb", "", "", f"{line['rows']:,}", "LanceDB's own")
-            if line["kind"] == "lancedb"
+            if line["kind"] is None
             else (
                 line["name"],
                 line["kind"],
                 line["source"],
                 line["source_version"],
                 f"{line['rows']:,}",
-                "up to date" if line["up_to_date"] else "to be refreshed",
+                _state(line),
             )
             for line in lines
         ],
@@ -222,10 +221,22 @@ def _listed(connection: Connection, name: ListedView) -> dict[str, Any]:
     try:
         view: Any = connection.open_table(name)
         if name.kind == "lancedb":
-            return {"name": name, "kind": name.kind, "rows": len(view)}
+            return {**dict.fromkeys(_LINE), "name": name, "kind": name.kind, "rows": len(view)}
         return view_summary(view)
     except BaseException as error:  # noqa: BLE001
-        return {"name": name, "error": redact(one_line(error))}
+        return {**dict.fromkeys(_LINE), "name": name, "error": what_is_wrong(error)}
+
+
+_LINE = ("name", "kind", "source", "source_version", "rows", "up_to_date", "error")
+"""What is said of a view in a line; None where that can't be read, or is not Geneva's."""
+
+
+def _state(line: Mapping[str, Any]) -> str:
+    if line["kind"] == "lancedb":
+        return "LanceDB's own"
+    if line["error"] is not None:
+        return f"can't be refreshed: {line['error']}"
+    return "up to date" if line["up_to_date"] else "to be refreshed"
 
 
 @app.command(epilog=epilog("geneva view drop my-database english --yes"))
@@ -261,14 +272,16 @@ def _view(connection: Connection, name: str) -> MaterializedView:
 
 
 def view_summary(view: MaterializedView) -> dict[str, Any]:
-    """A view in a line, for machines."""
+    """A view in a line, for machines; one that can't be refreshed says why."""
+    found = planned_refresh(view)
     return {
         "name": view.ref.name,
         "kind": "geneva" if view.definition.udtf is None else "udtf",
         "source": view.definition.base_table,
         "source_version": view.source_version,
         "rows": len(view),
-        "up_to_date": view.plan_refresh().is_empty,
+        "up_to_date": None if isinstance(found, str) else found.is_empty,
+        "error": found if isinstance(found, str) else None,
     }
 
 

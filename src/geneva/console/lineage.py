@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from geneva.console.layout import cut, path
 from geneva.console.queries import TableInfo
-from geneva.model.view_query import ColumnKind
+from geneva.model.view_query import MAKES_ROWS, ColumnKind
 from geneva.render.html import Child, Html, tag
 from geneva.render.text import count
 
@@ -80,7 +80,9 @@ def _made_columns(table: TableInfo) -> tuple[Column, ...]:
         for c in table.view.columns:
             inputs = tuple(dict.fromkeys((source, _top(path)) for path in c.inputs))
             how = {ColumnKind.COLUMN: "copy", ColumnKind.SQL: "sql"}.get(c.kind, c.udf_name)
-            own[c.name] = Column(c.name, how, inputs)
+            # A function that makes rows is no column: one may have its name.
+            name = f"{c.name}()" if c.kind in MAKES_ROWS else c.name
+            own[name] = Column(name, how, inputs)
     return tuple(own.values())
 
 

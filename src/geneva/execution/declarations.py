@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from geneva.errors import (
-    ColumnExistsError,
     ColumnNotFoundError,
     InvalidUDFError,
     TableNotFoundError,
@@ -25,13 +24,14 @@ from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.uris import TableName
 from geneva.model.view_query import CHUNKS
 from geneva.planning.graph import find_cycle
-from geneva.render.text import did_you_mean
+from geneva.render.text import did_you_mean, shown_columns
 from geneva.storage.checkpoints.cleanup import (
     CleanupReport,
     forget_attempts,
+    is_idle,
     remove_leftovers,
 )
-from geneva.storage.checkpoints.pins import release_dead_tags, tags_on
+from geneva.storage.checkpoints.pins import release_dead_tags
 from geneva.storage.checkpoints.store import is_of_column, without_where
 from geneva.storage.columns.definitions import (
     FunctionSource,
@@ -59,6 +59,8 @@ from geneva.storage.lance.dataset import (
     open_dataset,
     read_snapshot,
     refuse_names_of_lance,
+    refuse_taken_name,
+    refuse_two_of_a_name,
 )
 from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.lance.trial import why_not_storable
@@ -70,6 +72,7 @@ from geneva.storage.views.definition import (
 )
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
+from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import NewColumns, NewFunction, as_udf, refuse_several
 from geneva.udf.types import value_type
 
@@ -93,14 +96,15 @@ def add_udf_columns(
     dataset = open_dataset(ref)
     schema, fields = dataset.schema, FieldsNow.of(dataset)
     present = present_definitions(dataset)
-    taken = {name.lower(): name for name in schema.names}
+    added = set[str]()
     resolved: list[tuple[NewColumns, tuple[str, ...], ColumnDefinition | None]] = []
     for new in columns:
         known = _known_group(new, schema, present.values()) if new.udf.unpacks else None
         new = _missing(new, known, present.values())
         for name, field in new.fields.items():
-            _check_new_column(ref, dataset, name, field, new.udf, taken)
-            taken[name.lower()] = name
+            _check_new_column(ref, dataset, name, field, new.udf)
+            refuse_two_of_a_name(added, name)
+            added.add(name)
         inputs = inputs_of(new.udf, new.input_columns, schema, new.names)
         resolved.append((new, inputs, known))
     _refuse_cycles(
@@ -161,21 +165,18 @@ def _check_new_column(
     name: str,
     field: pa.Field,
     udf: UDF,
-    taken: Mapping[str, str],
 ) -> None:
     refuse_names_of_lance([name])
     check_column_name(name)
     refuse_blob_inside(name, field)
     _refuse_unstorable(ref, dataset, name, field)
-    clash = taken.get(name.lower())
-    if clash is None:
-        return
-    several = f" (one of the columns of UDF '{udf.name}')" if udf.unpacks else ""
-    how = " UnpackedUDF(udf, prefix=...) gives its columns other names." if udf.unpacks else ""
-    raise ColumnExistsError(
-        f"Column {name!r}{several} already exists in table {ref.name!r}"
-        + (f" (as {clash!r}; names differ by more than case)" if clash != name else "")
-        + f". To give it another UDF use alter_columns, or drop it first.{how}"
+    refuse_taken_name(
+        ref.name,
+        dataset.schema,
+        name,
+        f" UnpackedUDF({udf.name}, prefix=...) gives its columns other names."
+        if udf.unpacks
+        else "",
     )
 
 
@@ -362,9 +363,10 @@ def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str,
 def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDefinition | None:
     """The definition of a column that gets another function; None: it was a plain one."""
     if name not in schema.names:
+        known = shown_columns(schema.names)
         raise ColumnNotFoundError(
             f"Column {name!r} is not defined in this table ({ref.name!r})."
-            + (did_you_mean(name, schema.names) or f" It has {schema.names}.")
+            + (did_you_mean(name, known) or f" It has {known}.")
         )
     current = read_definition(schema, name)
     if current is not None and current.group:
@@ -437,9 +439,14 @@ def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePe
         computation = ColumnSubject(ref, definition).bind(dataset, read_snapshot(dataset, ref))
         permitted = permit(ref, computation)
         return load_udf(ref, definition.udf_digest, permitted).with_inputs(definition.inputs)
-    if isinstance(source, Chunker):
-        source.check_bound()
-        source = source.udf
+    maker, *inputs = source if isinstance(source, tuple) else (source,)
+    if isinstance(maker, UDTF):
+        raise InvalidUDFError(
+            f"{maker!r} says itself what it reads: @udtf(input_columns=[...], partition_by=...)."
+        )
+    if isinstance(maker, Chunker):
+        maker.check_bound()
+        source = (maker.udf, *inputs) if inputs else maker.udf
     udf, own = as_udf("preview", source)
     return udf.with_inputs(inputs_of(udf, own, visible_schema(dataset.schema), ()))
 
@@ -451,8 +458,10 @@ def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
     refuse_hidden(ref, schema, names)
     missing = [name for name in names if name.split(".")[0] not in schema.names]
     if missing:
+        known = shown_columns(schema.names)
         raise ColumnNotFoundError(
-            f"Column {missing[0]!r} is not defined in this table ({ref.name!r} has {schema.names})."
+            f"Column {missing[0]!r} is not defined in this table ({ref.name!r} has {known})."
+            f"{did_you_mean(missing[0], known)}"
         )
     for name in names:
         if _is_nested(name, _top_name(name)) and is_computed(schema, _top_name(name)):
@@ -606,31 +615,27 @@ def cleanup(
     older_than: timedelta,
     refreshed: Collection[str] = (),
 ) -> CleanupReport:
-    """Remove what no plan can use again. While a job runs on the table, checkpoints all stay.
+    """Remove what no plan can use again; nothing while a job runs on the table.
 
     So do those of columns that are `refreshed` from another table: by their receipts the next
     refresh finds them, whatever version it goes to, and when it ends it removes what is left.
     """
     dataset = open_dataset(ref)
     release_dead_tags(dataset, is_running)
-    busy = bool(tags_on(dataset, ref.branch))
+    if not is_idle(ref):
+        return CleanupReport(0, 0, 0)
+    forget_attempts(ref)
     definitions = read_definitions(dataset.schema)
-    useful = frozenset[str]()
     own = [d for d in definitions.values() if not reads_source(d.arrow_field)]
-    if not busy:
-        forget_attempts(ref)
-    if not busy:
-        useful = useful_prefixes(read_snapshot(dataset, ref), own)
+    useful = useful_prefixes(read_snapshot(dataset, ref), own)
     return remove_leftovers(
         ref,
         dataset,
         lambda key: (
-            busy
-            or without_where(key.prefix) in useful
+            without_where(key.prefix) in useful
             or any(is_of_column(key.prefix, column) for column in refreshed)
         ),
         older_than,
-        may_delete_files=not busy,
     )
 
 

@@ -6,11 +6,13 @@ import dataclasses
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from geneva.errors import UDFError
@@ -18,14 +20,28 @@ from geneva.execution.apply.ahead import ASYNC_LIMIT
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.apply.limits import TaskUsage
+from geneva.execution.worker.partition_queries import PartitionQueries
 from geneva.execution.worker.surroundings import enter_function, trying_functions
+from geneva.model.computation import PartitionRows, Source
+from geneva.model.digests import Digests
+from geneva.model.partitions import KEY_PREFIX, KeyedIds, first_partitions, key_words, row_keys
+from geneva.model.rows import RowIds
+from geneva.model.tables import TableRef
+from geneva.model.view_query import ViewQuery
 from geneva.planning.estimates import Estimate, Measured
+from geneva.planning.membership import choose_rows
 from geneva.render import html
 from geneva.render.plain import plain
 from geneva.render.text import count, seconds, shorten, size
 from geneva.render.values import scalar_text
+from geneva.storage.lance.dataset import Dataset
+from geneva.storage.lance.row_ids import NO_IDS, read_row_ids
+from geneva.storage.lance.source_rows import MAX_NARROW_ROWS, SourceRows
+from geneva.storage.views.definition import source_expression
+from geneva.storage.views.partitions import ALL_ROWS, IndexedPartitions, partition_name
 from geneva.udf.declare import UDF, UDFArgType
 from geneva.udf.policy import ErrorPolicy, Skip
+from geneva.udf.table_function import UDTF
 from geneva.udf.usage import metered
 
 _MAX_CELL_CHARS = 60
@@ -38,7 +54,7 @@ class Preview:
     udf: str
     table: str
     inputs: pa.RecordBatch
-    """What the function was called with."""
+    """What the function was called with; of a table function, which partitions."""
     values: pa.Array
     """What it returned; NULL where it failed."""
     failures: tuple[CellFailure, ...]
@@ -53,6 +69,8 @@ class Preview:
     """What the function reported by `geneva.report_usage`."""
     estimate: Estimate | None
     """For all rows of the table; None: no row was computed."""
+    unit: str = "row"
+    """What a call is for: a row, or a partition."""
 
     @property
     def ok(self) -> bool:
@@ -91,19 +109,28 @@ class Preview:
         return [*self.inputs.schema.names, self.udf, "time"], rows
 
     def _facts(self) -> list[tuple[str, str]]:
-        facts = [("a row", seconds(self.seconds_per_row)), ("memory", size(self.memory_bytes))]
+        facts = [
+            (f"a {self.unit}", seconds(self.seconds_per_row)),
+            ("memory", size(self.memory_bytes)),
+        ]
         if self.setup_seconds >= 0.01:
             facts.insert(1, ("set-up", seconds(self.setup_seconds)))
         rows = max(1, self.inputs.num_rows)
         for name, used in (("tokens", self.tokens), ("cost", self.cost)):
             if used and self.estimate is not None:
                 whole = used / rows * self.estimate.rows
-                facts.append((name, f"{used / rows:,.6g} a row, {whole:,.6g} for the table"))
+                facts.append(
+                    (name, f"{used / rows:,.6g} a {self.unit}, {whole:,.6g} for the table")
+                )
         if self.failures:
-            facts.append(("failed", f"{len(self.failures)} of {count(rows, 'row')}"))
+            facts.append(("failed", f"{len(self.failures)} of {count(rows, self.unit)}"))
         if self.estimate is not None:
             facts.append(("the table", str(self.estimate)))
         return facts
+
+    def _title(self) -> str:
+        tried = count(self.inputs.num_rows, self.unit)
+        return f"Function {self.udf!r} on {tried} of table {self.table!r}"
 
     def __str__(self) -> str:
         """Show the rows, and what they took."""
@@ -116,16 +143,16 @@ class Preview:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in shown
         ]
-        facts = [f"  {name:10} {value}" for name, value in self._facts()]
-        title = f"UDF {self.udf!r} on {count(self.inputs.num_rows, 'row')} of table {self.table!r}"
-        return "\n".join([title, *(f"  {line}" for line in lines), *facts])
+        known = self._facts()
+        width = max(10, *(len(name) for name, _ in known))
+        facts = [f"  {name:{width}} {value}" for name, value in known]
+        return "\n".join([self._title(), *(f"  {line}" for line in lines), *facts])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """Show the same in a notebook."""
-        title = f"UDF {self.udf!r} on {count(self.inputs.num_rows, 'row')} of table {self.table!r}"
-        return html.section(title, html.grid(*self._rows()), html.facts(self._facts()))
+        return html.section(self._title(), html.grid(*self._rows()), html.facts(self._facts()))
 
     def to_record(self) -> dict[str, Any]:
         """The same as plain values, for JSON."""
@@ -142,36 +169,93 @@ class Preview:
         }
 
 
-def _short(text: str) -> str:
-    return shorten(plain(text), _MAX_CELL_CHARS)
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """A function, and what it is to be called with here."""
+
+    udf: UDF
+    inputs: pa.RecordBatch
+    total: int
+    """How many rows, or partitions, there are in all."""
+    unit: str = "row"
+    shown: pa.RecordBatch | None = None
+    """What is shown of the inputs, where these are not."""
+    queries: PartitionQueries | None = None
+    """Makes what a table function is called with."""
 
 
-def run_preview(
-    udf: UDF,
-    table: str,
-    inputs: pa.RecordBatch,
-    *,
-    total: int,
-    slots: int,
-    env: Mapping[str, str],
-) -> Preview:
-    """Call a function on rows, here and now. Rows that fail are part of the result.
+def partition_trial(udtf: UDTF, query: ViewQuery, ref: TableRef, dataset: Dataset, n: int) -> Trial:
+    """The first `n` partitions of the rows of a query, whose columns are values and keys."""
+    known = {c.name: source_expression(c, dataset.schema) for c in query.columns}
+    version, keyed = int(dataset.version), query.keyed
+    assert keyed is not None
+    keys = SourceRows(ref, version, tuple((name, known[name]) for name in keyed.keys))
+    ids = choose_rows(
+        read_row_ids(dataset, query.where),
+        shuffle_seed=query.seed,
+        offset=query.offset,
+        limit=query.limit,
+    )
+    if query.partition_index is not None:
+        index = IndexedPartitions(dataset, ref.name, query.partition_index)
+        high, low = index.keys(ids)
+        rows, total = first_partitions([_keyed_ids(ids, high, low)], n)
+        numbers = [int(index.keys(own[:1])[1][0]) for own in rows]
+        common = pa.record_batch({"partition": pa.array(numbers, pa.int64())})
+        names = [f"number {number}" for number in numbers]
+    elif keyed.keys:
+        rows, total = first_partitions(_by_key(keys, ids), n)
+        common = keys.take(np.array([own[0] for own in rows], np.uint64))
+        common = common.rename_columns([k.removeprefix(KEY_PREFIX) for k in keyed.keys])
+        names = [partition_name(values) for values in common.to_pylist()]
+    else:
+        rows, total, names = [ids], 1, [ALL_ROWS]
+        common = pa.record_batch({"partition": names})
+    values = tuple((name, known[name]) for name in keyed.values)
+    ends = np.cumsum([0, *map(len, rows)])
+    lists = pa.LargeListArray.from_arrays(ends, np.concatenate([NO_IDS, *rows]))
+    return Trial(
+        udf=udtf.udf,
+        inputs=pa.record_batch({"partition": pa.array(names, pa.string()), "rows": lists}),
+        total=total,
+        unit="partition",
+        shown=common.append_column("rows", pa.array([len(own) for own in rows], pa.int64())),
+        queries=PartitionQueries(PartitionRows(Source(ref, version, values)), uuid.uuid4().hex),
+    )
 
-    `total` is how many rows the table has, `slots` how many tasks a job would run at once.
+
+def _by_key(keys: SourceRows, ids: RowIds) -> Iterator[KeyedIds]:
+    """Rows with the keys of their partitions, some at a time."""
+    at = 0
+    for batch in keys.windows(ids, MAX_NARROW_ROWS):
+        own = ids[at : at + batch.num_rows]
+        at += batch.num_rows
+        yield _keyed_ids(own, *key_words(row_keys(batch.columns, batch.num_rows)))
+
+
+def _keyed_ids(ids: RowIds, high: Digests, low: Digests) -> KeyedIds:
+    return KeyedIds(ids, high, low, np.zeros(len(ids), np.uint64))
+
+
+def run_preview(trial: Trial, table: str, *, slots: int, env: Mapping[str, str]) -> Preview:
+    """Call a function, here and now. Rows that fail are part of the result.
+
+    `slots` is how many tasks a job would run at once.
     """
     with trying_functions(env):
-        enter_function(udf)
-        return _tried(udf, table, inputs, total, slots)
+        enter_function(trial.udf)
+        return _tried(trial, table, slots)
 
 
-def _tried(udf: UDF, table: str, inputs: pa.RecordBatch, total: int, slots: int) -> Preview:
+def _tried(trial: Trial, table: str, slots: int) -> Preview:
     # Each row is tried once: what a policy would make of a failure is not the question.
+    udf, inputs = trial.udf, trial.inputs
     tried = dataclasses.replace(udf, on_error=ErrorPolicy((Skip(),)))
     usage, before = TaskUsage(), _memory()
     output = pa.field(udf.name, udf.data_type)
     parts: list[Applied] = []
     taken: list[float] = []
-    with metered(usage), Applier(tried, output, threads=1) as applier:
+    with metered(usage), Applier(tried, output, threads=1, queries=trial.queries) as applier:
         started = time.perf_counter()
         failed = _set_up(applier, inputs)
         setup_seconds = time.perf_counter() - started
@@ -185,11 +269,12 @@ def _tried(udf: UDF, table: str, inputs: pa.RecordBatch, total: int, slots: int)
     if failed is not None:
         parts, taken = [_all_failed(udf, inputs, failed)], [0.0] * inputs.num_rows
     mean = sum(taken) / len(taken) / at_once if taken else 0.0
-    by = Measured(mean, f"a preview of {count(len(taken), 'row')}")
+    by = Measured(mean, f"a preview of {count(len(taken), trial.unit)}")
+    has_estimate = bool(taken) and failed is None
     return Preview(
         udf=udf.name,
         table=table,
-        inputs=inputs,
+        inputs=inputs if trial.shown is None else trial.shown,
         values=pa.concat_arrays([a for part in parts for a in part.values] or [_none(udf)]),
         failures=_failures(parts),
         row_seconds=tuple(taken),
@@ -197,7 +282,8 @@ def _tried(udf: UDF, table: str, inputs: pa.RecordBatch, total: int, slots: int)
         memory_bytes=memory,
         tokens=usage.tokens,
         cost=usage.cost,
-        estimate=Estimate(by, total, slots) if taken and failed is None else None,
+        estimate=Estimate(by, trial.total, slots, trial.unit) if has_estimate else None,
+        unit=trial.unit,
     )
 
 
@@ -213,7 +299,7 @@ def _batches(udf: UDF, inputs: pa.RecordBatch) -> list[pa.RecordBatch]:
     """Row by row, so that each has a time of its own; all at once where the function wants that."""
     if not inputs.num_rows:
         return []
-    if udf.arg_type is not UDFArgType.SCALAR:
+    if udf.arg_type not in (UDFArgType.SCALAR, UDFArgType.QUERY):
         return [inputs]
     return [inputs.slice(row, 1) for row in range(inputs.num_rows)]
 

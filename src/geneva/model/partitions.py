@@ -77,7 +77,7 @@ def _value_keys(column: pa.Array) -> npt.NDArray[np.uint8]:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Values that Python tells apart just as SQL does, whatever the width of their type."""
+    """Values that Python tells apart just as SQL does, at any depth, of types of any width."""
     if isinstance(column, pa.ExtensionArray):
         return _plain(column.storage)
     kind, types = column.type, pa.types
@@ -87,6 +87,18 @@ def _plain(column: pa.Array) -> pa.Array:
         return pc.add(column.cast(pa.float64()), 0.0)  # of -0.0 and 0.0 the second
     if types.is_temporal(kind) and not types.is_interval(kind):
         return column.view(pa.int64() if kind.bit_width == 64 else pa.int32())
+    if types.is_map(kind):
+        entry = pa.struct([kind.key_field, kind.item_field])
+        return _plain(column.cast(pa.list_(entry)))
+    if types.is_struct(kind) and kind.num_fields:
+        parts = [_plain(part) for part in column.flatten()]
+        names = [field.name for field in kind]
+        return pa.StructArray.from_arrays(parts, names, mask=column.is_null())
+    if types.is_nested(kind) and kind.num_fields == 1:  # lists, of whatever kind
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        ends = pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), pa.int64())
+        values = _plain(column.flatten())
+        return pa.LargeListArray.from_arrays(ends, values, mask=column.is_null())
     return column
 
 
@@ -281,3 +293,21 @@ def add_up_rows(parts: Iterable[KeyedIds]) -> Partitions:
         if size > _MAX_PARTIAL:
             total, waiting, size = total.plus(waiting), [], 0
     return total.plus(waiting)
+
+
+def first_partitions(parts: Iterable[KeyedIds], n: int) -> tuple[list[RowIds], int]:
+    """The rows of the `n` partitions that are met first, and how many partitions there are."""
+    found: dict[bytes, list[RowIds]] = {}
+
+    def noted() -> Iterator[KeyedIds]:
+        for part in parts:
+            keys = _joined(part.high, part.low)
+            for at in np.sort(np.unique(keys, return_index=True)[1]):
+                if len(found) < n:
+                    found.setdefault(keys[at], [])
+            for key, rows in found.items():
+                rows.append(part.ids[keys == key])
+            yield part
+
+    total = len(add_up_rows(noted()))
+    return [np.concatenate(rows) for rows in found.values()], total

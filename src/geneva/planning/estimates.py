@@ -24,6 +24,8 @@ class Estimate:
     measured: Measured
     rows: int
     slots: int
+    unit: str = "row"
+    """What is computed by a call: a row, or a partition."""
 
     @property
     def seconds(self) -> float:
@@ -33,6 +35,6 @@ class Estimate:
     def __str__(self) -> str:
         """Say it in a line."""
         return (
-            f"about {seconds(self.seconds)} for {count(self.rows, 'row')} on "
+            f"about {seconds(self.seconds)} for {count(self.rows, self.unit)} on "
             f"{count(self.slots, 'slot')}, by {self.measured.by}"
         )

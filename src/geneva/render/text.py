@@ -9,6 +9,11 @@ from difflib import get_close_matches
 from geneva.render.plain import plain
 
 
+def shown_columns(names: Iterable[str]) -> list[str]:
+    """The columns that messages speak of: those that begin with `__` are Geneva's own."""
+    return [name for name in names if not name.startswith("__")]
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?`, of the known name that is most like this one; empty if none is."""
     by_lower_case = {each.lower(): each for each in known}

@@ -229,6 +229,8 @@ def signature_of(target: Any, method: str = "__call__") -> inspect.Signature | N
     try:
         if inspect.isclass(target):
             whole = inspect.signature(getattr(target, method))
+            if isinstance(inspect.getattr_static(target, method), staticmethod):
+                return whole
             return whole.replace(parameters=list(whole.parameters.values())[1:])
         return inspect.signature(target if method == "__call__" else getattr(target, method))
     except (ValueError, TypeError):
@@ -390,11 +392,11 @@ def _is_array(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, pa.Array)
 
 
-def checked_names(name: str, columns: Any) -> tuple[str, ...]:
-    """Return input columns as a tuple of names; refuse anything else."""
+def checked_names(name: str, columns: Any, what: str = "input columns") -> tuple[str, ...]:
+    """Return columns as a tuple of names; refuse anything else."""
     names = tuple(columns) if isinstance(columns, Iterable) and not isinstance(columns, str) else ()
     if not names or not all(isinstance(column, str) and column for column in names):
         raise InvalidUDFError(
-            f"UDF '{name}': input columns must be a list of one or more names, not {columns!r}."
+            f"UDF '{name}': {what} must be a list of one or more names, not {columns!r}."
         )
     return names

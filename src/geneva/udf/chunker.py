@@ -78,6 +78,10 @@ class RowsFunction:
         """The user's version, or the fingerprint where none was given."""
         return self.udf.version
 
+    def test(self, table: Any, n: int = 5, *, where: str | None = None) -> Any:
+        """Try the function on a table, in this process: `table.preview(function, n)`."""
+        return table.preview(self, n, where=where)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The rows that a call makes, as a list; for a decorated class, bind its arguments."""
         unbound = self._unbound()

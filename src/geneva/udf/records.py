@@ -75,6 +75,8 @@ def annotated_record(name: str, annotation: Any) -> Record | None:
     if record is None:
         return None
     record = optional_member(record)
+    if isinstance(record, typing.TypeVar):
+        raise _unclear(name, "geneva.Columns names no record")
     try:
         struct = arrow_type_of(record)
     except UnclearTypeError as error:
@@ -134,8 +136,9 @@ def declared_record(
 def checked_record(what: str, name: str, struct: pa.StructType) -> pa.StructType:
     """A record, if it has fields, and no two of one name."""
     names = [field.name for field in struct]
-    if not names or len(set(names)) < len(names):
+    if not names or len({field.lower() for field in names}) < len(names):
         raise InvalidUDFError(
-            f"{what} '{name}': a record needs one or more columns of different names, not {names}."
+            f"{what} '{name}': a record needs one or more columns, whose names differ in more than "
+            f"upper and lower case, not {names}."
         )
     return struct

@@ -16,7 +16,14 @@ import pyarrow as pa
 
 from geneva.errors import InvalidUDFError
 from geneva.render.plain import plain
-from geneva.udf.call import StatefulCallable, callable_part, checked_names, is_async, name_of
+from geneva.udf.call import (
+    StatefulCallable,
+    callable_part,
+    checked_names,
+    is_async,
+    name_of,
+    signature_of,
+)
 from geneva.udf.chunker import (
     Chunker,
     RowsFunction,
@@ -31,7 +38,14 @@ from geneva.udf.records import OutputSchema
 PARTITION_INPUTS = ("partition", "id", "digest")
 """What the function is computed from: columns of a table of partitions. Their rows come with it."""
 
-_UNFIT = ("nullable", "field_metadata", "data_type", "memoize", "cpu_workers", "cuda")
+_UNFIT = {
+    "data_type": "output_schema says the types of its columns",
+    "nullable": "the fields of output_schema say it",
+    "field_metadata": "the fields of output_schema have it",
+    "memoize": "a partition is computed once as it is",
+    "cpu_workers": "it has no step to prepare batches",
+}
+"""Options of a UDF that a table function has no use for, and why."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,15 +109,16 @@ def udtf(
         version: Another version than the fingerprint of its code.
         options: What `udf` takes besides: num_cpus, num_gpus, memory, on_error, timeout, ...
     """
-    for unfit in (option for option in _UNFIT if option in options):
-        raise InvalidUDFError(f"A table function has no option {unfit!r}: say it in output_schema.")
+    for unfit, instead in _UNFIT.items():
+        if unfit in options:
+            raise InvalidUDFError(f"A table function has no option {unfit!r}: {instead}.")
     for unknown in options.keys() - UDFOptions.__annotations__.keys():
         raise TypeError(f"udtf() got an unexpected keyword argument {unknown!r}")
     if output_schema is None:
         raise InvalidUDFError("A table function needs output_schema=pa.schema([...]).")
     if partition_by is not None and partition_by_indexed_column is not None:
         raise InvalidUDFError("Give partition_by or partition_by_indexed_column, not both.")
-    if not isinstance(partition_by_indexed_column, str | None):
+    if partition_by_indexed_column == "" or not isinstance(partition_by_indexed_column, str | None):
         raise InvalidUDFError(
             f"partition_by_indexed_column is the name of one column, not "
             f"{partition_by_indexed_column!r}."
@@ -123,6 +138,7 @@ def udtf(
                 f"UDTF '{shown}' is `async`: a table function is a plain function or class. Run "
                 "what is to be awaited inside of it, with asyncio.run."
             )
+        _check_parameters(shown, called)
         struct = declared_struct("UDTF", shown, output_schema, None)
         assert struct is not None
         names = tuple(field.name for field in struct)
@@ -135,10 +151,9 @@ def udtf(
             version=version or None,
             **options,
         )
-        by = (partition_by,) if isinstance(partition_by, str) else partition_by
         return UDTF(
             udf=dataclasses.replace(made, arg_type=UDFArgType.QUERY),
-            partition_by=() if by is None else checked_names(shown, by),
+            partition_by=_partition_columns(shown, partition_by),
             input_columns=(
                 None if input_columns is None else list(checked_names(shown, input_columns))
             ),
@@ -153,6 +168,34 @@ def udtf(
             raise InvalidUDFError(text) from None
 
     return declared if func is None else declared(func)
+
+
+def _check_parameters(name: str, called: Any) -> None:
+    """Refuse a function that can't be called with one query."""
+    signature = signature_of(called)
+    if signature is None:
+        return
+    try:
+        signature.bind(object())
+    except TypeError:
+        raise InvalidUDFError(
+            f"UDTF '{name}' is called with one argument, a query over the rows of a partition "
+            f"(source.to_arrow(), source.to_pandas(), ...), and its parameters are {signature}."
+        ) from None
+
+
+def _partition_columns(name: str, given: Any) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, list | tuple) and not given:
+        raise InvalidUDFError(
+            f"UDTF '{name}': partition_by has no column in it. Name one or more, or leave it out: "
+            "then all rows are one partition."
+        )
+    columns = checked_names(name, (given,) if isinstance(given, str) else given, "partition_by")
+    for twice in (column for column in columns if columns.count(column) > 1):
+        raise InvalidUDFError(f"UDTF '{name}': partition_by names column {twice!r} twice.")
+    return columns
 
 
 def _of_partition(partition: Any, id: Any, digest: Any) -> Any:

@@ -113,8 +113,8 @@ def refuse_several(udf: UDF, name: str) -> None:
         names = ", ".join(field.name for field in udf.outputs)
         raise InvalidUDFError(
             f"Column {name!r} can't be given UDF '{udf.name}', which fills several: {names}. Pass "
-            f"the UDF itself, add_columns({udf.name}), or geneva.UnpackedUDF({udf.name}, "
-            "prefix=...) for other names."
+            f"the UDF itself, without a name (add_columns({udf.name}), select([{udf.name}])), or "
+            f"geneva.UnpackedUDF({udf.name}, prefix=...) for other names."
         )
 
 

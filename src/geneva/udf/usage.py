@@ -39,7 +39,7 @@ class RateLimit:
             value = getattr(self, name)
             if value is not None and (type(value) not in (int, float) or not value > 0):
                 raise InvalidUDFError(f"RateLimit: {name}={value!r} must be a number above 0.")
-        if self.key is not None and not str(self.key).strip():
+        if self.key is not None and (type(self.key) is not str or not self.key.strip()):
             raise InvalidUDFError(f"RateLimit: key={self.key!r} must be a name.")
         if self.tokens is not None and not callable(self.tokens):
             raise InvalidUDFError(

@@ -166,6 +166,7 @@ def test_errors_of_all_clients(error: Exception, throttled: bool, seconds: float
         {"requests_per_minute": 0},
         {"tokens_per_minute": "many"},
         {"key": " "},
+        {"key": 3},
         {"tokens": 7},
         {"max_attempts": 0},
     ],
@@ -355,7 +356,8 @@ def test_a_job_stops_at_its_budget_and_the_next_goes_on(
     table = make_table(local_db, [100, 100, 100])
     table.add_columns({"c": make(calls)})
     options = {"concurrency": 1, "intra_applier_concurrency": threads}
-    with pytest.raises(BudgetExceededError, match="max_cost=120") as caught:
+    said = r"^The budget of max_cost=120 is spent: calls for column 'c' of table 't' .*"
+    with pytest.raises(BudgetExceededError, match=said) as caught:
         table.backfill("c", max_cost=120, **options)
     done = calls.taken()
     assert len(done) == 120, "exactly what was paid for"
@@ -410,7 +412,7 @@ def test_views_and_chains_have_one_budget(local_db: Connection, calls: Calls):
     table = local_db.create_table("t", pa.table({"id": range(20)}), storage_options=ids)
     view = local_db.create_materialized_view("v", table.query().select({"c": priced(calls)}))
     with pytest.raises(BudgetExceededError):
-        view.refresh(max_cost=5, concurrency=1)
+        view.refresh(budget=5, concurrency=1)
     assert len(calls.rows) == 5
     view.refresh()
     assert calls.rows == [*range(20)]

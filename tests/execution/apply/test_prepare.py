@@ -26,6 +26,8 @@ from geneva.execution.apply.batch import Applier
 from geneva.execution.apply.preparing import (
     PrepareDied,
     PreparePool,
+    _loaded,
+    _OwnMemory,
     close_prepare_pool,
     prepare_pool,
 )
@@ -407,6 +409,41 @@ def test_arrays_lie_in_memory_that_is_used_again_when_nobody_holds_them() -> Non
         assert [*process._blocks] == blocks, "no memory but what was there"
         batch = pa.record_batch({"id": range(1_000)}).slice(700, 1)
         assert pool(batch)["wide"].shape == (700, 1_000), "of a slice that alone"
+
+
+def test_memory_that_could_not_be_had_leaves_none_behind() -> None:
+    """What was let go of to make room is told with the next answer, and is no answer's twice."""
+
+    class Full(_OwnMemory):
+        is_full = False
+
+        def _made(self, size: int) -> Any:
+            if self.is_full:
+                raise OSError("no memory")
+            return super()._made(size)
+
+    def answer(size: int) -> Any:
+        return memory.take_over([memoryview(b"pickle"), memoryview(bytes(size))])
+
+    def told(parts: Any) -> tuple[int, tuple[int, ...]]:
+        shared = _loaded(parts)
+        return shared.block, shared.dropped
+
+    memory = Full()
+    first, block = answer(100)
+    assert (told(first), block is not None) == ((0, ()), True)
+    memory.unused.add(0)
+    memory.is_full = True
+    with pytest.raises(OSError, match="no memory"):
+        answer(1_000)
+    memory.is_full = False
+    parts, block = answer(1_000)
+    assert (told(parts), block is not None) == ((1, (0,)), True)
+    memory.unused.add(1)
+    parts, block = answer(900)
+    assert (told(parts), block) == ((1, ()), None), "used again, and nothing new to tell"
+    for kept in memory._blocks.values():
+        kept.file.close()
 
 
 def test_a_function_has_one_pool_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 
 import geneva
-from geneva import udf
-from geneva.errors import ColumnChangedError, TableChangedError, UserInputError
+from geneva import JobStatus, udf
+from geneva.errors import (
+    ColumnChangedError,
+    TableChangedError,
+    UDFExecutionError,
+    UserInputError,
+)
 from geneva.execution.backfill.committer import TableCommitter, publish_columns
 from geneva.execution.refresh import run as refresh
 from geneva.execution.runner import InProcessRunner
+from geneva.model.rows import RowRange
+from geneva.options import JobOptions
+from geneva.storage.checkpoints import cleanup
+from geneva.storage.checkpoints.cleanup import drop_column_leftovers
+from geneva.storage.checkpoints.pins import pinned
+from geneva.storage.checkpoints.staging import open_checkpoints, read_work
+from geneva.storage.checkpoints.store import CheckpointKey
 from geneva.storage.lance import transactions
+from support import Calls, publishing
 
 STABLE = {"new_table_enable_stable_row_ids": "true"}
 
@@ -212,3 +227,55 @@ def test_two_jobs_that_are_asked_for_the_same_rows_compute_each_once(db: geneva.
     assert table.backfill("c", where="1=1").rows_computed == 3
     assert others == [3]
     assert values(table) == [10, 20, 30]
+
+
+def test_what_goes_wrong_at_the_end_hides_no_error_and_no_other_column(
+    db: geneva.Connection, calls: Calls
+) -> None:
+    """A function fails on its second row, and of the first one column can't be published."""
+
+    def fails(x: int) -> int:
+        calls.note([x])
+        if calls.count > 1:
+            raise ArithmeticError("the function's own")
+        return x
+
+    source = db.create_table("t", pa.table({"x": [1, 2]}))
+    columns: dict[str, Any] = {"a": udf(fails), "b": times(10), "c": times(100)}
+    view = db.create_materialized_view("v", source.query().select({"x": "x", **columns}))
+    published: list[str] = []
+
+    def publish(prepared: Any, *args: Any) -> Any:
+        published.append(prepared.plan.column)
+        if prepared.plan.column == "b":
+            raise RuntimeError("nobody foresaw this")
+        return publish_columns(prepared, *args)
+
+    with publishing(db, publish), pytest.raises(UDFExecutionError, match="the function's own"):
+        view.refresh(max_rows_per_fragment=1)
+    assert {"a", "b", "c"} <= set(published)
+    assert sum(value is not None for value in values(view)) == 1
+    assert db.list_jobs("v")[0].status == JobStatus.FAILED
+
+
+def test_a_job_that_begins_while_another_one_tidies_up_keeps_its_checkpoints(
+    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a tag before it writes: what is listed with its checkpoints is not deleted."""
+    table = db.create_table("t", pa.table({"x": [1, 2]}))
+    table.add_columns({"c": times(10)})
+    store = open_checkpoints(table.ref)
+    chain = table._prepare("c", None, JobOptions(), planning_only=True)
+    fresh = CheckpointKey(chain.own.prefixes[0], 0, RowRange(0, 1)).path()
+    with ExitStack() as job:
+
+        def listed(of: Any) -> Any:
+            job.enter_context(pinned(lance.dataset(table.ref.uri), "next", lambda job_id: True))
+            store[fresh] = pa.record_batch({"c": [10]})
+            return read_work(of)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(cleanup, "read_work", listed)
+            assert drop_column_leftovers(table.ref, "c", set()) == 0
+        assert store.list_keys() == [fresh]
+    assert drop_column_leftovers(table.ref, "c", set()) == 1

@@ -211,7 +211,7 @@ class TestDeclaring:
         table = make_table(local_db, [pa.table({"id": [1], "H": [1]})])
         before = table.version
         size = sizes(calls)
-        with pytest.raises(ColumnExistsError, match=r"'h'.*as 'H'.*prefix"):
+        with pytest.raises(ColumnExistsError, match=r"'H', which differs from 'h' .*prefix"):
             table.add_columns(size)
         with pytest.raises(ColumnExistsError, match="'b_w'"):
             table.add_columns([UnpackedUDF(size, prefix="b_"), {"b_w": size_of_one()}])

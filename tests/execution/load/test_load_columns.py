@@ -21,10 +21,12 @@ from geneva.errors import (
     DuplicateKeyError,
     GenevaError,
     JobCancelledError,
+    JobTimeoutError,
     NullKeyError,
     TypeMismatchError,
     UnknownOptionError,
     UnmatchedKeyError,
+    UnreadableSourceError,
     UserInputError,
 )
 from geneva.execution.backfill.committer import publish_columns
@@ -594,10 +596,19 @@ def test_a_load_in_the_background_can_be_cancelled(local_db: Connection) -> None
     assert begun.wait(60)
     future.cancel()
     go_on.set()
-    with pytest.raises(JobCancelledError, match="goes on from there"):
+    with pytest.raises(JobCancelledError, match=r"No value was loaded, .* begins anew"):
         future.result()
     assert "v" not in lance.dataset(table.ref.uri).schema.names
     assert staged(table) == []
+
+
+def test_a_timeout_keeps_nothing_of_rows_in_memory_and_says_so(local_db: Connection) -> None:
+    table = make_table(local_db, [[1, 2]])
+    for rows in (ROWS, ROWS.to_pandas()):
+        with pytest.raises(JobTimeoutError, match=r"No value was loaded, .* begins anew"):
+            table.load_columns(rows, "id", ["v"], timeout=1e-9)
+    assert staged(table) == []
+    assert table.load_columns(ROWS, "id", ["v"]).rows_committed == 2
 
 
 def test_in_the_background(local_db: Connection) -> None:
@@ -752,6 +763,7 @@ def test_columns_that_a_view_s_function_yields_are_not_loaded(local_db: Connecti
         (ROWS, None, "columns must be names"),
         (ROWS, {"v": "w"}, "columns must be names"),
         (ROWS.rename_columns(["id", "ID"]), ["ID"], "only in case"),
+        (ROWS.append_column("V", [["x"] * 3]), ["v", "V"], "can't be added together"),
         (pa.table([[1], [2], [3]], names=["id", "v", "v"]), ["v"], "several columns 'v'"),
     ],
 )
@@ -762,14 +774,66 @@ def test_what_is_no_source_is_refused_in_a_sentence(
         make_table(local_db, [2]).load_columns(source, "id", columns)
 
 
-def test_a_broken_file_is_named(local_db: Connection, tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    write(path, pa.table({"id": range(2_000), "v": [str(i) * 9 for i in range(2_000)]}))
-    content = bytearray(path.read_bytes())
-    content[100:1_000] = bytes(900)
-    path.write_bytes(content)
-    with pytest.raises((UserInputError, OSError), match=r"rows\.parquet can't be read"):
-        make_table(local_db, [2]).load_columns(str(path), "id", ["v"])
+MANY = pa.table({"id": range(2_000), "v": [str(i) * 9 for i in range(2_000)]})
+
+
+def ipc_bytes(*, stream: bool) -> bytes:
+    made = pa.BufferOutputStream()
+    opened = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with opened(made, MANY.schema) as writer:
+        writer.write_table(MANY, max_chunksize=100)
+    return bytes(made.getvalue())
+
+
+def parquet_bytes() -> bytes:
+    made = pa.BufferOutputStream()
+    pq.write_table(MANY, made)
+    return bytes(made.getvalue())
+
+
+def overwritten(content: bytes, start: int, end: int) -> bytes:
+    return content[:start] + bytes(end - start) + content[end:]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("b.parquet", parquet_bytes()[:1_000], UserInputError),
+        ("b.parquet", overwritten(parquet_bytes(), 100, 1_000), UnreadableSourceError),
+        ("b.parquet", b"", UserInputError),
+        ("b.arrow", ipc_bytes(stream=False)[:9_000], UserInputError),
+        ("b.arrow", overwritten(ipc_bytes(stream=False), 400, 9_000), UnreadableSourceError),
+        ("b.arrow", ipc_bytes(stream=True)[:9_000], UnreadableSourceError),
+        ("b.arrow", b"", UserInputError),
+        ("b.arrow", b"no arrow" * 100, UserInputError),
+    ],
+)
+def test_a_broken_file_of_a_folder_is_named(
+    local_db: Connection, tmp_path: Path, name: str, content: bytes, error: type[GenevaError]
+) -> None:
+    table, folder = make_table(local_db, [[1, 2]]), tmp_path / "rows"
+    folder.mkdir()
+    whole = parquet_bytes() if name == "b.parquet" else ipc_bytes(stream=False)
+    (folder / name.replace("b", "a")).write_bytes(whole)
+    (folder / name).write_bytes(content)
+    with pytest.raises(error, match=rf"{name} can't be read as (parquet|ipc): "):
+        table.load_columns(folder, "id", ["v"])
+    assert "v" not in lance.dataset(table.ref.uri).schema.names
+
+
+def test_a_broken_table_is_named(local_db: Connection) -> None:
+    source = local_db.create_table("source", ROWS)
+    (file,) = Path(source.ref.uri, "data").iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(UnreadableSourceError, match=r"source\.lance can't be read as lance: "):
+        make_table(local_db, [[1, 2]]).load_columns(source.ref.uri, "id", ["v"])
+
+
+def test_storage_options_that_are_none(local_db: Connection, tmp_path: Path) -> None:
+    table, path = make_table(local_db, [[1]]), write(tmp_path / "rows.parquet")
+    for given, why in ((5, "a mapping of names to values, not int"), ({"a": None}, "not NoneType")):
+        with pytest.raises(UserInputError, match=f"storage_options.* {why}"):
+            table.load_columns(path, "id", ["v"], storage_options=given)  # type: ignore[arg-type]
 
 
 def test_a_handle_sees_the_columns_that_were_added_to_an_empty_table(local_db: Connection) -> None:

@@ -323,7 +323,10 @@ class TestAnotherChunker:
         for alteration, message in (
             ({"path": "each_word", "udf": numbered_words}, "yields word: string, place: int64"),
             ({"path": "word", "udf": each_word}, "Its chunker is 'each_word'"),
-            ({"path": "word", "udf": counted(calls, len, data_type=pa.string())}, "alter that"),
+            (
+                {"path": "word", "udf": counted(calls, len, data_type=pa.string())},
+                "another chunker",
+            ),
         ):
             with pytest.raises(GenevaError, match=message):
                 view.alter_columns(alteration)

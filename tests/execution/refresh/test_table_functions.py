@@ -16,6 +16,7 @@ import pytest
 
 import geneva
 from geneva import UDTF, Connection, Retry, Skip, Table, chunker, udtf
+from geneva.cli.summaries import table_description
 from geneva.errors import (
     ColumnNotFoundError,
     GenevaError,
@@ -679,6 +680,67 @@ class TestAltering:
             view.alter_columns({"path": "total", "udf": made})
 
 
+class TestTheNameOfTheFunction:
+    """It is no column's: a column of that name may be added to the view, and is one like others."""
+
+    @pytest.fixture
+    def named(self, local_db: Connection, source: Table, calls: Calls) -> MaterializedView:
+        made = sums(calls, name="per_customer")
+        view = local_db.create_udtf_view("named", source=source.query(), udtf=made)
+        view.refresh()
+        calls.taken()
+        return view
+
+    def test_a_computed_column(self, named: MaterializedView, calls: Calls) -> None:
+        @geneva.udf
+        def twice(total: int) -> int:
+            return 2 * total
+
+        @geneva.udf
+        def thrice(total: int) -> int:
+            return 3 * total
+
+        named.add_columns({"per_customer": twice})
+        assert named.backfill("per_customer").rows_computed == 3
+        assert sorted(named.to_arrow()["per_customer"].to_pylist()) == [8, 8, 14]
+        assert named.verify("per_customer").ok
+        described = table_description(named)["computed_columns"]
+        assert [(c["name"], c["udf"], c["stale_rows"]) for c in described] == [
+            ("per_customer", "twice", 0)
+        ]
+        named.alter_columns(
+            {"path": "per_customer", "udf": thrice},
+            {"path": "per_customer", "udf": sums(calls, name="per_customer", version="2")},
+        )
+        assert named.refresh().rows_computed == 3
+        assert calls.taken() == ["ann", "bob", None]
+        assert named.backfill("per_customer").rows_computed == 3
+        assert sorted(named.to_arrow()["per_customer"].to_pylist()) == [12, 12, 21]
+        named.drop_columns("per_customer")
+        assert named.schema.names == SUMS.names
+        assert named.refresh().rows_computed == 0
+
+    def test_a_loaded_column(self, named: MaterializedView) -> None:
+        loaded = pa.table({"customer": ["ann"], "per_customer": [1.5]})
+        for _ in range(2):
+            named.load_columns(loaded, "customer", ["per_customer"])
+            assert set(named.to_arrow()["per_customer"].to_pylist()) == {1.5, None}
+        named.drop_columns("per_customer")
+        assert named.schema.names == SUMS.names
+
+    def test_a_function_of_columns_is_refused(self, named: MaterializedView) -> None:
+        @geneva.udf
+        def twice(amount: int) -> int:
+            return 2 * amount
+
+        for name, why in (
+            ("per_customer", "is the table function"),
+            ("rows", "comes of the table"),
+        ):
+            with pytest.raises(UserInputError, match=why):
+                named.alter_columns({"path": name, "udf": twice})
+
+
 class TestIndexedPartitions:
     @staticmethod
     def vectors(db: Connection, rows: int = 512) -> Table:
@@ -772,12 +834,32 @@ class TestRefusals:
             ({}, "needs output_schema"),
             ({"output_schema": SUMS, "memoize": True}, "no option 'memoize'"),
             ({"output_schema": pa.schema([])}, "one or more columns"),
-            ({"output_schema": SUMS, "partition_by": []}, "one or more names"),
+            ({"output_schema": SUMS, "partition_by": []}, "partition_by .*all rows are one"),
+            ({"output_schema": SUMS, "partition_by": 5}, "partition_by must be a list"),
+            ({"output_schema": SUMS, "partition_by": ["a", "a"]}, "names column 'a' twice"),
+            ({"output_schema": SUMS, "input_columns": []}, "input columns must be a list"),
+            ({"output_schema": SUMS, "partition_by_indexed_column": ""}, "one column, not ''"),
         ],
     )
     def test_of_declarations(self, options: dict[str, Any], why: str) -> None:
         with pytest.raises(InvalidUDFError, match=why):
             udtf(lambda source: None, **options)
+
+    def test_of_functions_that_can_not_be_called_with_a_query(self) -> None:
+        class NoArgument:
+            def __call__(self) -> None: ...
+
+        class Static:
+            @staticmethod
+            def __call__(source: Any) -> None: ...
+
+        functions: list[Any] = [lambda: None, lambda a, b: None, lambda *, a: None, NoArgument]
+        for function in functions:
+            with pytest.raises(InvalidUDFError, match="called with one argument, a query"):
+                udtf(function, output_schema=SUMS)
+        fit: list[Any] = [lambda a, b=1: None, lambda *a: None, Static, len]
+        for function in fit:
+            udtf(function, output_schema=SUMS)
 
     def test_of_async_functions(self) -> None:
         async def later(source: Any) -> None: ...

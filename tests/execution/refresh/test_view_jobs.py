@@ -275,7 +275,7 @@ class TestAltering:
         def first(name: str) -> Any:
             return [(name[0],)]
 
-        view.alter_columns({"path": "_letters", "udf": first.udf})
+        view.alter_columns({"path": "_letters", "udf": first})
         assert not view.plan_refresh().is_empty
         view.refresh()
         assert view.to_arrow()["letter"].to_pylist() == ["n"] * 3

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,13 +106,15 @@ def test_somebody_tidies_up_meanwhile(own_folder: Path):
         assert output() == ""
 
 
-def killed_worker(folder: Path, job: str, task: str) -> None:
+def killed_worker(folder: Path, job: str, task: str, waits: str = "") -> None:
     script = f"""
-        import os, signal, tempfile
+        import os, signal, tempfile, time
         tempfile.tempdir = {str(folder)!r}
         from geneva.execution.worker.output import captured
         with captured({job!r}, {task!r}) as output:
             print("before the end", flush=True)
+            while {bool(waits)} and not output._handed_over:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
@@ -240,6 +244,61 @@ def test_several_tasks_are_seen_line_by_line(own_folder: Path):
         wanted = [f"{name} {number} {'x' * 50}" for number in range(3_000)]
         assert [line for line in lines if line.startswith(name)] == wanted
     assert len(lines) == 6_000
+
+
+def print_and_raise(text: str) -> None:
+    os.write(1, text.encode())
+    raise KeyError(text)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_what_a_task_printed_that_raised_is_seen_and_its_pipe_closed(own_folder: Path):
+    shown: list[str] = []
+    with watching(own_folder, shown):
+        before = open_files()
+        for attempt in range(3):
+            with pytest.raises(KeyError), captured("job", f"0-{attempt}"):
+                print_and_raise(f"attempt {attempt}, half a line")
+        assert open_files() == before
+    lines = "".join(shown).splitlines()
+    assert [lines.count(f"attempt {attempt}, half a line") for attempt in range(3)] == [1, 1, 1]
+
+
+def test_who_can_not_show_it_closes_the_pipe(own_folder: Path):
+    class Stopped(Exception):
+        """What a broken terminal raises, say."""
+
+    def refuse(text: str) -> None:
+        raise Stopped
+
+    folder = output_folder()
+    assert folder is not None
+    before = open_files()
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+        with live_output.LiveReader(folder, "job", refuse):
+            writer = live_output.LiveWriter.find(folder, "job")
+            assert writer is not None
+            writer.add(b"a line\n")
+            waits_for(lambda: seen == [Stopped])
+            writer.finish()
+            waits_for(lambda: live_output.LiveWriter.find(folder, "job") is None)
+    assert open_files() == before
+
+
+def test_what_a_dead_worker_printed_is_shown_once(own_folder: Path):
+    shown: list[str] = []
+    with watching(own_folder, shown):
+        killed_worker(own_folder, "job", "0-0", "waits until it is heard")
+    text = "".join(shown)
+    assert text.count("before the end") == 1
+    assert "workers died" in text
+    (kept,) = OutputStore(str(own_folder / "db"), Secrets()).of_job("job")
+    assert kept.text == "before the end\n(the worker died here)\n"
 
 
 def test_who_does_not_read_holds_nobody_up(own_folder: Path, monkeypatch: pytest.MonkeyPatch):

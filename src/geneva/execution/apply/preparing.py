@@ -212,8 +212,10 @@ class PrepareProcess:
         for dropped in answer.dropped:
             del self._blocks[dropped]
         for fd in fds:
-            self._blocks[answer.block] = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
-            os.close(fd)
+            try:
+                self._blocks[answer.block] = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
+            finally:
+                os.close(fd)
         whole = self._blocks[answer.block][:]
         # All that is made of it holds this very object, by way of a memoryview.
         weakref.finalize(whole, self._unused.append, answer.block).atexit = False
@@ -297,6 +299,8 @@ class _OwnMemory:
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
         self._numbers = itertools.count()
+        self._dropped: set[int] = set()
+        """Blocks that were let go of, which the worker has not been told yet."""
         self.unused: set[int] = set()
         """Blocks that the worker is done with."""
 
@@ -311,14 +315,15 @@ class _OwnMemory:
             places.append((end, end + buffer.nbytes))
             end += -(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT
         fitting = [number for number in self.unused if len(self._blocks[number].memory) >= end]
-        dropped: set[int] = set()
         if fitting:
             block = self._blocks[min(fitting, key=lambda n: len(self._blocks[n].memory))]
-            self.unused.remove(block.number)
         else:
-            dropped, self.unused = self.unused, set()
-            for number in dropped:
+            # Before another one is made: there may be no room for both. Where there is none for
+            # that either, the next answer tells the worker.
+            for number in self.unused:
                 self._blocks.pop(number).file.close()
+            self._dropped |= self.unused
+            self.unused = set()
             block = self._made(int(_SPARE * end))
         for (start, stop), buffer in zip(places, buffers, strict=True):
             block.memory[start:stop] = np.frombuffer(buffer, np.uint8)
@@ -326,16 +331,18 @@ class _OwnMemory:
             block=block.number,
             places=tuple(places),
             data=bytes(data),
-            dropped=tuple(dropped),
+            dropped=tuple(self._dropped),
         )
-        return _parts(answer), None if fitting else block
+        made = _parts(answer)
+        self._blocks[block.number] = block
+        self.unused.discard(block.number)
+        self._dropped = set()
+        return made, None if fitting else block
 
     def _made(self, size: int) -> _Block:
         file = _memory_file(size)
         memory = np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
-        block = _Block(next(self._numbers), file, memory)
-        self._blocks[block.number] = block
-        return block
+        return _Block(next(self._numbers), file, memory)
 
 
 def _memory_file(size: int) -> IO[bytes]:

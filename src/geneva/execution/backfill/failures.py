@@ -53,6 +53,15 @@ def error_of(failure: PartFailure) -> GenevaError:
     return error
 
 
+def budget_spent(plan: BackfillPlan, max_cost: float) -> BudgetExceededError:
+    """The error that a job ends with when its calls have cost what they may."""
+    return BudgetExceededError(
+        f"The budget of max_cost={max_cost:g} is spent: calls for column {plan.column!r} of table "
+        f"{plan.table!r} have cost so much. What is computed is committed; the same again, with a "
+        "budget of its own, does what is left."
+    )
+
+
 def too_many_failed(plan: BackfillPlan, *, failed: int, total: int, limit: int) -> GenevaError:
     """The error that a job ends with when more rows failed than the UDF's limits allow."""
     return TooManyFailedRowsError(

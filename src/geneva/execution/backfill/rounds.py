@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from geneva.errors import (
     BudgetExceededError,
     GenevaError,
     JobCancelledError,
     JobTimeoutError,
-    TableChangedError,
 )
 from geneva.execution.backfill.committer import Commit
 from geneva.execution.backfill.control import JobControl, JobState
 from geneva.execution.backfill.dispatch import Dispatcher
-from geneva.execution.backfill.failures import error_of, error_records, too_many_failed
+from geneva.execution.backfill.failures import (
+    budget_spent,
+    error_of,
+    error_records,
+    too_many_failed,
+)
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.tasks import TaskQueue
 from geneva.execution.worker.task import PartResult, RowFailure, Task, TaskReport
@@ -28,11 +33,13 @@ from geneva.model.rows import RowRange
 from geneva.model.tables import TableRef
 from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.sharing import gains_by_sharing, shared_reads
+from geneva.render.text import one_line
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import CheckpointKey, index_keys
 from geneva.storage.columns.staged_files import StagedFile
 from geneva.udf.policy import Limits
 
+_LOG = logging.getLogger("geneva")
 _POLL_CHECKPOINTS_SECONDS = 2.0
 """How often to look at the checkpoints of running tasks, when nobody watches."""
 _POLL_COST_RATIO = 50
@@ -176,25 +183,23 @@ class Round:
         """Let no task go on, and book what they have finished by then."""
         self._dispatcher.stop()
         for task, report in [*self._dispatcher.finished()]:
-            with suppress(GenevaError, OSError):  # the job has its error already
-                self._book_all(task, report)
+            _whatever_comes(partial(self._book_all, task, report))
 
     def keep(self) -> None:
         """Publish what is finished, after something went wrong with the rest."""
-        with suppress(OSError, TableChangedError):
-            self._commit(flush=True)
+        self._commit(flush=True)
 
     def _check_stop(self) -> None:
         if self._control.cancelled.is_set():
             raise JobCancelledError(
                 f"Job {self._control.job_id} was cancelled. Finished fragments are committed; "
-                "running the backfill again goes on from there."
+                "the same again does what is left."
             )
         limit = self._prepared.request.options.timeout
         if limit is not None and self._ledger.seconds > limit:
             raise JobTimeoutError(
                 f"Job {self._control.job_id} did not finish within {limit:g} s. Finished fragments "
-                "are committed; running the backfill again goes on from there."
+                "are committed; the same again does what is left."
             )
 
     def _should_poll(self) -> bool:
@@ -260,7 +265,8 @@ class Round:
             if not isinstance(error, BudgetExceededError):
                 raise error
             # What others compute by now is paid for. They end by themselves, and soon.
-            self._overspent = error
+            assert self._work.max_cost is not None
+            self._overspent = budget_spent(self._prepared.plan, self._work.max_cost)
         self._check_failed()
 
     def _calls(self, results: Iterable[PartResult]) -> int:
@@ -383,10 +389,20 @@ def run_rounds(rounds: Sequence[Round], pinned: Sequence[Future[str]] = ()) -> l
         return [each.end() for each in rounds]
     except BaseException:
         for each in rounds:
-            each.abandon()
+            _whatever_comes(each.abandon)
         for each in rounds:
-            each.keep()
+            _whatever_comes(each.keep)
         raise
+
+
+def _whatever_comes(end: Callable[[], None]) -> None:
+    """Do what ends a round of a job that has its error already, and hide that by no other."""
+    try:
+        end()
+    except Exception as error:  # noqa: BLE001  of any kind: that of the job is raised
+        # Where a function fails on one row, it often does on the next.
+        level = logging.DEBUG if isinstance(error, GenevaError) else logging.WARNING
+        _LOG.log(level, "What is finished of a failed job may not be kept: %s", one_line(error))
 
 
 def share_reads(rounds: Sequence[Round]) -> None:

@@ -34,6 +34,8 @@ class OutputKeeper:
         """`show` is told of everything: of tasks on this machine at once, of others as they end."""
         self._job_id, self._store, self._hidden, self._show = job_id, store, hidden, show
         self._live = ExitStack()
+        self._is_live = False
+        """Whether tasks on this machine are seen as they print."""
         self._lock = threading.Lock()
         self._waiting: list[TaskOutput] = []
         self._waiting_bytes = self._bytes = 0
@@ -43,7 +45,8 @@ class OutputKeeper:
         """Begin."""
         folder = output_folder() if self._show is not None else None
         if folder is not None:
-            self._live.enter_context(LiveReader(folder, self._job_id, self._show_text))
+            reader = LiveReader(folder, self._job_id, self._show_text)
+            self._is_live = self._live.enter_context(reader).is_open
         return self
 
     def __exit__(
@@ -55,7 +58,9 @@ class OutputKeeper:
         """Write what is left, also what tasks had printed on this machine that never reported."""
         self._live.close()
         if lost := lost_output(self._job_id):
-            self.record("workers that died", lost)
+            self.record("workers that died", lost, self._is_live)
+            if self._is_live:
+                self._show_text("(workers died; what they printed last is in the job's logs)\n")
         with self._lock:
             self._write()
 

@@ -13,7 +13,6 @@ import pyarrow.types as pt
 
 from geneva.errors import (
     ColumnChangedError,
-    ColumnExistsError,
     ColumnNotFoundError,
     TypeMismatchError,
     UserInputError,
@@ -33,13 +32,15 @@ from geneva.storage.lance.dataset import (
     TableSnapshot,
     check_column_name,
     refuse_names_of_lance,
+    refuse_taken_name,
+    refuse_two_of_a_name,
 )
 from geneva.storage.lance.fragments import holds_blob
 from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.loads.files import check_columns
 from geneva.storage.loads.staging import SourceSchema
 from geneva.storage.views.definition import read_view, visible_schema
-from geneva.storage.views.explode import chunk_schema
+from geneva.storage.views.explode import query_columns
 from geneva.udf.types import is_binary, is_text
 
 
@@ -96,9 +97,7 @@ def check_request(ref: TableRef, dataset: Dataset, request: LoadRequest) -> Sour
     key = pa.field(request.key, _plain_type(table.field(request.key).type), nullable=False)
     _check_key(ref, key, source)
     view = read_view(dataset.schema)
-    filled = {column.name for column in view.query.columns} if view is not None else set()
-    if view is not None and view.query.chunker is not None:
-        filled.update(chunk_schema(ref).names)
+    filled = query_columns(ref, view.query) if view is not None else set()
     computed = {column.name: column.expression for column in read_computed_columns(dataset.schema)}
     values = []
     for name in request.columns:
@@ -116,6 +115,7 @@ def check_request(ref: TableRef, dataset: Dataset, request: LoadRequest) -> Sour
         if name in table.names:
             values.append(_existing(ref, table.field(name), request))
         else:
+            refuse_two_of_a_name([field.name for field in values], name)
             values.append(_new(ref, dataset, name, source))
     return SourceSchema(key, tuple(values))
 
@@ -178,11 +178,7 @@ def _new(ref: TableRef, dataset: Dataset, name: str, source: LoadSource) -> pa.F
     refuse_names_of_lance([name])
     if name in dataset.schema.names:
         raise UserInputError(f"Column {name!r} of table {ref.name!r} is Geneva's own.")
-    clash = next((own for own in dataset.schema.names if own.lower() == name.lower()), None)
-    if clash is not None:
-        raise ColumnExistsError(
-            f"Table {ref.name!r} has a column {clash!r}, which differs from {name!r} only in case."
-        )
+    refuse_taken_name(ref.name, dataset.schema, name)
     given = source.schema.field(name)
     _refuse_blob(given, source.name)
     kind = _plain_type(_stored_type(given.type))

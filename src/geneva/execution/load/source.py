@@ -17,6 +17,7 @@ from geneva.errors import (
     GenevaError,
     NullKeyError,
     TypeMismatchError,
+    UnreadableSourceError,
     UserInputError,
 )
 from geneva.execution.runner import Runner
@@ -41,7 +42,13 @@ _STOP_SECONDS = 30.0
 _Item = TypeVar("_Item")
 _ERRORS: dict[str, type[GenevaError]] = {
     kind.__name__: kind
-    for kind in (NullKeyError, TypeMismatchError, ColumnNotFoundError, UserInputError)
+    for kind in (
+        NullKeyError,
+        TypeMismatchError,
+        ColumnNotFoundError,
+        UserInputError,
+        UnreadableSourceError,
+    )
 }
 """What is wrong with a source, by the name that a worker reports."""
 
@@ -130,9 +137,16 @@ class PartToStage:
 
 
 def stage_part(item: PartToStage) -> str:
-    """Stage a part; return its blocks, or what is wrong with it. This is shipped to workers."""
-    batches = read_part(item.part, item.target.columns.names)
-    return stage_as_text(item.target, item.name, batches, item.part.uri)
+    """Stage a part; return its blocks, or what is wrong with it. This is shipped to workers.
+
+    What can't be read is read once more: its store may have failed.
+    """
+    for _ in range(2):
+        batches = read_part(item.part, item.target.columns.names)
+        text = stage_as_text(item.target, item.name, batches, item.part.uri)
+        if not isinstance(_problem(text), UnreadableSourceError):
+            break
+    return text
 
 
 def stage_as_text(
@@ -150,11 +164,19 @@ def blocks_of(texts: Iterable[str]) -> list[Block]:
     """The blocks that tasks have staged; raise what one of them found wrong."""
     blocks: list[Block] = []
     for text in texts:
-        if text.startswith("{"):
-            problem = json.loads(text)
-            raise _ERRORS[problem["error"]](problem["message"])
+        problem = _problem(text)
+        if problem is not None:
+            raise problem
         blocks += blocks_from_text(text)
     return blocks
+
+
+def _problem(text: str) -> GenevaError | None:
+    """What a task found wrong; None: it has staged all of its rows."""
+    if not text.startswith("{"):
+        return None
+    found = json.loads(text)
+    return _ERRORS[found["error"]](found["message"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from geneva.errors import (
     JobTimeoutError,
     SourceDataError,
     UnmatchedKeyError,
+    UnreadableSourceError,
     UserInputError,
 )
 from geneva.execution.backfill.control import JobControl
@@ -35,8 +37,8 @@ from geneva.model.computation import StagedKeys
 from geneva.model.tables import OnMissing, TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.render.text import agree, count
-from geneva.storage.checkpoints.cleanup import drop_column_leftovers
-from geneva.storage.checkpoints.pins import pinned, tags_on
+from geneva.storage.checkpoints.cleanup import drop_column_leftovers, is_idle
+from geneva.storage.checkpoints.pins import pinned
 from geneva.storage.lance.dataset import Dataset, open_dataset, open_pinned
 from geneva.storage.lance.transactions import files_of_jobs
 from geneva.storage.loads.lookup import open_lookup
@@ -160,6 +162,8 @@ class LoadWork:
             if self.request.on_missing is OnMissing.ERROR:
                 self._check_matches(keys, job, control.job_id)
             return self._fill(keys, job, control, started)
+        except UnreadableSourceError:
+            raise  # of a store that failed, what was read may be of use
         except (SourceDataError, UserInputError):
             open_folder(self.ref, version).delete()  # of no use: the source has to change
             raise
@@ -174,15 +178,18 @@ class LoadWork:
         return control.make_runner()
 
     def _check_stop(self, control: JobControl, seconds: float) -> None:
+        source = self.request.source
+        kept = (
+            "What is staged of the source is kept: the same load goes on from there."
+            if source.can_be_known_again
+            else f"No value was loaded, and the next load of {source.name} begins anew: only files "
+            "can be known again."
+        )
         if control.cancelled.is_set():
-            raise JobCancelledError(
-                f"Job {control.job_id} was cancelled. What is staged of the source is kept: the "
-                "same load goes on from there."
-            )
+            raise JobCancelledError(f"Job {control.job_id} was cancelled. {kept}")
         if self.timeout is not None and seconds > self.timeout:
             raise JobTimeoutError(
-                f"Job {control.job_id} did not finish within {self.timeout:g} s. What is staged "
-                "of the source is kept: the same load goes on from there."
+                f"Job {control.job_id} did not finish within {self.timeout:g} s. {kept}"
             )
 
     def _fill(
@@ -249,8 +256,7 @@ class LoadWork:
         """Drop what this load and others before it have staged, unless another one runs."""
         drop_column_leftovers(self.ref, self.column, set())
         open_folder(self.ref, self.request.version).delete()
-        if not tags_on(open_dataset(self.ref), self.ref.branch):
-            delete_loads(self.ref)
+        delete_loads(self.ref, partial(is_idle, self.ref))
 
 
 def plan_load(

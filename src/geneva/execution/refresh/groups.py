@@ -48,7 +48,13 @@ from geneva.storage.lance.dataset import (
     quote_path,
 )
 from geneva.storage.lance.row_ids import sorted_ids
-from geneva.storage.views.definition import FragmentRows, ViewInfo, read_source_ids, read_view
+from geneva.storage.views.definition import (
+    FragmentRows,
+    ViewInfo,
+    read_source_ids,
+    read_view,
+    source_expression,
+)
 from geneva.storage.views.partitions import ROWS
 
 CARRIED = "__carried"
@@ -107,7 +113,7 @@ class CarriedColumns:
 
     def expressions(self, source: pa.Schema) -> tuple[tuple[str, str], ...]:
         """What to read from the source, by name."""
-        return tuple((column.name, _expression(column, source)) for column in self.columns)
+        return tuple((column.name, source_expression(column, source)) for column in self.columns)
 
     def computation(self, snapshot: TableSnapshot, source: Source) -> Computation:
         """The computation that fills them at one version of the view."""
@@ -121,11 +127,6 @@ class CarriedColumns:
             source=source,
             filled_flag=bound_output(snapshot, IS_SET),
         )
-
-
-def _expression(column: ViewColumn, source: pa.Schema) -> str:
-    is_path = column.kind is ColumnKind.COLUMN
-    return quote_path(column.expression, source) if is_path else column.expression
 
 
 @dataclass(frozen=True, slots=True)

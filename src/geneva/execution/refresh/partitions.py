@@ -10,7 +10,6 @@ Four steps, each of which can be done again at any time:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -31,13 +30,13 @@ from geneva.model.tables import TableRef
 from geneva.options import JobOptions
 from geneva.planning.membership import choose_rows
 from geneva.planning.refresh import PartitionCounts, RefreshPlan
-from geneva.render.text import shorten
 from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.source_rows import SourceRows
 from geneva.storage.views.definition import ViewInfo, read_source_ids, read_view
 from geneva.storage.views.explode import inner_ref
 from geneva.storage.views.partitions import (
+    ALL_ROWS,
     Assignment,
     IndexedPartitions,
     commit_partitions,
@@ -45,6 +44,7 @@ from geneva.storage.views.partitions import (
     ids_by_partition,
     keyed_ids,
     partition_batch,
+    partition_name,
     partitions_ref,
     read_keyed_ids,
     read_partitions,
@@ -61,8 +61,6 @@ _MAX_ROWS_LISTED = 8_000_000
 _MAX_FORECAST = 200_000
 """Rows that a plan reads, to say how many partitions they change."""
 _NAMES_AT_ONCE = 16_384
-_MAX_NAME = 200
-ALL_ROWS = "all rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,12 +268,8 @@ class _Grouping:
         names: list[str] = []
         for at in range(0, len(ids), _NAMES_AT_ONCE):
             batch = reader.take(ids[at : at + _NAMES_AT_ONCE])
-            names += [_name(row) for row in batch.to_pylist()]
+            names += [partition_name(row) for row in batch.to_pylist()]
         return names
-
-
-def _name(values: dict[str, object]) -> str:
-    return shorten(json.dumps(values, default=str, ensure_ascii=False), _MAX_NAME)
 
 
 def _is_whole(prepared: PreparedPartitionRefresh) -> bool:

@@ -93,7 +93,7 @@ def prepare_refresh(
     info = read_view(view.schema)
     if info is None:
         raise UserInputError(f"Table {ref.name!r} is not a materialized view.")
-    version = request.src_version or open_dataset(source).version
+    version = request.src_version or _latest_version(source)
     _check_reachable(ref, source, info, version)
     groups = view_groups(view, info)
     state = read_view_state(view.schema)
@@ -219,6 +219,16 @@ def _named_notes(backfill: PreparedBackfill) -> tuple[str, ...]:
     return tuple(f"{backfill.plan.column}: {note}" for note in backfill.plan.notes)
 
 
+def _latest_version(source: TableRef) -> int:
+    try:
+        return int(open_dataset(source).version)
+    except TableNotFoundError as error:
+        raise TableNotFoundError(
+            f"Table {source.name!r}, the view's source, is not there: it was dropped, or moved "
+            "without the view. What the view holds stays as it is."
+        ) from error
+
+
 def _check_reachable(ref: TableRef, source: TableRef, info: ViewInfo, version: int) -> None:
     """Refuse another version of a source whose rows have no stable ids."""
     if info.format_version == ROW_ADDRESSES and version != info.base_version:
@@ -233,7 +243,7 @@ def _open_target(source: TableRef, version: int) -> Dataset:
     try:
         return open_dataset(source, version)
     except TableNotFoundError as error:
-        latest = open_dataset(source).version
+        latest = _latest_version(source)
         raise UserInputError(
             f"Table {source.name!r} has no version {version}: its latest is {latest}, and old "
             "versions may have been cleaned up."

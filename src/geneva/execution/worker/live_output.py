@@ -131,7 +131,18 @@ class LiveReader:
             self._ended.set()
             self._thread.join()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether tasks on this machine can hand over what they print."""
+        return self._thread is not None
+
     def _read(self, pipe: int) -> None:
+        try:
+            self._show_all(pipe)
+        finally:
+            os.close(pipe)  # a task that finds nobody reading shows nothing any more
+
+    def _show_all(self, pipe: int) -> None:
         waiting = b""
         while True:
             ends = self._ended.is_set()  # what was written before that is read after it
@@ -145,7 +156,6 @@ class LiveReader:
                 if ends:
                     break
                 self._ended.wait(_PAUSE_SECONDS)
-        os.close(pipe)
 
     @staticmethod
     def _next(pipe: int) -> bytes:

@@ -74,8 +74,11 @@ def captured(job_id: str, task: str) -> Iterator[Printed]:
     path = Path(name)
     with path.open("ab", buffering=0) as file, _streams_led_to(file.fileno()):
         tail = _Tail(path, before, live)
-        with tail.kept_short():
-            yield tail
+        try:
+            with tail.kept_short():
+                yield tail
+        finally:
+            tail.hand_over_rest()
     path.unlink(missing_ok=True)
 
 
@@ -168,10 +171,7 @@ class _Tail(Printed):
         _flush()
         with contextlib.suppress(OSError):  # somebody tidied the folder up: no reason to fail
             self._take()
-        with self._lock:
-            if self._live is not None:
-                self.is_shown = self._live.finish()
-                self._live = None
+        self.hand_over_rest()
         content, left_out = self._kept, self._left_out
         if left_out:
             line = content.find(b"\n") + 1
@@ -179,6 +179,16 @@ class _Tail(Printed):
         text = content.decode("utf-8", "backslashreplace")
         note = f"(... {left_out:,} bytes before it are not kept)\n" if left_out else ""
         return self._before + note + text + ("\n" if text and not text.endswith("\n") else "")
+
+    def hand_over_rest(self) -> None:
+        """Give what was printed last to who watches, and close the way to there."""
+        with self._lock:
+            if self._live is None:
+                return
+            with contextlib.suppress(OSError), self._path.open("rb") as file:
+                self._hand_over(file)
+            self.is_shown = self._live.finish()
+            self._live = None
 
     @contextlib.contextmanager
     def kept_short(self) -> Iterator[None]:

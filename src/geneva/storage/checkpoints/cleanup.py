@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import lance
 
@@ -58,13 +59,25 @@ def without_use(
 def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
     """Delete a column's checkpoints, those under the prefixes in `keep` aside.
 
-    Nothing while another job works on the table: its version is tagged.
+    Nothing while another job works on the table.
     """
-    if tags_on(open_dataset(ref), ref.branch):
-        return 0
     store = open_checkpoints(ref)
     keys = read_work(store).of_column(column)
-    return delete_keys(store, without_use(keys, lambda key: key.prefix in keep))
+    return delete_keys(store, _if_idle(ref, without_use(keys, lambda key: key.prefix in keep)))
+
+
+def is_idle(ref: TableRef) -> bool:
+    """Whether no job works on a table: its version would be tagged.
+
+    Asked when it is known what is to be deleted, and not before: a job that begins meanwhile has
+    its tag before it writes anything.
+    """
+    return not tags_on(open_dataset(ref), ref.branch)
+
+
+def _if_idle(ref: TableRef, keys: list[str]) -> list[str]:
+    """What may be deleted of a store: nothing while a job works on the table."""
+    return keys if keys and is_idle(ref) else []
 
 
 def remove_leftovers(
@@ -72,32 +85,30 @@ def remove_leftovers(
     dataset: lance.LanceDataset,
     useful: Callable[[CheckpointKey], bool],
     older_than: timedelta,
-    *,
-    may_delete_files: bool,
 ) -> CleanupReport:
     """Delete the checkpoints that are of no use, then the staged files that nothing refers to.
 
-    A staged file is only deleted when it is older than `older_than`, and none while a job runs:
-    it stages first and commits later.
+    Nothing while a job runs. A staged file is only deleted when it is older than `older_than`: a
+    job stages first and commits later.
     """
     store = open_checkpoints(ref)
     work = read_work(store)
     keys = [key for found in work.keys.values() for key in found]
-    deleted = delete_keys(store, without_use(keys, useful))
-    deleted += delete_keys(store, store.list_keys("lineage-"))  # notes of the first release
-    if not may_delete_files:
-        return CleanupReport(deleted, 0, 0)
-    deleted += delete_loads(ref)
+    files = computed_files(dataset, before=datetime.now(UTC) - older_than)
+    if not is_idle(ref):
+        return CleanupReport(0, 0, 0)
+    deleted = delete_keys(store, store.list_keys("lineage-"))  # notes of the first release
+    deleted += delete_keys(store, without_use(keys, useful))
+    deleted += delete_loads(ref, partial(is_idle, ref))
     places = {(key.prefix, key.fragment_id) for key in keys if useful(key)}
     kept = {file.path for place, file in work.staged.items() if place in places}
-    files = computed_files(dataset, before=datetime.now(UTC) - older_than)
     return CleanupReport(deleted, *delete_data_files(ref, unreferenced(ref, files, kept)))
 
 
 def forget_attempts(ref: TableRef) -> int:
-    """Delete the notes on rows that killed workers; only while no job runs on the table."""
+    """Delete the notes on rows that killed workers; none while a job runs on the table."""
     store = open_checkpoints(ref)
-    return delete_keys(store, store.list_keys("attempt-"))
+    return delete_keys(store, _if_idle(ref, store.list_keys("attempt-")))
 
 
 def recorded_paths(ref: TableRef) -> set[str]:

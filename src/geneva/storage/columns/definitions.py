@@ -22,6 +22,7 @@ from geneva.model.computation import (
     receipt_name,
 )
 from geneva.model.tables import ColumnDefinition, Sizes
+from geneva.render.text import did_you_mean, shown_columns
 from geneva.storage.columns.receipts import RECEIPT_TYPE
 from geneva.storage.lance.dataset import FieldsNow, TableSnapshot, has_path, nodes_of
 from geneva.udf.declare import UDF
@@ -527,9 +528,10 @@ def commit_redefinitions(dataset: lance.LanceDataset, definitions: list[ColumnDe
 def required_definition(schema: pa.Schema, table: str, name: str) -> ColumnDefinition:
     """The definition of a column that must be a computed one."""
     if name not in schema.names:
+        known = shown_columns(schema.names)
         raise ColumnNotFoundError(
-            f"Column {name!r} is not defined in this table ({table!r} has {schema.names}). "
-            "Run table.add_columns() first."
+            f"Column {name!r} is not defined in this table ({table!r} has {known})."
+            f"{did_you_mean(name, known)} Run table.add_columns() first."
         )
     definition = read_definition(schema, name)
     theirs = _computed_column(schema, schema.field(name), definition)

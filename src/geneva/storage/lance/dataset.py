@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -13,12 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from geneva.config import without_collecting
-from geneva.errors import TableNotFoundError, UserInputError
+from geneva.errors import (
+    ColumnExistsError,
+    TableNotFoundError,
+    UnreadableFragmentsError,
+    UserInputError,
+)
 from geneva.model.addresses import split_by_fragment
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.sql import ROW_META
 from geneva.model.tables import TableRef
+from geneva.storage.lance.damage import is_damage
 from geneva.udf.types import is_blob_type
 
 Dataset: TypeAlias = lance.LanceDataset
@@ -131,6 +138,27 @@ def has_versions(ref: TableRef, version: int | None = None) -> bool:
     except TableNotFoundError:
         return False
     return True
+
+
+@contextmanager
+def noticing_deletion(find: Callable[[], TableRef]) -> Iterator[None]:
+    """Say that a table is gone, in place of whatever is raised by reading a deleted folder.
+
+    `find` says where the table is: asked when something was raised, and not before.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not (is_damage(error) or isinstance(error, UnreadableFragmentsError)):
+            raise
+        ref, gone = find(), False
+        with suppress(OSError, ValueError):  # of a store that can't be reached nothing is known
+            gone = not has_versions(ref)
+        if not gone:
+            raise
+        raise TableNotFoundError(
+            f"Table {ref.name!r} is not there any more: it was dropped, or its folder deleted."
+        ) from error
 
 
 def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:
@@ -335,6 +363,31 @@ def check_column_name(name: str) -> None:
     for bad, why in ((".", "it separates struct fields"), ("`", "it quotes names in SQL")):
         if bad in name:
             raise UserInputError(f"Column name {name!r} can't contain {bad!r}: {why}.")
+
+
+def refuse_taken_name(table: str, schema: pa.Schema, name: str, hint: str = "") -> None:
+    """Refuse a new column that is there already, or that SQL could take for one that is."""
+    if name in schema.names:
+        raise ColumnExistsError(
+            f"Column {name!r} already exists in table {table!r}. To give it another UDF use "
+            f"alter_columns, or drop it first.{hint}"
+        )
+    clash = next((own for own in schema.names if own.lower() == name.lower()), None)
+    if clash is not None:
+        raise ColumnExistsError(
+            f"Table {table!r} has a column {clash!r}, which differs from {name!r} only in case: "
+            f"SQL takes one for the other. Use that one, or another name.{hint}"
+        )
+
+
+def refuse_two_of_a_name(added: Iterable[str], name: str) -> None:
+    """Refuse a new column beside another new one that SQL could take for it."""
+    for other in added:
+        if other.lower() == name.lower():
+            raise ColumnExistsError(
+                f"Columns {other!r} and {name!r} can't be added together: names of columns differ, "
+                "and in more than upper and lower case. Give one of them another name."
+            )
 
 
 def refuse_names_of_lance(names: Iterable[str]) -> None:

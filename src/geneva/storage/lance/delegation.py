@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -16,10 +17,23 @@ def delegated(method: _Method) -> _Method:
     name = method.__name__
 
     @wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._lancedb(), name)(*args, **kwargs)
+    def call(self: Delegating, *args: Any, **kwargs: Any) -> Any:
+        with self._calling():
+            return getattr(self._lancedb(), name)(*args, **kwargs)
 
     return call  # type: ignore[return-value]
+
+
+class Delegating:
+    """What has the methods of one of LanceDB's own objects."""
+
+    def _lancedb(self) -> Any:
+        """LanceDB's own object."""
+        raise NotImplementedError
+
+    def _calling(self) -> AbstractContextManager[None]:
+        """What surrounds a call of one of its methods."""
+        return nullcontext()
 
 
 def delegated_attribute(ours: Any, theirs: Any, name: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from geneva.storage.lance.delegation import delegated
+from geneva.storage.lance.delegation import Delegating, delegated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -65,12 +65,8 @@ if TYPE_CHECKING:
     from lancedb.view import ViewDescription
 
 
-class TableMethods:
+class TableMethods(Delegating):
     """What a table of LanceDB's can do, too."""
-
-    def _lancedb(self) -> Any:
-        """LanceDB's own object."""
-        raise NotImplementedError
 
     @delegated
     def add(
@@ -366,12 +362,8 @@ class TableMethods:
         """Call LanceDB's `wait_for_index`."""
 
 
-class ConnectionMethods:
+class ConnectionMethods(Delegating):
     """What a connection of LanceDB's can do, too."""
-
-    def _lancedb(self) -> Any:
-        """LanceDB's own object."""
-        raise NotImplementedError
 
     @delegated
     def alter_secret(

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from geneva.errors import ColumnNotFoundError, UserInputError
+from geneva.errors import ColumnNotFoundError, UnreadableSourceError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import local_path, without_credentials, without_file_scheme
-from geneva.render.text import did_you_mean
+from geneva.render.text import did_you_mean, shown_columns
+from geneva.storage.lance.damage import Damaged, reading
 from geneva.storage.lance.dataset import nodes_of
 from geneva.storage.lance.fragments import rows_of_types
 from geneva.storage.loads.stores import file_system
@@ -207,13 +208,13 @@ def _readable(read: Any, uri: str, options: Secrets) -> Any:
         with system.open_input_file(path) as file:
             return read(file)
     except pa.ArrowInvalid as error:
-        raise _unreadable(uri, SourceFormat.PARQUET, error) from None
+        raise UserInputError(_unreadable(uri, SourceFormat.PARQUET, str(error))) from None
 
 
-def _unreadable(uri: str, format_: SourceFormat, error: Exception) -> UserInputError:
-    return UserInputError(
-        f"{without_credentials(uri)} can't be read as {format_.value}: {error}. Say what it is by "
-        "source_format, or leave the file out."
+def _unreadable(uri: str, format_: SourceFormat, reason: str) -> str:
+    return (
+        f"{without_credentials(uri)} can't be read as {format_.value}: {reason.rstrip('.')}. Say "
+        "what it is by source_format, write it anew, or leave it out."
     )
 
 
@@ -246,7 +247,7 @@ class _opened_ipc:
             return pa.ipc.open_file(self._file) if is_file else pa.ipc.open_stream(self._file)
         except (pa.ArrowInvalid, OSError) as error:
             self._file.close()
-            raise _unreadable(self._uri, SourceFormat.IPC, error) from None
+            raise UserInputError(_unreadable(self._uri, SourceFormat.IPC, str(error))) from None
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -293,14 +294,11 @@ def _digest(facts: Any) -> str:
 
 
 def read_part(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The columns of a part, some rows at a time."""
-    match part.format:
-        case SourceFormat.PARQUET:
-            yield from _read_parquet(part, columns)
-        case SourceFormat.IPC:
-            yield from _read_ipc(part, columns)
-        case SourceFormat.LANCE:
-            yield from _read_lance(part, columns)
+    """The columns of a part, some rows at a time; UnreadableSourceError names its file."""
+    try:
+        yield from reading(_READERS[part.format](part, columns))
+    except Damaged as error:
+        raise UnreadableSourceError(_unreadable(part.uri, part.format, str(error))) from error
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None:
@@ -309,24 +307,20 @@ def check_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None
         if schema.names.count(name) > 1:
             raise UserInputError(f"There are several columns {name!r} in {where}.")
         if name not in schema.names:
+            known = shown_columns(schema.names)
             raise ColumnNotFoundError(
-                f"There is no column {name!r} in {where}.{did_you_mean(name, schema.names)} It has "
-                f"{', '.join(map(repr, schema.names))}."
+                f"There is no column {name!r} in {where}.{did_you_mean(name, known)} It has "
+                f"{', '.join(map(repr, known))}."
             )
 
 
 def _read_parquet(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     system, path = file_system(part.uri, part.storage_options)
-    try:
-        with system.open_input_file(path) as opened, pq.ParquetFile(opened) as file:
-            schema = file.schema_arrow
-            check_columns(schema, columns, without_credentials(part.uri))
-            size = _batch_rows(schema, columns)
-            yield from file.iter_batches(size, row_groups=part.pieces, columns=list(columns))
-    except pa.ArrowInvalid as error:
-        raise _unreadable(part.uri, SourceFormat.PARQUET, error) from None
-    except OSError as error:
-        raise OSError(f"{without_credentials(part.uri)} can't be read: {error}") from error
+    with system.open_input_file(path) as opened, pq.ParquetFile(opened) as file:
+        schema = file.schema_arrow
+        check_columns(schema, columns, without_credentials(part.uri))
+        size = _batch_rows(schema, columns)
+        yield from file.iter_batches(size, row_groups=part.pieces, columns=list(columns))
 
 
 def _read_ipc(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -347,6 +341,13 @@ def _read_lance(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBat
         batch_size=_batch_rows(table.schema, columns),
     )
     yield from scanner.to_batches()
+
+
+_READERS = {
+    SourceFormat.PARQUET: _read_parquet,
+    SourceFormat.IPC: _read_ipc,
+    SourceFormat.LANCE: _read_lance,
+}
 
 
 def _batch_rows(schema: pa.Schema, columns: Sequence[str]) -> int:

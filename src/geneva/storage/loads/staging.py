@@ -162,11 +162,11 @@ def open_folder(ref: TableRef, name: str) -> LoadFolder:
     return LoadFolder(ref, name)
 
 
-def delete_loads(ref: TableRef) -> int:
-    """Delete all staged sources of a table; only while no job runs on it."""
+def delete_loads(ref: TableRef, is_idle: Callable[[], bool]) -> int:
+    """Delete all staged sources of a table, unless a job runs on it by then."""
     session = LanceFileSession(f"{ref.uri}/{_FOLDER}", storage_options=ref.storage_options.plain())
     names = {path.partition("/")[0] for path in session.list()}
-    return sum(LoadFolder(ref, name).delete() for name in names)
+    return sum(LoadFolder(ref, name).delete() for name in names) if names and is_idle() else 0
 
 
 # ----------------------------------------------------------------------------------------- blocks

@@ -24,7 +24,14 @@ from geneva.errors import TableChangedError, UserInputError
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import Mask, RowSet
 from geneva.model.tables import ColumnDefinition, TableRef
-from geneva.model.view_query import IS_SET, SOURCE_ROW_ID, SYSTEM_COLUMNS, ViewQuery
+from geneva.model.view_query import (
+    IS_SET,
+    SOURCE_ROW_ID,
+    SYSTEM_COLUMNS,
+    ColumnKind,
+    ViewColumn,
+    ViewQuery,
+)
 from geneva.storage.columns.definitions import (
     FunctionSource,
     column_uuid,
@@ -34,7 +41,7 @@ from geneva.storage.columns.definitions import (
     receipt_field,
     with_present_inputs,
 )
-from geneva.storage.lance.dataset import FieldsNow
+from geneva.storage.lance.dataset import FieldsNow, quote_path
 from geneva.storage.lance.fragments import BLOB_KEY, field_at, is_blob
 from geneva.storage.lance.transactions import JOB_PROPERTY
 from geneva.storage.lance.trial import why_not_storable
@@ -264,6 +271,12 @@ def visible_schema(schema: pa.Schema) -> pa.Schema:
         if not field.name.startswith(RECEIPT_PREFIX) and not (view and field.name in SYSTEM_COLUMNS)
     ]
     return schema if len(kept) == len(schema) else pa.schema(kept, metadata=schema.metadata)
+
+
+def source_expression(column: ViewColumn, source: pa.Schema) -> str:
+    """What to read of a source for a column that is carried over, as Lance's SQL."""
+    is_path = column.kind is ColumnKind.COLUMN
+    return quote_path(column.expression, source) if is_path else column.expression
 
 
 # ------------------------------------------------------------------------------------ the rows

@@ -21,7 +21,7 @@ from geneva.model.rows import Offsets, RowIds
 from geneva.model.tables import TableRef
 from geneva.model.uris import branch_uri
 from geneva.model.view_query import CHUNKS as CHUNKS
-from geneva.model.view_query import HIDDEN_SUFFIX, IS_SET, SOURCE_ROW_ID
+from geneva.model.view_query import HIDDEN_SUFFIX, IS_SET, MAKES_ROWS, SOURCE_ROW_ID, ViewQuery
 from geneva.storage.columns.row_files import fragments_of, stage_rows
 from geneva.storage.columns.staged_files import data_file, storable, written_schema
 from geneva.storage.lance.dataset import Dataset, field_ids_of, nodes_of, open_dataset
@@ -50,6 +50,15 @@ def chunk_schema(outer: TableRef) -> pa.Schema:
     """The columns of a chunked view that its function yields."""
     lists = open_dataset(inner_ref(outer)).schema.field(CHUNKS).type
     return pa.schema(list(lists.value_type))
+
+
+def query_columns(outer: TableRef, query: ViewQuery) -> set[str]:
+    """The columns of a view that its query fills: a chunker fills those that it yields.
+
+    Its own name is no column's: one that is added to the view may have it.
+    """
+    named = {column.name for column in query.columns if column.kind not in MAKES_ROWS}
+    return named if query.chunker is None else named.union(chunk_schema(outer).names)
 
 
 def _hidden_branch(outer: TableRef, hidden: TableRef) -> str:

@@ -6,6 +6,7 @@ comes `_partitions`, a table with a row for each partition: what the function is
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -32,7 +33,7 @@ from geneva.model.partitions import (
 from geneva.model.rows import Offsets, RowIds, RowSet
 from geneva.model.tables import TableRef
 from geneva.model.view_query import IS_SET, SOURCE_ROW_ID
-from geneva.render.text import count
+from geneva.render.text import count, shorten
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.row_ids import NO_IDS, scan_ids
 from geneva.storage.views.definition import delete_view_rows
@@ -55,6 +56,9 @@ _PARTITIONS_SCHEMA = pa.schema(
 and their ids in the source; NULL: all rows of the query."""
 KEYED_SCHEMA = pa.schema([pa.field(KEY, KEY_TYPE), pa.field(DIGEST, DIGEST_TYPE)])
 """The columns of the hidden view of rows."""
+ALL_ROWS = "all rows"
+"""What the partition is called that has all rows of a query."""
+_MAX_NAME = 200
 _MAX_FRAGMENTS = 64
 """Fragments of the table of partitions before they are compacted."""
 
@@ -172,6 +176,11 @@ def read_partitions(ref: TableRef, version: int | None = None) -> Partitions:
     high, low = key_of_texts(table.column(ID))
     numbers = (table.column(name).to_numpy() for name in (_DIGEST, _PLACES, _COUNT))
     return Partitions.of(high, low, *numbers)
+
+
+def partition_name(values: dict[str, object]) -> str:
+    """What a partition is called: the values that its rows have in common."""
+    return shorten(json.dumps(values, default=str, ensure_ascii=False), _MAX_NAME)
 
 
 def partition_batch(partitions: Partitions, names: list[str], ids: RowIds | None) -> pa.RecordBatch:
