@@ -57,7 +57,7 @@ from geneva.table import Table
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
 from geneva.udf.table_function import UDTF
-from geneva.udf.transforms import NewFunction, split_alterations
+from geneva.udf.transforms import NewFunction, listed_alterations, split_alterations
 
 _SYSTEM = "__"
 
@@ -159,7 +159,7 @@ class MaterializedView(Table):
         job = self._connection._job(prepared, on_commit=self._follow, job_id=asked.job_id)
         return self._connection._future(job)
 
-    def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
+    def alter_columns(self, *alterations: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
         """Alter columns; a view's UDF column is computed anew by the next refresh.
 
         `{"path": name, "udf": chunker}` gives a chunked view another chunker, where `name` is that
@@ -169,16 +169,17 @@ class MaterializedView(Table):
         """
         self._refuse_checked_out("alter_columns")
         own = self._query_columns()
-        alterations = tuple(map(self._with_chunker, alterations))
-        udfs, others = split_alterations(alterations)
-        declarations.refuse_altering_hidden(self.ref, alterations)
+        listed = [self._with_chunker(alteration) for alteration in listed_alterations(alterations)]
+        udfs, others = split_alterations(listed)
+        declarations.refuse_altering_hidden(self.ref, listed)
         if any(str(a.get("path", "")).split(".")[0] in own for a in others):
             self._refuse("alter_columns of a column of its query")
         for name in own & udfs.keys():
             self._alter_own(name, udfs.pop(name))
-        rest = [a for a in alterations if "udf" in a and a["path"] in udfs]
-        super().alter_columns(*others, *rest)
+        rest = [a for a in listed if "udf" in a and a["path"] in udfs]
+        altered = super().alter_columns(*others, *rest)
         self._table.checkout_latest()
+        return altered
 
     def _with_chunker(self, alteration: Mapping[str, Any]) -> Mapping[str, Any]:
         """An alteration that gives another chunker, as one of the UDF that returns its lists."""
@@ -271,7 +272,7 @@ class MaterializedView(Table):
             ids = [record.row_id for record in records]
             places = source_places(inner, open_dataset(self._source()), ids)
         made = [
-            replace(_of_source(record, place), table_name=self.name)
+            replace(_of_source(record, place), table_name=self.name, table_uri=self.ref.uri)
             for record, place in zip(records, places, strict=True)
         ]
         named = {CHUNKS: chunker.name}

@@ -25,7 +25,7 @@ from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.uris import TableName
 from geneva.model.view_query import CHUNKS
 from geneva.planning.graph import find_cycle
-from geneva.render.text import did_you_mean
+from geneva.render.text import did_you_mean, shown_columns
 from geneva.storage.checkpoints.cleanup import (
     CleanupReport,
     forget_attempts,
@@ -362,9 +362,10 @@ def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str,
 def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDefinition | None:
     """The definition of a column that gets another function; None: it was a plain one."""
     if name not in schema.names:
+        columns = shown_columns(schema.names)
         raise ColumnNotFoundError(
             f"Column {name!r} is not defined in this table ({ref.name!r})."
-            + (did_you_mean(name, schema.names) or f" It has {schema.names}.")
+            + (did_you_mean(name, columns) or f" It has {columns}.")
         )
     current = read_definition(schema, name)
     if current is not None and current.group:
@@ -452,7 +453,8 @@ def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
     missing = [name for name in names if name.split(".")[0] not in schema.names]
     if missing:
         raise ColumnNotFoundError(
-            f"Column {missing[0]!r} is not defined in this table ({ref.name!r} has {schema.names})."
+            f"Column {missing[0]!r} is not defined in this table ({ref.name!r} has "
+            f"{shown_columns(schema.names)})."
         )
     for name in names:
         if _is_nested(name, _top_name(name)) and is_computed(schema, _top_name(name)):

@@ -17,7 +17,7 @@ import pyarrow as pa
 import sqloxide  # type: ignore[import-untyped]
 
 from geneva.errors import ColumnNotFoundError, UserInputError
-from geneva.render.text import did_you_mean, shorten
+from geneva.render.text import did_you_mean, shorten, shown_columns
 
 MAX_TOKENS = 5_000
 """Names, keywords and operators in one text; values and commas don't count: lists may be long."""
@@ -526,7 +526,7 @@ def _missing(
 
 def missing_column(name: str, schema: pa.Schema, sql: str | None = None) -> str:
     """What to say of a column that is not there."""
-    known = [n for n in schema.names if not n.startswith("__")]
+    known = shown_columns(schema.names)
     where = f", which {shown(sql)} names," if sql is not None and sql != name else ""
     return f"Column {name!r}{where} is not in the table." + (
         did_you_mean(name, known) or f" It has {known}."

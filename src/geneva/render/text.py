@@ -16,6 +16,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {by_lower_case[close[0]]!r}?" if close else ""
 
 
+def shown_columns(names: Iterable[str]) -> list[str]:
+    """The columns of a table that people are told of: not those that are Geneva's own."""
+    return [name for name in names if not name.startswith("__")]
+
+
 def shorten(text: str, limit: int, ellipsis: str = "...") -> str:
     """A text of at most `limit` characters; the end of a longer one is left out."""
     return text if len(text) <= limit else text[: limit - len(ellipsis)] + ellipsis

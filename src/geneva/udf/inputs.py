@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from geneva.errors import ColumnNotFoundError, TypeMismatchError
-from geneva.render.text import did_you_mean
+from geneva.render.text import did_you_mean, shown_columns
 from geneva.udf.call import StatefulCallable, UDFArgType, annotations_of_call, signature_of
 from geneva.udf.types import accepts
 
@@ -73,14 +73,15 @@ def _splits(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _missing_message(udf: UDF, missing: list[str], schema: pa.Schema) -> str:
-    known = list(schema.names)
+    columns = shown_columns(schema.names)
+    known = list(columns)
     for f in schema:
         if pa.types.is_struct(f.type):
             known += [f"{f.name}.{inner.name}" for inner in f.type]
     guess = "".join(did_you_mean(name, known) for name in missing)
     return (
         f"UDF expects input columns {missing} which are not found in table schema: "
-        f"{list(schema.names)}.{guess} UDF '{udf.name}' reads {list(udf.input_columns or ())}; "
+        f"{columns}.{guess} UDF '{udf.name}' reads {list(udf.input_columns or ())}; "
         f"to read other columns pass input_columns=[...] to @udf, or add it as "
         f'(udf, ["actual_column_name"]).'
     )

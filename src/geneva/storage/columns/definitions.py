@@ -22,6 +22,7 @@ from geneva.model.computation import (
     receipt_name,
 )
 from geneva.model.tables import ColumnDefinition, Sizes
+from geneva.render.text import did_you_mean, shown_columns
 from geneva.storage.columns.receipts import RECEIPT_TYPE
 from geneva.storage.lance.dataset import FieldsNow, TableSnapshot, has_path, nodes_of
 from geneva.udf.declare import UDF
@@ -528,7 +529,8 @@ def required_definition(schema: pa.Schema, table: str, name: str) -> ColumnDefin
     """The definition of a column that must be a computed one."""
     if name not in schema.names:
         raise ColumnNotFoundError(
-            f"Column {name!r} is not defined in this table ({table!r} has {schema.names}). "
+            f"Column {name!r} is not defined in this table ({table!r} has "
+            f"{shown_columns(schema.names)}).{did_you_mean(name, shown_columns(schema.names))} "
             "Run table.add_columns() first."
         )
     definition = read_definition(schema, name)
