@@ -472,6 +472,30 @@ class TestJobs:
         with pytest.raises(UserInputError, match="says itself how it ended"):
             history.set_completed(job_id, status="DONE")
 
+    def test_a_loop_sees_progress(self, local_db: Connection, table: Table, tmp_path: Path) -> None:
+        begun, gate = tmp_path / "begun", tmp_path / "gate"
+
+        @udf(data_type=pa.int64())
+        def waits(id: int) -> int:
+            import time
+
+            begun.touch()
+            while not gate.exists():
+                time.sleep(0.01)
+            return id
+
+        table.add_columns({"x": waits})
+        future = table.backfill_async("x")
+        try:
+            while not begun.exists():
+                assert not future.wait(0.01)
+            for job in (local_db.get_job(future.job_id), *local_db.list_jobs()):
+                seen = {m["name"]: (m["count"], m["total"]) for m in job.metrics}
+                assert seen["rows_committed"] == (0, 3), "at once, not with the next heartbeat"
+        finally:
+            gate.touch()
+        assert future.result(60).rows_committed == 3
+
     def test_a_job_is_cancelled_by_its_record(
         self, local_db: Connection, table: Table, tmp_path: Path
     ) -> None:

@@ -522,9 +522,10 @@ class Connection(ConnectionMethods):
         if isinstance(source, Table | Search):
             source = source.query()
         if not isinstance(source, Query):
-            if source is None:
+            if not isinstance(source, str) and type(source).__name__ != "VectorDedupSource":
                 raise UserInputError(
-                    f"create_materialized_view({name!r}) needs a query or a table."
+                    f"create_materialized_view({name!r}) needs a query (table.search(None)), a "
+                    f"table, or the name of one, not {type(source).__name__}."
                 )
             if strict:
                 raise UserInputError("strict is for views of a query; LanceDB's are always strict.")
