@@ -7,12 +7,14 @@ import json
 import os
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import attrs
+import lancedb
+import numpy as np
 import pyarrow as pa
 import pytest
 import tenacity
@@ -24,6 +26,7 @@ from geneva.cluster.builder import KubeRayClusterBuilder
 from geneva.contexts import ExitMode
 from geneva.debug.error_store import ErrorHandlingConfig, UDFRetryConfig
 from geneva.errors import (
+    ColumnNotFoundError,
     CompatibilityWarning,
     FatalWorkerCrashError,
     FatalWorkerOOMError,
@@ -96,6 +99,8 @@ class TestUdfs:
         assert (g.version, g.input_columns, g.num_cpus) == ("2", ["other"], 2)
         assert (f.version, f.input_columns, f.name) != ("2", ["other"], "")
         assert attrs.evolve(f).version == f.version
+        assert attrs.evolve(f, error_handling=skip_on_error()).on_error == skip_on_error()
+        assert attrs.fields(UDF).version.alias == "version"
         table.add_columns({"x": attrs.evolve(f, version="1")})
         table.backfill("x")
         table.alter_columns({"path": "x", "udf": attrs.evolve(f, version="2")})
@@ -137,6 +142,52 @@ class TestUdfs:
         table.backfill("x")
         assert column(table, "x") == ["7"] * 3
         del os.environ["GENEVA_WORDS_TEST"]
+
+    @pytest.mark.parametrize(
+        ("annotation", "seen"),
+        [
+            (list[float], "list"),
+            (list[float] | None, "list"),
+            (Sequence[float], "list"),
+            (tuple[float, float], "tuple"),
+            (np.ndarray, "ndarray"),
+            (Any, "ndarray"),
+        ],
+    )
+    def test_a_list_is_what_it_is_annotated(
+        self, local_db: Connection, annotation: Any, seen: str
+    ) -> None:
+        def look(v: Any, s: Any) -> str:
+            return f"{type(v).__name__} {type(s['n']).__name__}"
+
+        look.__annotations__.update(v=annotation, s=dict[str, Any] if seen == "list" else Any)
+        vectors = pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2))
+        table = local_db.create_table("v", pa.table({"v": vectors, "s": [{"n": [1]}]}))
+        table.add_columns({"x": udf(look, data_type=pa.string())})
+        table.backfill("x")
+        inner = "list" if seen == "list" else "ndarray"
+        assert column(table, "x") == [f"{seen} {inner}"]
+
+    def test_messages_name_columns_that_people_know(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        for call in (
+            lambda: table.backfill("y"),
+            lambda: table.drop_columns(["y"]),
+            lambda: table.add_columns({"z": udf(lambda y: y, data_type=pa.int64())}),
+            lambda: table.alter_columns({"path": "y", "udf": tripled(calls)}),
+        ):
+            with pytest.raises(ColumnNotFoundError, match=r"\['id', 'x'\]"):
+                call()
+
+    def test_alterations_in_a_list(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        other = {"path": "x", "udf": udf(lambda id: -id, data_type=pa.int64())}
+        table.alter_columns([other, {"path": "id", "rename": "key"}])
+        table.backfill("x")
+        assert (column(table, "x"), table.schema.names) == ([0, -1, -2], ["key", "x"])
+        with pytest.raises(UserInputError, match="alter_columns takes"):
+            table.alter_columns("x")
 
 
 TEXT = pa.schema([("text", pa.string())])
@@ -276,6 +327,61 @@ class TestChunkers:
             chunker(letters.func, auto_refresh=True, manifest=None)
 
 
+METRICS = {
+    *("fragments", "writer_fragments", "udf_values_computed", "rows_checkpointed", "workers"),
+    *("rows_ready_for_commit", "rows_committed", "tasks_completed", "plan_fragments"),
+    *("cnt_geneva_workers_active", "cnt_geneva_workers_pending", "read_io_time_ms"),
+    *("udf_processing_time", "batch_checkpointing_time", "writer_write_time", "commit_time_ms"),
+    *("writer_queue_wait_time_ms", "commit_conflict_retries", "commit_backoff_time_ms"),
+    "commit_concurrent_writer_retries",
+}
+
+
+class TestQueries:
+    def test_fragments_and_addresses(self, local_db: Connection, table: Table) -> None:
+        table.add(rows(3, 4))
+        table.delete("id = 1")
+        first, second = 0, 1 << 32
+        for query in (table.search(None), table.search()):
+            there = query.with_row_address().to_arrow()
+            assert there["_rowaddr"].to_pylist() == [first, first + 2, second, second + 1]
+            assert query.with_fragments(1).to_arrow()["id"].to_pylist() == [3, 4]
+        query = table.search(None).enable_internal_api().with_fragments([0]).where("id > 0")
+        found = query.with_row_address().with_row_id().select(["id"])
+        assert found.to_list() == [{"id": 2, "_rowaddr": 2, "_rowid": 2}]
+        assert found.with_row_id(False).schema.names == ["id", "_rowaddr"]
+        assert query.count_rows() == 1
+        for wrong in (query, table.search(None).with_row_address()):
+            with pytest.raises(UserInputError, match=r"can't be (a view|read)"):
+                local_db.create_materialized_view("v", wrong)
+        with pytest.raises(UserInputError, match=r"no fragments \[7\] .* it has \[0, 1\]"):
+            table.search(None).with_fragments([1, 7])
+
+    def test_a_builder_by_its_name(self, local_db: Connection, table: Table) -> None:
+        for query in (table.search(None), table.search(), table.search().where("id > 1")):
+            assert isinstance(query, geneva.GenevaQueryBuilder)
+        assert not isinstance(table, geneva.GenevaQueryBuilder)
+
+        @geneva.udtf(output_schema=pa.schema([("n", pa.int64())]))
+        def counted(query: geneva.GenevaQueryBuilder) -> Iterator[pa.Table]:
+            assert isinstance(query, geneva.GenevaQueryBuilder)
+            yield pa.table({"n": [query.to_arrow().num_rows]})
+
+        view = local_db.create_udtf_view("v", source=table.search(None), udtf=counted)
+        view.refresh()
+        assert column(view, "n") == [3]
+
+    def test_a_view_of_a_query(self, local_db: Connection, table: Table) -> None:
+        query = table.search(None).where("id > 1")
+        for made in (
+            query.create_materialized_view(conn=local_db, view_name="a"),
+            query.create_materialized_view(local_db, "b"),
+            query.create_materialized_view("c"),
+        ):
+            made.refresh()
+            assert column(made, "id") == [2]
+
+
 class TestJobs:
     WORDS: ClassVar[dict[str, Any]] = {
         "_admission_check": True,
@@ -337,6 +443,7 @@ class TestJobs:
             assert (committed.n, committed.total, committed.done) == (3, 3, True)
             assert committed.desc == "rows committed"
             assert job.metrics["committed"] == job.metrics["rows_committed"] == 3
+            assert {m.name for m in job.metrics} >= METRICS
             assert dict(job.metrics)["udf_rows"] == 3
             assert json.loads(json.dumps(job.metrics))["udf_rows"] == 3
             assert json.loads(job.config) == dict(job.config) == job.config
@@ -351,6 +458,63 @@ class TestJobs:
             assert "Executing" in texts
             assert [event["message"] for event in job.events] == texts
             assert all(event["timestamp"].tzinfo is not None for event in job.events)
+
+    def test_the_history(self, local_db: Connection, table: Table, calls: Calls) -> None:
+        table.add_columns({"x": tripled(calls)})
+        job_id = table.backfill("x").job_id
+        history = local_db._history
+        (found,) = history.get(job_id)
+        assert found is found[0]
+        assert (len(found), found.status, found.input_columns) == (1, "DONE", ["id"])
+        assert [j.job_id for j in history.list_jobs(table_name="t", status="DONE")] == [job_id]
+        history.set_completed(job_id, status="CANCELLED")
+        assert history.get(job_id)[0].status == "DONE", "it had ended"
+        with pytest.raises(UserInputError, match="says itself how it ended"):
+            history.set_completed(job_id, status="DONE")
+
+    def test_a_loop_sees_progress(self, local_db: Connection, table: Table, tmp_path: Path) -> None:
+        begun, gate = tmp_path / "begun", tmp_path / "gate"
+
+        @udf(data_type=pa.int64())
+        def waits(id: int) -> int:
+            import time
+
+            begun.touch()
+            while not gate.exists():
+                time.sleep(0.01)
+            return id
+
+        table.add_columns({"x": waits})
+        future = table.backfill_async("x")
+        try:
+            while not begun.exists():
+                assert not future.wait(0.01)
+            for job in (local_db.get_job(future.job_id), *local_db.list_jobs()):
+                seen = {m["name"]: (m["count"], m["total"]) for m in job.metrics}
+                assert seen["rows_committed"] == (0, 3), "at once, not with the next heartbeat"
+        finally:
+            gate.touch()
+        assert future.result(60).rows_committed == 3
+
+    def test_a_job_is_cancelled_by_its_record(
+        self, local_db: Connection, table: Table, tmp_path: Path
+    ) -> None:
+        @udf(data_type=pa.int64())
+        def waits(id: int) -> int:
+            import time
+
+            while not (tmp_path / "gate").exists():
+                time.sleep(0.01)
+            return id
+
+        table.add_columns({"x": waits})
+        future = table.backfill_async("x")
+        try:
+            local_db._history.set_completed(future.job_id, status="CANCELLED")
+            assert local_db._signals.cancel_requested(future.job_id)
+        finally:
+            (tmp_path / "gate").touch()
+            assert future.wait(60)
 
     def test_an_unknown_id_is_a_value_error(self, local_db: Connection) -> None:
         with pytest.raises(ValueError, match="no job 'x'") as error:
@@ -377,6 +541,13 @@ class TestJobs:
         assert found[0].timestamp.tzinfo is not None
         assert len({e.error_id for e in found}) == 2
         assert len(table.get_errors(error_type="KeyError")) == 1
+        last = found[-1]
+        assert (last.table_name, last.table_uri, last.table_version) == ("t", table.uri, 2)
+        assert (last.udf_name, last.input_columns) == ("fragile", ["id"])
+        assert last.output_columns == ["x"]
+        assert last.udf_version == local_db.get_job(job_id).config["udf_version"]
+        assert (last.actor_id, last.batch_index, last.bisect_depth) == (None, None, None)
+        assert (last.attempt, last.max_attempts) == (1, None)
         errors = local_db.open_table("geneva_errors", namespace=list(local_db.system_namespace))
         found_types = errors.to_arrow()["error_type"].to_pylist()
         assert sorted(found_types) == ["KeyError", "ZeroDivisionError"]
@@ -438,6 +609,11 @@ class TestContexts:
             GenevaCluster.create_local("Bad Name").build()
         with pytest.raises(UserInputError, match="4Gi"):
             KubeRayClusterBuilder.gpu_worker().memory("2Gi").build()
+        for much in ("96Gi", "65Gi"):
+            with pytest.warns(UserWarning, match=f"4 cores and {much}"):
+                KubeRayClusterBuilder.cpu_worker().memory(much).build()
+        group = KubeRayClusterBuilder.cpu_worker().idle_timeout_seconds(30).build()
+        assert (group.idle_timeout_seconds, group.service_account) == (30, "geneva-service-account")
 
     def test_a_spark_cluster_is_its_settings(self) -> None:
         made = (
@@ -476,6 +652,7 @@ class TestContexts:
         read = geneva.connect(local_db.uri).get_manifest("m")
         assert read == manifest
         assert read.checksum == read.compute_checksum() == manifest.checksum
+        assert GenevaManifest("m").name == "m"
         conda = GenevaManifest.create_conda("c").conda({"dependencies": ["x"]}).build()
         local_db.define_manifest("c", conda)
         local_db.define_manifest("s", GenevaManifest.create_site("s").build())
@@ -551,22 +728,25 @@ class TestContexts:
 MODULES = {
     "geneva": "connect udf chunker GenevaQueryBuilder Retry Skip Fail retry_transient retry_all "
     "skip_on_error fail_fast __version__ db table",
-    "geneva.transformer": "udf chunker Chunker UDF",
+    "geneva.transformer": "udf chunker Chunker UDF udtf UDTF",
     "geneva.query": "GenevaQuery GenevaQueryBuilder",
     "geneva.db": "Connection connect dataset_uses_stable_row_ids",
-    "geneva.table": "Table JobFuture NativeTable",
+    "geneva.table": "Table JobFuture NativeTable RemoteTable",
     "geneva.manifest": "GenevaManifest",
     "geneva.manifest.builder": "PipManifestBuilder CondaManifestBuilder SiteManifestBuilder",
     "geneva.cluster": "GenevaCluster K8sConfigMethod",
     "geneva.cluster.builder": "KubeRayClusterBuilder LocalRayClusterBuilder CpuWorkerBuilder "
     "ExternalRayClusterBuilder GpuWorkerBuilder",
-    "geneva.debug.error_store": "ErrorHandlingConfig UDFRetryConfig",
+    "geneva.debug.error_store": "ErrorHandlingConfig UDFRetryConfig Retry Skip Fail retry_all "
+    "retry_transient skip_on_error fail_fast",
+    "geneva.udfs": "gemini_udf gemini_embedding_udf",
     "geneva.errors": "FatalWorkerTransientError FatalWorkerOOMError FatalWorkerCrashError "
     "FatalWorkerExitError",
     "geneva.config": "override_config_kv",
     "geneva.partitioning": "create_ivf_flat_index",
     "geneva.runners.ray._mgr": "ray_cluster",
-    "geneva.runners.ray.raycluster": "ExitMode K8sConfigMethod",
+    "geneva.runners.ray.raycluster": "ExitMode K8sConfigMethod _HeadGroupSpec _WorkerGroupSpec "
+    "get_ray_image",
 }
 
 
@@ -648,6 +828,7 @@ class TestModules:
         assert geneva.db.dataset_uses_stable_row_ids(table.to_lance())
 
     def test_ray_cluster(self, table: Table, calls: Calls) -> None:
+        from geneva.runners.ray import raycluster
         from geneva.runners.ray._mgr import ray_cluster
 
         table.add_columns({"x": tripled(calls)})
@@ -655,8 +836,14 @@ class TestModules:
             table.backfill("x")
             assert os.environ["A_WORD"] == "1"
         assert "A_WORD" not in os.environ
-        with pytest.warns(CompatibilityWarning, match="Spark session"), ray_cluster("c"):
+        head = raycluster._HeadGroupSpec(service_account="a", num_cpus=1)
+        assert repr(head) == "_HeadGroupSpec(service_account='a', num_cpus=1)"
+        workers = [raycluster._WorkerGroupSpec(name="w", num_gpus=1)]
+        on_kubernetes = ray_cluster("c", head_group=head, worker_groups=workers)
+        with pytest.warns(CompatibilityWarning, match="Spark session"), on_kubernetes:
             pass
+        image = raycluster.get_ray_image("2.44.0", "3.12.3", gpu=True)
+        assert image == "rayproject/ray:2.44.0-py312-gpu"
         from geneva.config import override_config_kv
 
         with pytest.warns(CompatibilityWarning, match="job.checkpoint"):
@@ -671,8 +858,14 @@ class TestConnecting:
     def test_a_namespace_that_is_a_folder(self, tmp_path: Path) -> None:
         place = {"root": str(tmp_path / "db")}
         db = geneva.connect(namespace_client_impl="dir", namespace_client_properties=place)
-        db.create_table("t", rows(1))
-        assert geneva.connect(tmp_path / "db").table_names() == ["t"]
+        made = db.create_table("t", rows(1))
+        assert isinstance(db, lancedb.DBConnection)
+        assert isinstance(made, lancedb.table.Table)
+        assert (db.namespace_client_impl, db.namespace_client_properties) == ("dir", place)
+        assert list(db.namespace_client_pushdown_operations) == []
+        plain = geneva.connect(tmp_path / "db")
+        assert plain.table_names() == ["t"]
+        assert plain.namespace_client_impl is None
         for wrong in ({}, {"namespace_client_impl": "rest"}):
             with pytest.raises(UserInputError, match="needs a place"):
                 geneva.connect(**wrong)

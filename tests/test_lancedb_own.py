@@ -98,8 +98,11 @@ class TestViews:
             local_db.create_materialized_view("v", table, **given)
         with pytest.raises(UserInputError, match="strict"):
             local_db.create_materialized_view("v", "t", strict=True, **given)
-        with pytest.raises(UserInputError, match="needs a query"):
-            local_db.create_materialized_view("v")
+        for wrong in (None, pa.table({"id": [1]}), table.search("b", query_type="fts")):
+            with pytest.raises(
+                UserInputError, match=rf"needs a query.* not {type(wrong).__name__}"
+            ):
+                local_db.create_materialized_view("v", wrong)
         assert local_db.table_names() == ["t"]
 
     def test_auto_refresh_is_said(self, local_db: Connection, table: Table) -> None:

@@ -7,9 +7,10 @@ from typing import Any as _Any
 
 from geneva import _distribution  # noqa: F401  (checks, before all else, whose files these are)
 
-# Lance warns on stderr that DataReplacement is young, at every commit. Whoever set a level keeps
-# it.
+# Lance warns on stderr that DataReplacement is young, at every commit, and LanceDB that a table to
+# be overwritten is not there. Whoever set a level keeps it.
 _os.environ.setdefault("LANCE_LOG", "error")
+_os.environ.setdefault("LANCEDB_LOG", "error")
 
 # Not lazy like the rest: these modules have the names of their decorators, and must not win.
 from geneva.udf.chunker import Chunker, chunker

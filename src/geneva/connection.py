@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from geneva.cluster import GenevaCluster
@@ -101,6 +102,7 @@ def connect(
     system_namespace: Sequence[str] | None = None,
     namespace_client_impl: str | None = None,
     namespace_client_properties: Mapping[str, str] | None = None,
+    namespace_client_pushdown_operations: Sequence[str] | None = None,
     upload_dir: str | None = None,
     initialize_upload_dir: bool = True,
     spark: SparkSession | None = None,
@@ -124,6 +126,7 @@ def connect(
         system_namespace: Geneva's own tables are in `_geneva` here; taken and not used.
         namespace_client_impl: "dir" is a folder, whose path is the property `root`.
         namespace_client_properties: What LanceDB hands to the namespace's client.
+        namespace_client_pushdown_operations: What a namespace's server is to do; a folder has none.
         upload_dir: Functions are stored inside each table here; taken and not used.
         initialize_upload_dir: See `upload_dir`.
         spark: The Spark session to run on, classic or Connect. Without it, jobs run on an embedded
@@ -167,6 +170,11 @@ def connect(
             Secrets(checked_variables(env)),
             replace(trusting, database=path),
         )
+    connection.namespace_client_impl = namespace_client_impl
+    connection.namespace_client_properties = dict(namespace_client_properties or {})
+    connection.namespace_client_pushdown_operations = list(
+        namespace_client_pushdown_operations or []
+    )
     if lancedb_options or not Path(path).is_dir():
         # What is wrong with a place is said here. A folder that is there can be opened later.
         _ = connection._database
@@ -237,6 +245,11 @@ def _set_primary_key(table: Any, columns: str | list[str]) -> None:
 class Connection(ConnectionMethods):
     """An open database. What is not defined here is LanceDB's own connection."""
 
+    namespace_client_impl: str | None = None
+    """How the namespace was named to `connect`: "dir" for a folder; None: it was not."""
+    namespace_client_properties: Mapping[str, str] = MappingProxyType({})
+    namespace_client_pushdown_operations: Sequence[str] = ()
+
     def __init__(
         self,
         open_database: Callable[[], Any],
@@ -262,7 +275,9 @@ class Connection(ConnectionMethods):
         self._failures = FailureStore(uri, storage_options)
         self._output = OutputStore(uri, storage_options)
         liveness = Liveness(self._signals)
-        self._history = JobHistory(uri, storage_options, liveness.is_lost, liveness.watch)
+        self._history = JobHistory(
+            uri, storage_options, liveness.is_lost, liveness.watch, self._signals.request_cancel
+        )
 
     @cached_property
     def _database(self) -> Any:
@@ -528,9 +543,10 @@ class Connection(ConnectionMethods):
         if isinstance(source, Table | Search):
             source = source.query()
         if not isinstance(source, Query):
-            if source is None:
+            if not isinstance(source, str) and type(source).__name__ != "VectorDedupSource":
                 raise UserInputError(
-                    f"create_materialized_view({name!r}) needs a query or a table."
+                    f"create_materialized_view({name!r}) needs a query (table.search(None)), a "
+                    f"table, or the name of one, not {type(source).__name__}."
                 )
             if strict:
                 raise UserInputError("strict is for views of a query; LanceDB's are always strict.")

@@ -672,7 +672,10 @@ class JobHandle(JobRecord):
         return JobHandle.of(job, self._history, self._signals, self._output)
 
     def progress(self) -> dict[str, Any]:
-        """The newest numbers: of a running job, those of its last heartbeat (every 10 s)."""
+        """The newest numbers: of a running job of another process, those of its last heartbeat.
+
+        That is every 10 s; of a job of this connection they are those of this moment.
+        """
         return self.refresh().metrics
 
     def logs(self) -> JobOutput:

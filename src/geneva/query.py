@@ -7,15 +7,17 @@ materialized view. Every method returns a new query and checks its argument firs
 from __future__ import annotations
 
 import secrets
+from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
 from geneva.errors import InvalidUDFError, UserInputError
 from geneva.model.partitions import KEY_PREFIX
 from geneva.model.rows import RowIds
+from geneva.model.sql import ROW_META
 from geneva.model.view_query import ColumnKind, QueryColumn, ViewColumn, ViewQuery
 from geneva.planning.membership import choose_rows
 from geneva.query_columns import (
@@ -30,6 +32,7 @@ from geneva.query_columns import (
     named_like_itself,
     plain_column,
     refuse_nested_blobs,
+    row_fact,
     several_columns,
 )
 from geneva.render.text import count
@@ -69,6 +72,8 @@ class _State:
     seed: int | None = None
     limit: int | None = None
     offset: int | None = None
+    fragments: frozenset[int] | None = None
+    """Only the rows of these; None: of all."""
 
 
 @dataclass(slots=True)
@@ -92,6 +97,8 @@ class Query:
     applied first, then the shuffle, then `offset` and `limit`. With a chunker these count rows of
     the source, each of which gives any number of rows.
     """
+
+    is_geneva_query: ClassVar = True
 
     def __init__(self, table: Table) -> None:
         """Ask for all rows and columns of a table."""
@@ -130,8 +137,7 @@ class Query:
                     chosen += several_columns(dataset, c)
                 else:
                     chosen.append(added.get(str(c)) or plain_column(dataset, c))
-        chunkers = [c for c in self._state.added if c.kind is ColumnKind.CHUNKER]
-        chosen += [c for c in chunkers if c not in chosen]
+        chosen += [c for c in self._state.added if _outlasts_select(c) and c not in chosen]
         return self._with(selected=distinct(chosen), added=())
 
     def add_column(
@@ -197,6 +203,40 @@ class Query:
     def offset(self, rows: int | None) -> Query:
         """Without the first so many rows."""
         return self._with(offset=_checked_count("offset", rows))
+
+    def with_fragments(self, fragments: int | Sequence[int]) -> Query:
+        """Only the rows of some fragments (`table.get_fragments()`), before `offset` and `limit`.
+
+        Fragments come and go, so that such a query can't be a view.
+        """
+        wanted = frozenset((fragments,) if isinstance(fragments, int) else fragments)
+        there = {f.fragment_id for f in self._dataset().get_fragments()}
+        if unknown := sorted(wanted - there):
+            raise UserInputError(
+                f"Table {self.source.name!r} has no fragments {unknown} at version "
+                f"{self.source_version}; it has {sorted(there)}."
+            )
+        return self._with(fragments=wanted)
+
+    def with_row_id(self, with_row_id: bool = True) -> Query:  # noqa: FBT001, FBT002
+        """With the rows' ids, in a column `_rowid`."""
+        return self._with_fact("_rowid", wanted=with_row_id)
+
+    def with_row_address(self, with_row_address: bool = True) -> Query:  # noqa: FBT001, FBT002
+        """With where the rows are (fragment << 32 | offset), in a column `_rowaddr`."""
+        return self._with_fact("_rowaddr", wanted=with_row_address)
+
+    def _with_fact(self, name: str, *, wanted: bool) -> Query:
+        """With a column of what Lance knows of every row, or without it."""
+        if wanted == (name in self.schema.names):
+            return self
+        if wanted:
+            return self._with(added=(*self._state.added, row_fact(name)))
+        return self.without([name])
+
+    def enable_internal_api(self) -> Query:
+        """The query itself: nothing of it is locked here. A word of Geneva on Ray."""
+        return self
 
     # -- describing
 
@@ -293,18 +333,25 @@ class Query:
 
     def _row_ids(self, dataset: Dataset) -> RowIds:
         state = self._state
+        wanted = state.fragments
         with noticing_deletion(lambda: self.source):
-            ids = read_row_ids(dataset, _all_of(state.where))
+            there = (f.fragment_id for f in dataset.get_fragments()) if wanted is not None else ()
+            left_out = [fragment for fragment in there if fragment not in (wanted or ())]
+            ids = read_row_ids(dataset, _all_of(state.where), without=left_out)
         return choose_rows(ids, shuffle_seed=state.seed, offset=state.offset, limit=state.limit)
 
     # -- becoming a view
 
     def create_materialized_view(
-        self, view_name: str, conn: Connection | None = None, **options: Any
+        self, view_name: Any, conn: Connection | str | None = None, **options: Any
     ) -> Any:
-        """Make the query a view, in this table's database or another. Nothing is computed yet."""
-        connection = conn if conn is not None else self._source.table._connection
-        return connection.create_materialized_view(view_name, self, **options)
+        """Make the query a view, in this table's database or another. Nothing is computed yet.
+
+        Also `create_materialized_view(conn, view_name)`.
+        """
+        name, place = (conn, view_name) if isinstance(conn, str) else (view_name, conn)
+        connection = self._source.table._connection if place is None else place
+        return connection.create_materialized_view(name, self, **options)
 
     def udfs(self) -> dict[str, UDF]:
         """The functions by the column that they compute; of a chunker the one that gives lists."""
@@ -388,6 +435,11 @@ class Query:
     def check_viewable(self) -> None:
         """Refuse what can't be a view: reserved names, SQL that has another value tomorrow."""
         refuse_names_of_lance(self.schema.names)
+        if self._state.fragments is not None:
+            raise UserInputError(
+                "A query of some fragments can't be a view: fragments come and go when a table is "
+                "written to. Say which rows with where(...)."
+            )
         for name in self.schema.names:
             check_output_name(name)
         refuse_nested_blobs(self._columns())
@@ -419,8 +471,21 @@ class Query:
         return (*selected, *self._state.added)
 
 
-GenevaQueryBuilder = Query
-"""The name that programs for Geneva on Ray know it by."""
+if TYPE_CHECKING:
+    GenevaQueryBuilder = Query
+else:
+
+    class GenevaQueryBuilder(ABC):  # noqa: B024  (nothing is made of it)
+        """The name that programs for Geneva on Ray know queries by, for annotations and isinstance.
+
+        `table.search(None)` and `table.search()` give one, and table functions are called with one.
+        """
+
+        @classmethod
+        def __subclasshook__(cls, kind: type[Any]) -> bool:
+            return bool(getattr(kind, "is_geneva_query", False))
+
+
 GenevaQuery = ViewQuery
 """The same, of the record that a view keeps."""
 
@@ -435,6 +500,11 @@ def _all_of(conditions: Sequence[str]) -> str | None:
     if len(conditions) < 2:
         return conditions[0] if conditions else None
     return " AND ".join(f"({condition}\n)" for condition in conditions)
+
+
+def _outlasts_select(column: QueryColumn) -> bool:
+    """Whether a column that was added before a `select` is there after it without being named."""
+    return column.kind is ColumnKind.CHUNKER or column.name in ROW_META
 
 
 def _same_call(one: QueryColumn, other: QueryColumn) -> bool:

@@ -68,6 +68,11 @@ def _copied(schema: pa.Schema, path: str, name: str) -> QueryColumn:
     return QueryColumn(name, ColumnKind.COLUMN, path, (path,), (made,))
 
 
+def row_fact(name: str) -> QueryColumn:
+    """A column of what Lance knows of every row: `_rowid`, `_rowaddr`."""
+    return QueryColumn(name, ColumnKind.SQL, name, (), (pa.field(name, pa.uint64()),))
+
+
 def refuse_nested_blobs(columns: Sequence[QueryColumn]) -> None:
     """Refuse structs that hold blobs: Lance gives them as descriptors, and not as bytes."""
     for column in columns:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from geneva.query import Query
 from geneva.udf.chunker import Chunker
@@ -20,6 +20,8 @@ class Search:
     Geneva's queries know (UDFs in `select`, `shuffle`, `add_column`, `create_materialized_view`)
     makes one of it; everything else is LanceDB's.
     """
+
+    is_geneva_query: ClassVar = True
 
     def __init__(self, table: Table, builder: Any) -> None:
         """Use `Table.search`."""
@@ -54,6 +56,16 @@ class Search:
         """Without the first so many rows."""
         self._builder.offset(offset)
         return self._noted(lambda query: query.offset(offset))
+
+    # These two LanceDB takes as well, and does nothing about them on tables of a folder or store.
+
+    def with_fragments(self, fragments: int | Sequence[int]) -> Query:
+        """Only the rows of some fragments; a query of Geneva's."""
+        return self.query().with_fragments(fragments)
+
+    def with_row_address(self, with_row_address: bool = True) -> Query:  # noqa: FBT001, FBT002
+        """With where the rows are, in a column `_rowaddr`; a query of Geneva's."""
+        return self.query().with_row_address(with_row_address)
 
     def _noted(self, ask: Callable[[Query], Query]) -> Search:
         self._asked.append(ask)

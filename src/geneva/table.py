@@ -69,7 +69,7 @@ from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF
 from geneva.udf.records import UnpackedUDF
 from geneva.udf.table_function import UDTF
-from geneva.udf.transforms import split_alterations, split_transforms
+from geneva.udf.transforms import listed_alterations, split_alterations, split_transforms
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -478,7 +478,7 @@ class Table(TableMethods):
             return self._table.add_columns(others, computed=computed)
         return None
 
-    def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
+    def alter_columns(self, *alterations: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
         """Alter columns: `{"path": "c", "udf": new_udf}` gives a computed column another UDF.
 
         It gives that to all columns that one call fills together.
@@ -488,14 +488,14 @@ class Table(TableMethods):
         a few bad rows costs these rows. Other alterations (rename, nullable) are LanceDB's.
         """
         self._refuse_checked_out("alter_columns")
-        udfs, others = split_alterations(alterations)
-        declarations.refuse_altering_hidden(self.ref, alterations)
+        listed = listed_alterations(alterations)
+        udfs, others = split_alterations(listed)
+        declarations.refuse_altering_hidden(self.ref, listed)
         declarations.check_alterable(self.ref, others)
         if udfs:
             declarations.alter_udf_columns(self.ref, udfs, self._connection._trust.declare)
             self._table.checkout_latest()
-        if others:
-            self._table.alter_columns(*others)
+        return self._table.alter_columns(*others) if others else None
 
     def drop_columns(self, columns: str | Sequence[str]) -> Any:
         """Drop columns. Only metadata changes.
@@ -846,3 +846,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 NativeTable = Table
 """The name that programs for Geneva on Ray know it by."""
+
+
+class RemoteTable(Table):
+    """A table of LanceDB's service, by Geneva's name. No table is one here."""

@@ -2,5 +2,6 @@
 
 from geneva.udf.chunker import Chunker, chunker
 from geneva.udf.declare import UDF, UDFArgType, udf
+from geneva.udf.table_function import UDTF, udtf
 
-__all__ = ["UDF", "Chunker", "UDFArgType", "chunker", "udf"]
+__all__ = ["UDF", "UDTF", "Chunker", "UDFArgType", "chunker", "udf", "udtf"]

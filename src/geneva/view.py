@@ -58,7 +58,7 @@ from geneva.table import Table
 from geneva.udf.chunker import Chunker, RowsFunction
 from geneva.udf.declare import UDF
 from geneva.udf.table_function import UDTF
-from geneva.udf.transforms import NewFunction, split_alterations
+from geneva.udf.transforms import NewFunction, listed_alterations, split_alterations
 
 _SYSTEM = "__"
 
@@ -160,7 +160,7 @@ class MaterializedView(Table):
         job = self._connection._job(prepared, on_commit=self._follow, job_id=asked.job_id)
         return self._connection._future(job)
 
-    def alter_columns(self, *alterations: Mapping[str, Any]) -> None:
+    def alter_columns(self, *alterations: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
         """Alter columns; a view's UDF column is computed anew by the next refresh.
 
         `{"path": name, "udf": chunker}` gives a chunked view another chunker, where `name` is that
@@ -170,8 +170,9 @@ class MaterializedView(Table):
         """
         self._refuse_checked_out("alter_columns")
         own = self._query_columns()
-        of_rows = [a for a in alterations if isinstance(_function(a), RowsFunction)]
-        of_columns = [a for a in alterations if not isinstance(_function(a), RowsFunction)]
+        listed = listed_alterations(alterations)
+        of_rows = [a for a in listed if isinstance(_function(a), RowsFunction)]
+        of_columns = [a for a in listed if not isinstance(_function(a), RowsFunction)]
         makers, _ = split_alterations([self._of_lists(a) for a in of_rows])
         udfs, others = split_alterations(of_columns)
         declarations.refuse_altering_hidden(self.ref, of_columns)
@@ -183,8 +184,9 @@ class MaterializedView(Table):
         for name in own & udfs.keys():
             self._alter_own(name, udfs.pop(name))
         rest = [a for a in of_columns if "udf" in a and a["path"] in udfs]
-        super().alter_columns(*others, *rest)
+        altered = super().alter_columns(*others, *rest)
         self._table.checkout_latest()
+        return altered
 
     def _refuse_altering_yielded(self, paths: Iterable[str]) -> None:
         """Refuse to give a function of its own to what a chunker or table function makes."""
@@ -284,7 +286,7 @@ class MaterializedView(Table):
             ids = [record.row_id for record in records]
             places = source_places(inner, open_dataset(self._source()), ids)
         made = [
-            replace(_of_source(record, place), table_name=self.name)
+            replace(_of_source(record, place), table_name=self.name, table_uri=self.ref.uri)
             for record, place in zip(records, places, strict=True)
         ]
         named = {CHUNKS: chunker.name}

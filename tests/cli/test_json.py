@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,6 @@ import geneva
 from geneva.cli import app
 from geneva.execution.runner import InProcessRunner
 from support import Calls, tripled
-
-TAKES_NO_JSON = {"console", "demo"}
-"""Those that talk to a person."""
 
 
 @pytest.fixture
@@ -56,22 +55,123 @@ def commands() -> list[Any]:
     return [pytest.param(name.split(), given, id=name) for name, given in arguments.items()]
 
 
-def known_commands(group: Any = None, path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Every command of the app, by its words."""
-    group = typer.main.get_command(app) if group is None else group
+def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Every command of a group, by its words."""
     if not hasattr(group, "commands"):
         return {" ".join(path): group}
     found: dict[str, Any] = {}
     for name, inner in group.commands.items():
-        found.update(known_commands(inner, (*path, name)))
+        found.update(commands_of(inner, (*path, name)))
     return found
 
 
-@pytest.mark.parametrize("command", sorted(known_commands().keys() - TAKES_NO_JSON))
-def test_every_command_takes_it(command: str) -> None:
-    assert any("--json" in parameter.opts for parameter in known_commands()[command].params)
-    result = CliRunner().invoke(app, [*command.split(), "--no-such-option", "--json"])
-    assert json.loads(result.stdout)["error"]["exit_code"] == result.exit_code == 2
+@cache
+def known_commands() -> dict[str, Any]:
+    """Every command of the app, to look at."""
+    return commands_of(typer.main.get_command(app))
+
+
+EVERY_COMMAND = sorted(known_commands())
+
+
+def given_names(command: str, *, db: str, name: str) -> list[str]:
+    """A command with its arguments: the database, and a name for each of the others."""
+    parameters = known_commands()[command].params
+    arguments = [p.name for p in parameters if p.param_type_name == "argument"]
+    return [*command.split(), *(db if argument == "db" else name for argument in arguments)]
+
+
+def only_document(result: Any) -> Any:
+    """The one document that a command printed, and nothing besides."""
+    document = json.loads(result.stdout)
+    assert result.stdout.count("\n{") == 0
+    return document
+
+
+@pytest.mark.parametrize("command", EVERY_COMMAND)
+def test_wrong_arguments(command: str) -> None:
+    known = known_commands()[command]
+    assert any("--json" in parameter.opts for parameter in known.params)
+    named = given_names(command, db="db", name="t")
+    wrong = [[*named, "more"], [*command.split(), "--no-such-option"]]
+    wrong += [command.split()] if any(p.required for p in known.params) else []
+    for arguments in wrong:
+        result = CliRunner().invoke(app, [*arguments, "--json"])
+        error = only_document(result)["error"]
+        assert (error["type"], error["exit_code"]) == ("UsageError", result.exit_code)
+
+
+OF_A_DATABASE = [
+    command
+    for command, known in known_commands().items()
+    if any(p.name == "db" for p in known.params)
+]
+MORE = {
+    "load-columns": ["--pk", "id", "--columns", "y"],
+    "view create": ["--source", "t"],
+    "view drop": ["--yes"],
+    "doctor": ["--no-spark"],
+    "trust accept": ["--yes"],
+    "preview": ["--udf", "nowhere:f"],
+}
+"""Options that a command can't be run without, or that keep it from asking."""
+
+
+@pytest.mark.parametrize("place", ["{folder}/no", "db://service", "\udcff"])
+def test_a_database_that_is_none(tmp_path: Path, place: str) -> None:
+    for command in OF_A_DATABASE:
+        arguments = given_names(command, db=place.format(folder=tmp_path), name="t")
+        result = CliRunner().invoke(app, [*arguments, *MORE.get(command, ()), "--json"])
+        assert result.exit_code != 0, command
+        document = only_document(result)
+        assert command == "doctor" or document["error"]["exit_code"] == result.exit_code
+
+
+def interrupted_in(
+    command: str, when: Callable[[Any], Any], capsys: pytest.CaptureFixture[str], *given: str
+) -> tuple[Any, Any]:
+    """What a command answers, and its exit code, whose function is `when` of its own one."""
+    root = typer.main.get_command(app)
+    here: Any = root
+    for word in command.split():
+        here = here.commands[word]
+    here.callback = when(here.callback)
+    for parameter in here.params:
+        parameter.required = False
+    with pytest.raises(SystemExit) as leaving:
+        root([*command.split(), *given, "--json"])
+    shown = capsys.readouterr().out
+    assert shown.count("\n{") == 0
+    return json.loads(shown), leaving.value.code
+
+
+@pytest.mark.parametrize(("kind", "code"), [(KeyboardInterrupt, 130), (typer.Abort, 1)])
+def test_a_command_that_is_interrupted(
+    capsys: pytest.CaptureFixture[str], kind: type[BaseException], code: int
+) -> None:
+    def at_once(own: Any) -> Any:
+        def interrupted(**given: Any) -> None:
+            raise kind
+
+        return interrupted
+
+    for command in EVERY_COMMAND:
+        document, left = interrupted_in(command, at_once, capsys)
+        error = document["error"]
+        assert (error["type"], error["exit_code"], left) == (kind.__name__, code, code), command
+
+
+def test_an_answer_is_the_only_one(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def after_it(own: Any) -> Any:
+        def interrupted(**given: Any) -> None:
+            own(**given)
+            raise KeyboardInterrupt
+
+        return interrupted
+
+    document, left = interrupted_in("tables", after_it, capsys, db)
+    assert {table["name"] for table in document["tables"]} == {"t", "v"}
+    assert left == 130
 
 
 @pytest.mark.parametrize(("command", "arguments"), commands())
@@ -98,6 +198,18 @@ def test_a_failed_job_is_named(db: str, tmp_path: Path, monkeypatch: pytest.Monk
     error = json.loads(result.stdout)["error"]
     assert (error["type"], error["exit_code"]) == ("UDFExecutionError", result.exit_code)
     assert geneva.connect(db).get_job(error["job_id"]).status == "FAILED"
+
+
+def test_the_demo_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "geneva.connection.Connection._spark_runner", lambda self: InProcessRunner()
+    )
+    given = ["demo", "--rows", "8", "--dir", str(tmp_path / "d"), "--json"]
+    told = only_document(CliRunner().invoke(app, given))
+    assert (told["database"], told["table"], told["rows"]) == (str(tmp_path / "d"), "pictures", 10)
+    assert [job["rows_computed"] for job in told["jobs"]] == [8] * 3 + [2] * 3 + [0] * 3
+    again = only_document(CliRunner().invoke(app, given))
+    assert again["error"]["type"] == "UserInputError"
 
 
 def test_dropping_answers(db: str) -> None:

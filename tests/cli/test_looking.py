@@ -52,12 +52,12 @@ LOOKING = [
 ]
 PROGRAM = """
 import json, sys
-from geneva.cli import main
+from geneva.cli import run
 *commands, slow = map(json.loads, sys.argv[1:])
 for command in commands:
     sys.argv = ["geneva", *command]
     try:
-        main()
+        run()
     except SystemExit as leaving:
         assert not leaving.code, command
     found = sorted(set(slow) & sys.modules.keys())

@@ -162,7 +162,10 @@ def test_the_doctor_runs_spark(folder: Path) -> None:
 def started(folder: Path) -> subprocess.Popen[str]:
     """A slow backfill in a process of its own, once it is on record."""
     process = subprocess.Popen(
-        [*COMMAND, *("backfill", "db", "t", "more", "--udf", "slow_functions:slow", "--save")],
+        [
+            *COMMAND,
+            *("backfill", "db", "t", "more", "--udf", "slow_functions:slow", "--save", "--json"),
+        ],
         cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -185,12 +188,15 @@ def test_ctrl_c_is_exit_code_130_and_the_job_is_cancelled(folder: Path) -> None:
     process = started(folder)
     time.sleep(5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "interrupted. What was finished is kept." in errors
     assert "Traceback" not in errors
     (job,) = geneva.connect(folder / "db").list_jobs()
     assert job.status == "CANCELLED"
+    error = json.loads(shown)["error"]
+    assert (error["type"], error["job_id"]) == ("KeyboardInterrupt", job.job_id)
+    assert error["exit_code"] == 130
 
 
 @pytest.mark.spark

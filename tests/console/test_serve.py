@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -36,6 +37,27 @@ def test_it_says_where_it_listens_and_ends_on_ctrl_c(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
             assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_machines_are_told_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "db").mkdir()
+    command = ["-m", "geneva.cli", "console", str(tmp_path / "db"), "--port", "0", "--json"]
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            document = ""
+            while not document.endswith("}\n"):
+                document += process.stdout.readline()
+            told = json.loads(document)
+            assert told["database"] == str(tmp_path / "db")
+            with urllib.request.urlopen(told["console"], timeout=20) as answer:
+                assert answer.status == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+            assert process.stdout.read() == ""
         finally:
             process.kill()
 

@@ -15,8 +15,15 @@ from hypothesis import strategies as st
 
 import geneva.udfs
 from geneva import Connection
-from geneva.errors import MissingDependencyError, UDFExecutionError, UserInputError
+from geneva.errors import (
+    CompatibilityWarning,
+    MissingDependencyError,
+    UDFExecutionError,
+    UserInputError,
+)
+from geneva.udfs import gemini
 from geneva.udfs.embedding import sentence_transformer_udf, static_embedding_udf
+from geneva.udfs.gemini import gemini_embedding_udf, gemini_udf
 from geneva.udfs.image import image_size, perceptual_hash, thumbnail_udf
 from geneva.udfs.openai import Endpoint, openai_embedding_udf, openai_udf
 from geneva.udfs.splitting import split_text
@@ -216,6 +223,23 @@ class TestEndpoint:
         assert column(table, "said") == ["about What is it?\n\nx", None]
         look = openai_udf("b", "Look", "m", mime_type="image/png", base_url=server.url)
         assert look(b"abc") == "about data:image/png;base64,YWJj"
+
+    def test_gemini(
+        self, local_db: Connection, server: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("GEMINI_API_KEY", "g-key")
+        monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/another")
+        ask = gemini_udf("text", "What is it?", base_url=server.url)
+        assert (ask.name, ask("x")) == ("gemini", "about What is it?\n\nx")
+        assert server.requests[0]["model"] == "gemini-2.5-flash"
+        embed = gemini_embedding_udf("text", output_dimensionality=4, base_url=server.url)
+        table = filled(local_db, {"text": ["a"]}, v=embed)
+        assert len(column(table, "v")[0]) == 4
+        assert server.keys == {"Bearer g-key"}
+        assert gemini_embedding_udf("text").data_type.list_size == 3072
+        assert gemini_udf("b", "Look", "m", "image/png").func.endpoint.base_url == gemini.BASE_URL
+        with pytest.warns(CompatibilityWarning, match="RETRIEVAL_QUERY"):
+            gemini_embedding_udf(task_type="RETRIEVAL_QUERY")
 
     def test_later_is_asked_again(self, server: Provider) -> None:
         server.refusals += [(429, {"Retry-After": "0.2"}), (503, {"Retry-After": "0"})]

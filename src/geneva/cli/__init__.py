@@ -5,6 +5,7 @@ Nothing here imports Lance or Spark: a command does that when it runs, so that `
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -31,7 +32,10 @@ from geneva.cli.arguments import epilog
 from geneva.cli.terminal import (
     EXIT_CODES,
     INTERRUPTED,
+    INTERRUPTION,
+    USER_INPUT,
     LogSentences,
+    documents,
     emit,
     exit_code,
     readable,
@@ -41,6 +45,8 @@ from geneva.cli.terminal import (
 from geneva.render.plain import plain
 
 _JSON = "--json"
+_MADE_BEFORE_COLLECTING = 100_000
+"""Objects that are made before Python looks for garbage: modules make many, and none is any."""
 
 
 class Commands(TyperGroup):
@@ -52,6 +58,7 @@ class Commands(TyperGroup):
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the arguments; what typer says of wrong ones is to act on no terminal."""
         self.answers_in_json = _JSON in args[1]
+        documents.clear()
         try:
             _check_text(args[1])
             return super().make_context(*args, **kwargs)
@@ -63,9 +70,10 @@ class Commands(TyperGroup):
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except (BrokenPipeError, typer.Exit, typer.Abort):
+        except (BrokenPipeError, typer.Exit, SystemExit, GeneratorExit):
             raise  # `geneva ... | head`: typer leaves in silence
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        except (KeyboardInterrupt, typer.Abort) as error:
+            self._answer(error)
             raise
         except BaseException as error:  # a panic of Lance's is no Exception
             self._answer(error)
@@ -77,13 +85,17 @@ class Commands(TyperGroup):
             raise typer.Exit(exit_code(error)) from error
 
     def _answer(self, error: BaseException) -> None:
-        """Print what went wrong for machines, where they asked for an answer in JSON."""
-        if not self.answers_in_json or isinstance(error, typer.Exit | typer.Abort):
+        """Print what went wrong for machines, where they asked for an answer and have none yet."""
+        if not self.answers_in_json or documents or isinstance(error, typer.Exit):
             return
-        typers = _is_typers(error)
-        kind = "UsageError" if typers else type(error).__name__
-        code = getattr(error, "exit_code", 2) if typers else exit_code(error)
-        message = error.format_message() if typers else readable(error)  # type: ignore[attr-defined]
+        kind, message, code = type(error).__name__, readable(error), exit_code(error)
+        if _is_typers(error):
+            kind, message = "UsageError", error.format_message()  # type: ignore[attr-defined]
+            code = getattr(error, "exit_code", USER_INPUT)
+        elif isinstance(error, KeyboardInterrupt):
+            message, code = INTERRUPTION, INTERRUPTED
+        elif isinstance(error, typer.Abort):
+            message = "it was not confirmed; nothing was done."
         answer = {"type": kind, "message": message, "exit_code": code}
         emit({"error": {**answer, "job_id": getattr(error, "job_id", None)}})
 
@@ -217,12 +229,22 @@ def options(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Be the process of a command."""
+    try:
+        run()
+    except SystemExit as leaving:
+        quick_import.leave_at_once(leaving.code)
+        raise
+
+
+def run() -> None:
+    """Run the command line, in a process that is for nothing else."""
     quick_import.process_is_ours = True
+    gc.set_threshold(_MADE_BEFORE_COLLECTING)
     logging.getLogger().addHandler(LogSentences(logging.WARNING))
     try:
         app()
     except SystemExit as leaving:
         if leaving.code == INTERRUPTED:  # Ctrl-C, which typer leaves with, in silence
-            show_error("interrupted. What was finished is kept.")
+            show_error(INTERRUPTION)
         raise

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
-from geneva.cli.arguments import Database, StorageOption
+from geneva.cli.arguments import AsJson, Database, StorageOption
 from geneva.cli.database import connect, read_storage_options
+from geneva.cli.terminal import emit
 from geneva.errors import MissingDependencyError
 
 
@@ -26,13 +29,23 @@ def console(
             show_default=False,
         ),
     ] = None,
+    as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Show the database in a browser: tables, views, jobs as they run, errors. Ctrl-C ends it."""
+    """Show the database in a browser: tables, views, jobs as they run, errors. Ctrl-C ends it.
+
+    With --json the document says where, and comes when the console can be asked.
+    """
     serve = _serve()
     uri = str(connect(db, storage_option).uri)  # what is wrong with it is said here
     given = read_storage_options(storage_option)
-    serve(uri, host=host, port=port, token=token, storage_options=given)
+    told = {"announce": partial(_answer, uri)} if as_json else {}
+    serve(uri, host=host, port=port, token=token, storage_options=given, **told)
+
+
+def _answer(uri: str, address: str) -> None:
+    emit({"database": uri, "console": address})
+    sys.stdout.flush()
 
 
 def _serve() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from geneva.cli.quick_import import import_arrow_alone
+from geneva.cli import quick_import
 from geneva.cli.terminal import hide
 from geneva.config import without_collecting
 from geneva.errors import ColumnNotFoundError, UserInputError
@@ -35,8 +35,9 @@ def connect_to_look(db: str, storage_option: Iterable[str] | None) -> Connection
 
     Nor does it import LanceDB or pandas, where the tables are in a folder.
     """
+    quick_import.has_only_looked = True
     with without_collecting():
-        import_arrow_alone()
+        quick_import.import_arrow_alone()
         return connect(db, storage_option)._for_looking()
 
 

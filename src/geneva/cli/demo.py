@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from geneva.cli.terminal import heading, out, say
+from geneva.cli.arguments import AsJson
+from geneva.cli.terminal import emit, heading, out, say
 from geneva.errors import UserInputError
 from geneva.model.uris import resolve, table_uri
 from geneva.render.text import agree, count
@@ -37,8 +38,21 @@ def demo(
     rows: Annotated[
         int, typer.Option("--rows", help="How many pictures to start with.", min=8, max=1_000_000)
     ] = 4_000,
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Make a table of pictures, add three computed columns, and watch them fill on local Spark."""
+    out.quiet = as_json
+    try:
+        document = _demonstrate(directory, rows)
+    finally:
+        out.quiet = False
+    if as_json:
+        emit(document)
+
+
+def _demonstrate(directory: Path | None, rows: int) -> dict[str, Any]:
+    """Run the steps; return what they did, for machines."""
     from geneva.spark.embedded.java import find_java
 
     find_java()  # Without one nothing below can end well: say so before anything is written.
@@ -53,11 +67,23 @@ def demo(
     db = geneva.connect(_folder(directory))
     table = _create(db, rows)
     _declare(table, columns)
-    _fill(table, columns)
-    _append(table, columns, rows // 4)
-    _compact(table, columns)
+    results = [
+        *_fill(table, columns),
+        *_append(table, columns, rows // 4),
+        *_compact(table, columns),
+    ]
     _show(table)
     _next_steps(db)
+    return {
+        "database": str(db.uri),
+        "table": TABLE,
+        "rows": table.count_rows(),
+        "columns": table.schema.names,
+        "jobs": [
+            {"job_id": r.job_id, "status": r.status, "rows_computed": r.rows_computed}
+            for r in results
+        ],
+    }
 
 
 def _folder(directory: Path | None) -> Path:
@@ -100,27 +126,27 @@ def _declare(table: Table, columns: dict[str, UDF]) -> None:
     table.add_columns(columns)
 
 
-def _fill(table: Table, columns: dict[str, UDF]) -> None:
+def _fill(table: Table, columns: dict[str, UDF]) -> list[JobResult]:
     heading(3, "Backfill, on a Spark of this machine", "(its start takes a few seconds)")
-    _backfill(table, columns)
+    return _backfill(table, columns)
 
 
-def _append(table: Table, columns: dict[str, UDF], rows: int) -> None:
+def _append(table: Table, columns: dict[str, UDF], rows: int) -> list[JobResult]:
     from geneva.cli.demo_udfs import make_pictures
 
     first = table.count_rows()
     heading(4, f"{count(rows, 'row')} {agree(rows, 'are')} appended: only they are computed")
     table.add(make_pictures(first, rows))
     _plan(table, "embedding")
-    _backfill(table, columns)
+    return _backfill(table, columns)
 
 
-def _compact(table: Table, columns: dict[str, UDF]) -> None:
+def _compact(table: Table, columns: dict[str, UDF]) -> list[JobResult]:
     before = _fragments(table)
     table.optimize()
     heading(5, f"{before} fragments are compacted into {_fragments(table)}: nothing is computed")
     _plan(table, "embedding")
-    _backfill(table, columns)
+    return _backfill(table, columns)
 
 
 def _show(table: Table) -> None:
@@ -161,9 +187,12 @@ def _next_steps(db: Connection) -> None:
 # ------------------------------------------------------------------------------------- pieces
 
 
-def _backfill(table: Table, columns: dict[str, UDF]) -> None:
+def _backfill(table: Table, columns: dict[str, UDF]) -> list[JobResult]:
+    results = []
     for column in columns:
-        _show_outcome(column, table.backfill(column), table.count_rows())
+        results.append(table.backfill(column))
+        _show_outcome(column, results[-1], table.count_rows())
+    return results
 
 
 def _show_outcome(column: str, result: JobResult, total: int) -> None:

@@ -1,4 +1,6 @@
-"""Imports for commands that only look, which take longer than the looking: Arrow without pandas.
+"""Commands that only look: what comes before and after it takes longer than the looking.
+
+Arrow is imported without pandas.
 
 pyarrow imports pandas, where it is installed, at the first value that it makes, to know pandas' own
 types when it is given them. Nothing that these commands do has to do with pandas.
@@ -6,11 +8,13 @@ types when it is given them. Nothing that these commands do has to do with panda
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 _PANDAS = "pandas"
 _FIRST_VALUES = "pyarrow._dataset"
@@ -18,6 +22,21 @@ _FIRST_VALUES = "pyarrow._dataset"
 
 process_is_ours = False
 """Whether this process was started for a command, and runs nobody else's code."""
+
+
+has_only_looked = False
+"""Whether this process has read, and neither written anything nor started anything to be ended."""
+
+
+def leave_at_once(code: Any) -> None:
+    """End a process of ours that has only looked: to take all modules apart is a tenth of its time.
+
+    Any other process leaves as Python does.
+    """
+    if process_is_ours and has_only_looked and isinstance(code, int | None):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
 
 
 def import_arrow_alone() -> None:

@@ -20,6 +20,7 @@ USER_INPUT = 2
 """The same code that a wrong option gives."""
 MISSING_DEPENDENCY = 3
 INTERRUPTED = 130
+INTERRUPTION = "interrupted. What was finished is kept."
 
 EXIT_CODES = (
     "Exit codes: 0 all is well, 1 the job or check failed, 2 something in the command is wrong, "
@@ -115,11 +116,16 @@ def heading(number: int, title: str, note: str = "") -> None:
     )
 
 
+documents: list[Any] = []
+"""What this command has answered machines: nothing yet, or its one document."""
+
+
 def emit(document: Any) -> None:
     """Print one JSON document: the whole output of a command for machines."""
     from geneva.render.values import json_value
 
     sys.stdout.write(json_text(json_value(document)) + "\n")
+    documents.append(document)
 
 
 def grid(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ClusterType", "GenevaCluster", "K8sConfigMethod", "KubeRayConfig", "WorkerGroup"]
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+SERVICE_ACCOUNT = "geneva-service-account"
 _MASTERS = ("local", "spark:", "yarn", "k8s:", "mesos:")
 
 
@@ -55,7 +56,7 @@ class WorkerGroup:
     max_replicas: int = 100
     idle_timeout_seconds: int = 60
     image: str | None = None
-    service_account: str | None = None
+    service_account: str | None = SERVICE_ACCOUNT
     node_selector: dict[str, str] = field(default_factory=dict)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
 from geneva.cluster import (
+    SERVICE_ACCOUNT,
     ClusterType,
     GenevaCluster,
     K8sConfigMethod,
@@ -17,6 +19,7 @@ from geneva.cluster import (
 from geneva.errors import UserInputError
 
 _MIN_GPU_WORKER_BYTES = 4 * 2**30
+_MUCH_BYTES, _MUCH_BYTES_PER_CORE = 100 * 10**9, 16 * 2**30
 _UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -133,6 +136,10 @@ class WorkerBuilder:
         """At most so many."""
         return self._with(max_replicas=count)
 
+    def idle_timeout_seconds(self, seconds: int) -> Self:
+        """Keep how long a worker may idle: Spark's dynamic allocation has settings of its own."""
+        return self._with(idle_timeout_seconds=seconds)
+
     def image(self, image: str) -> Self:
         """Keep an image's name: it is of Ray on Kubernetes."""
         return self._with(image=image)
@@ -150,6 +157,12 @@ class WorkerBuilder:
         group = self._group
         if group.gpus and _bytes(group.memory) < _MIN_GPU_WORKER_BYTES:
             raise UserInputError(f"A GPU worker needs 4Gi of memory or more, not {group.memory!r}.")
+        if _bytes(group.memory) > min(_MUCH_BYTES, group.cpus * _MUCH_BYTES_PER_CORE):
+            warnings.warn(
+                f"A worker of {group.cpus:g} cores and {group.memory} asks for much memory.",
+                UserWarning,
+                stacklevel=2,
+            )
         return group
 
 
@@ -180,7 +193,7 @@ class KubeRayClusterBuilder(ClusterBuilder):
         """Begin with a head of 4 cores and 8Gi, and no workers."""
         super().__init__(name)
         head = {
-            "service_account": "geneva-service-account",
+            "service_account": SERVICE_ACCOUNT,
             "cpus": 4,
             "memory": "8Gi",
             "node_selector": {"geneva.lancedb.com/ray-head": "true"},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,11 @@ def app(
     return make_app(str(db_uri), storage_options, token, hosts)
 
 
+def _announce(address: str) -> None:
+    sys.stderr.write(f"Console: {address} (Ctrl-C ends it)\n")
+    sys.stderr.flush()
+
+
 def serve(
     db_uri: str,
     host: str = "127.0.0.1",
@@ -56,16 +61,18 @@ def serve(
     *,
     storage_options: Mapping[str, str] | None = None,
     hosts: Iterable[str] = (),
+    announce: Callable[[str], None] = _announce,
 ) -> None:
     """Serve the console until it is interrupted.
 
     Args:
         db_uri: The database.
         host: Where to listen. Anything but this machine itself takes a token.
-        port: The port; 0: any free one. The address is written to standard error.
+        port: The port; 0: any free one.
         token: What the console asks for; with it, jobs can be cancelled.
         storage_options: Keys and settings of the object store.
         hosts: More names that it answers under.
+        announce: Is told the address; by default it is written to standard error.
     """
     try:
         import uvicorn
@@ -84,8 +91,7 @@ def serve(
     )
     with _listen(host, port) as listener, suppress(KeyboardInterrupt):
         address = _address(host, listener.getsockname()[1])
-        sys.stderr.write(f"Console: {address} (Ctrl-C ends it)\n")
-        sys.stderr.flush()
+        announce(address)
         uvicorn.Server(config).run(sockets=[listener])
 
 

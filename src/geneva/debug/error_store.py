@@ -7,7 +7,31 @@ from typing import Any
 
 from geneva.compatibility import warn_compatibility
 from geneva.errors import InvalidUDFError
-from geneva.udf.policy import ErrorPolicy, OnError, Retry, Rule, policy_of
+from geneva.udf.policy import (
+    ErrorPolicy,
+    Fail,
+    OnError,
+    Retry,
+    Rule,
+    Skip,
+    fail_fast,
+    policy_of,
+    retry_all,
+    retry_transient,
+    skip_on_error,
+)
+
+__all__ = [
+    "ErrorHandlingConfig",
+    "Fail",
+    "Retry",
+    "Skip",
+    "UDFRetryConfig",
+    "fail_fast",
+    "retry_all",
+    "retry_transient",
+    "skip_on_error",
+]
 
 _WAITS: dict[str, str | float] = {
     "wait_exponential": "exponential",

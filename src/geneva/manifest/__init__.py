@@ -31,7 +31,7 @@ class GenevaManifest:
     Images are of Kubernetes with Ray; they are kept, and mean nothing here.
     """
 
-    name: str
+    name: str = field(kw_only=False)
     version: str | None = None
     pip: list[str] = field(default_factory=list)
     py_modules: list[str] = field(default_factory=list)

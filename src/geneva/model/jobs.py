@@ -41,6 +41,7 @@ _COUNTS = {
     "plan_fragments": ("fragments", "fragments"),
     "tasks_completed": ("tasks", "tasks"),
     "workers": ("slots", "slots"),
+    "cnt_geneva_workers_active": ("slots", "slots"),
 }
 _SECONDS = {
     "udf_processing_time": "udf_seconds",
@@ -48,6 +49,13 @@ _SECONDS = {
     "writer_write_time": "write_seconds",
 }
 _MILLISECONDS = {"read_io_time_ms": "read_seconds", "commit_time_ms": "commit_seconds"}
+_NOT_HERE = (
+    "cnt_geneva_workers_pending",
+    "writer_queue_wait_time_ms",
+    "commit_backoff_time_ms",
+    "commit_concurrent_writer_retries",
+)
+"""Numbers of processes that this engine has none of: no writer apart, no queue of workers."""
 
 
 class JobConfig(str):
@@ -172,4 +180,5 @@ class JobMetrics(dict[str, Any]):
             yield JobMetric(name, metric(self, own))
         for name, own in _MILLISECONDS.items():
             yield JobMetric(name, metric(self, own) * 1000)
+        yield from (JobMetric(name, 0) for name in _NOT_HERE)
         yield JobMetric("commit_conflict_retries", max(0, metric(self, "rounds") - 1))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections.abc
 import copy
 import enum
 import functools
 import inspect
 import threading
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -261,15 +263,44 @@ def check_prepare(name: str, target: Any) -> None:
         )
 
 
-def file_parameters(target: Any, count: int) -> tuple[bool, ...]:
+def file_parameters(target: Any, count: int, method: str = "__call__") -> tuple[bool, ...]:
     """Which of the first parameters are annotated `lance.blob.BlobFile`: they get files."""
-    signature = signature_of(target)
-    if signature is None:
-        return (False,) * count
-    annotations = annotations_of_call(target)
-    names = [*signature.parameters][:count]
-    found = [is_blob_file(without_optional(annotations.get(name))) for name in names]
-    return (*found, *[False] * (count - len(found)))
+    return tuple(is_blob_file(kind) for kind in _first_annotations(target, count, method))
+
+
+def python_parameters(
+    target: Any, count: int, method: str = "__call__"
+) -> tuple[type[Any] | None, ...]:
+    """Which of the first parameters are annotated with a container of Python's own, and which one.
+
+    They get that: a list is no numpy array then.
+    """
+    return tuple(_container(kind) for kind in _first_annotations(target, count, method))
+
+
+def _first_annotations(target: Any, count: int, method: str) -> list[Any]:
+    signature = signature_of(target, method)
+    annotations = annotations_of_call(target, method)
+    names = [] if signature is None else [*signature.parameters][:count]
+    found = [without_optional(annotations.get(name)) for name in names]
+    return [*found, *[None] * (count - len(found))]
+
+
+def _container(annotation: Any) -> type[Any] | None:
+    kind = typing.get_origin(annotation) or annotation
+    if not inspect.isclass(kind):
+        return None
+    if issubclass(kind, dict) or kind in (collections.abc.Mapping, collections.abc.MutableMapping):
+        return dict
+    if kind is tuple or kind is list:
+        return kind
+    return list if kind in _SEQUENCES else None
+
+
+_SEQUENCES = (
+    *(collections.abc.Sequence, collections.abc.MutableSequence),
+    *(collections.abc.Collection, collections.abc.Iterable),
+)
 
 
 def call_shape(

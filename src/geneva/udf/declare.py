@@ -7,6 +7,7 @@ import hashlib
 import io
 import pickle
 import platform
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict, overload
@@ -30,6 +31,7 @@ from geneva.udf.call import (
     inferred_type,
     is_async,
     name_of,
+    python_parameters,
     two_steps,
 )
 from geneva.udf.identity.fingerprint import fingerprint, fingerprint_parts
@@ -106,6 +108,8 @@ class UDF:
     """Fields that such a record may leave out: they are NULL then."""
     file_inputs: tuple[bool, ...] = ()
     """Which inputs are annotated `lance.blob.BlobFile`, and so are files over their bytes."""
+    python_inputs: tuple[type[Any] | None, ...] = ()
+    """Which inputs are annotated as a list, tuple or dict, and so are that: no numpy arrays."""
 
     def __post_init__(self) -> None:
         """Check the numbers, and look like the function that was decorated."""
@@ -245,21 +249,26 @@ def _evolvable(kind: type[UDF]) -> None:
     """Let `attrs.evolve(udf, version=..., input_columns=...)` copy a UDF, with or without attrs.
 
     The version that a user gives is kept apart from the one that is found, so that it has two
-    names: `version` is also a word of the constructor.
+    names: `version` is also a word of the constructor. So is `error_handling`.
     """
     plain_init = kind.__init__
 
     def init(self: UDF, **given: Any) -> None:
         if "version" in given:
             given["declared_version"] = given.pop("version")
+        if "error_handling" in given:
+            given["on_error"] = policy_of(given.pop("error_handling"))
         plain_init(self, **given)
 
     kind.__init__ = init  # type: ignore[method-assign]
     aliases = {"declared_version": "version"}
-    kind.__attrs_attrs__ = tuple(  # type: ignore[attr-defined]
+    attributes = [
         _Attribute(item.name, aliases.get(item.name, item.name))
         for item in dataclasses.fields(kind)
-    )
+    ]
+    # By place and by name: `attrs.fields(UDF).version`.
+    made = namedtuple("UDFAttributes", [item.alias for item in attributes])  # type: ignore[misc]
+    kind.__attrs_attrs__ = made(*attributes)  # type: ignore[attr-defined]
 
 
 _evolvable(UDF)
@@ -376,7 +385,7 @@ def udf(
     if error_handling is not None:
         if on_error is not None:
             raise InvalidUDFError("Give on_error or error_handling, not both.")
-        on_error = error_handling.policy()
+        on_error = error_handling
     options: dict[str, Any] = {
         "declared_version": version,
         "num_cpus": num_cpus,
@@ -440,7 +449,8 @@ def udf(
             nullable=declared.nullable,
             unpacks=record is not None,
             optional_fields=record.optional if record is not None else (),
-            file_inputs=file_parameters(target, len(inputs or ())),
+            file_inputs=file_parameters(target, len(inputs or ()), first),
+            python_inputs=python_parameters(target, len(inputs or ()), first),
             field_metadata=metadata | dict(field_metadata or {}),
             **options,
         )

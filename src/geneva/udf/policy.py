@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from geneva.errors import InvalidUDFError
 
@@ -173,7 +173,7 @@ class ErrorPolicy:
 
 FAIL_FAST = ErrorPolicy()
 
-OnError: TypeAlias = ErrorPolicy | Rule | Sequence[Rule] | None
+OnError: TypeAlias = "ErrorPolicy | Rule | Sequence[Rule] | HasPolicy | None"
 
 
 def fail_fast() -> ErrorPolicy:
@@ -198,6 +198,14 @@ def retry_all(max_attempts: int = 3, backoff: str | float = "exponential") -> Er
     return ErrorPolicy((Retry(max_attempts=max_attempts, backoff=backoff),))
 
 
+@runtime_checkable
+class HasPolicy(Protocol):
+    """Another way to say a policy: `geneva.debug.error_store.ErrorHandlingConfig`."""
+
+    def policy(self) -> ErrorPolicy:
+        """The policy."""
+
+
 def policy_of(
     on_error: Any,
     max_failed_rows: int | None = None,
@@ -209,6 +217,8 @@ def policy_of(
             policy = FAIL_FAST
         case ErrorPolicy():
             policy = on_error
+        case HasPolicy():
+            policy = on_error.policy()
         case Rule():
             policy = ErrorPolicy((on_error,))
         case list() | tuple() if all(isinstance(rule, Rule) for rule in on_error):

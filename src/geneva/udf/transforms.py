@@ -148,6 +148,22 @@ class NewFunction:
     """Whether what is computed stays, and counts as right."""
 
 
+def listed_alterations(
+    alterations: Sequence[Mapping[str, Any] | Sequence[Mapping[str, Any]]],
+) -> list[Mapping[str, Any]]:
+    """The alterations of a call, one by one: given as arguments, or as lists of them."""
+    listed: list[Mapping[str, Any]] = []
+    for given in alterations:
+        some = list(given) if isinstance(given, list | tuple) else [given]
+        for alteration in some:
+            if not isinstance(alteration, Mapping):
+                raise UserInputError(
+                    f'alter_columns takes {{"path": column, ...}}, not {alteration!r}.'
+                )
+            listed.append(alteration)
+    return listed
+
+
 def split_alterations(
     alterations: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, NewFunction], list[Mapping[str, Any]]]:

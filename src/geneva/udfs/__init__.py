@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from geneva.udfs.audio import WhisperChunkTranscriber
     from geneva.udfs.document import chunk_pages, extract_pages
     from geneva.udfs.embedding import sentence_transformer_udf, static_embedding_udf
+    from geneva.udfs.gemini import gemini_embedding_udf, gemini_udf
     from geneva.udfs.image import image_size, perceptual_hash, thumbnail_udf
     from geneva.udfs.openai import openai_embedding_udf, openai_udf
     from geneva.udfs.text import split_text_udf
@@ -22,6 +23,8 @@ __all__ = [
     "WhisperChunkTranscriber",
     "chunk_pages",
     "extract_pages",
+    "gemini_embedding_udf",
+    "gemini_udf",
     "image_size",
     "openai_embedding_udf",
     "openai_udf",
@@ -36,6 +39,8 @@ _HOMES = {
     "WhisperChunkTranscriber": "audio",
     "chunk_pages": "document",
     "extract_pages": "document",
+    "gemini_embedding_udf": "gemini",
+    "gemini_udf": "gemini",
     "image_size": "image",
     "openai_embedding_udf": "openai",
     "openai_udf": "openai",

@@ -115,7 +115,7 @@ class _Embedder:
 
 
 def _index(item: Mapping[str, Any]) -> int:
-    return int(item["index"])
+    return int(item.get("index", 0))  # without numbers they are in order
 
 
 def openai_embedding_udf(
@@ -178,8 +178,8 @@ def openai_udf(
     column: str,
     prompt: str,
     model: str,
-    *,
     mime_type: str | None = None,
+    *,
     api_key_env: str = _KEY,
     version: str | None = None,
     base_url: str | None = None,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lance
 import pyarrow as pa
 import pytest
 
@@ -158,6 +160,21 @@ def test_records_round_trip(tmp_path: Path) -> None:
     store.append([record])
     assert store.list("t'") == [record]
     assert store.list("t") == []
+
+
+def test_a_store_of_an_earlier_release(tmp_path: Path) -> None:
+    store = FailureStore(str(tmp_path), Secrets())
+    at = datetime(2026, 1, 2, 3, 4, 5, 678, UTC)
+    record = ErrorRecord("job", "t", "c", 3, 7, None, "ValueError", "m", "tb", 2, "x=1", at)
+    newer = replace(record, table_version=3, udf_name="f", input_columns=["x"])
+    store.append([record])
+    place = tmp_path / "_geneva" / "errors.lance"
+    names = [field.name for field in fields(ErrorRecord)]
+    lance.write_dataset(lance.dataset(place).to_table(names[:12]), place, mode="overwrite")
+    assert store.list() == [record]
+    store.append([newer])
+    store.append([newer])
+    assert store.list() == [record, newer, newer]
 
 
 class TestJobs:

@@ -75,7 +75,7 @@ class RowUnits:
         """Call with the row's values."""
         if start >= self._first + len(self._converted):
             part = self._call.batch.slice(start, _CONVERTED_ROWS)
-            columns = input_values(part, self._call.udf.file_inputs)
+            columns = input_values(part, self._call.udf)
             self._first, self._converted = start, list(zip(*columns, strict=True))
         return row_steps(self._call, start, self._converted[start - self._first])
 

@@ -72,7 +72,7 @@ class BatchCall:
         """What a function that is called once per row gets, column by column."""
         if self.queries is not None:
             return [self.queries(self.batch)]
-        return input_values(self.batch, self.udf.file_inputs)
+        return input_values(self.batch, self.udf)
 
     def columns(self, values: pa.Array) -> tuple[pa.Array, ...]:
         """What the function gave, as one array per output. A record that is NULL is all NULL."""

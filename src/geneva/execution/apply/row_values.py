@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,13 +11,29 @@ import pyarrow.types as pt
 
 from geneva.storage.lance.blob_files import blob_values
 
+if TYPE_CHECKING:
+    from geneva.udf.declare import UDF
 
-def input_values(batch: pa.RecordBatch, are_files: Sequence[bool]) -> list[list[Any]]:
-    """Return the columns of a batch as a SCALAR UDF sees them; some as files over their bytes."""
+
+def input_values(batch: pa.RecordBatch, udf: UDF) -> list[list[Any]]:
+    """Return the columns of a batch as a SCALAR UDF sees them, as its annotations say."""
+    forms = itertools.zip_longest(batch.columns, udf.file_inputs, udf.python_inputs)
     return [
-        blob_values(column) if is_file else python_values(column)
-        for column, is_file in itertools.zip_longest(batch.columns, are_files, fillvalue=False)
+        blob_values(column)
+        if is_file
+        else python_values(column)
+        if container is None
+        else plain_values(column, container)
+        for column, is_file, container in forms
     ]
+
+
+def plain_values(array: pa.Array, container: type[Any]) -> list[Any]:
+    """Return an array's rows as lists (or tuples) and dicts of Python's own, all the way down."""
+    rows = _pylist(array)
+    if container is not tuple:
+        return rows
+    return [tuple(row) if isinstance(row, list) else row for row in rows]
 
 
 def python_values(array: pa.Array) -> list[Any]:
@@ -41,8 +56,12 @@ def python_values(array: pa.Array) -> list[Any]:
         return _with_nulls(rows, array)
     if is_list_of_numbers(kind):
         return _numpy_rows(array)
+    return _pylist(array)
+
+
+def _pylist(array: pa.Array) -> list[Any]:
     # Asking for dicts makes pyarrow ten times slower, so only where there are maps.
-    options = {"maps_as_pydicts": "lossy"} if "map<" in str(kind) else {}
+    options = {"maps_as_pydicts": "lossy"} if "map<" in str(array.type) else {}
     values: list[Any] = array.to_pylist(**options)
     return values
 

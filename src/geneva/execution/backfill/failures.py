@@ -97,9 +97,9 @@ def all_unreadable(errors: Sequence[UnreadableFragmentsError]) -> UnreadableFrag
 
 
 def error_records(
-    job_id: str, plan: BackfillPlan, failed: Iterable[tuple[int, RowFailure]]
+    job_id: str, uri: str, plan: BackfillPlan, failed: Iterable[tuple[int, RowFailure]]
 ) -> list[ErrorRecord]:
-    """What the error table keeps of failed rows, each given with its fragment."""
+    """What the error table keeps of failed rows of the table at `uri`, each with its fragment."""
     now = datetime.now(UTC)
     return [
         ErrorRecord(
@@ -115,6 +115,12 @@ def error_records(
             attempt=row.attempt,
             input_preview=row.preview,
             at=now,
+            table_uri=uri,
+            table_version=plan.version,
+            udf_name=plan.udf_name,
+            udf_version=plan.udf_version,
+            input_columns=list(plan.inputs),
+            output_columns=list(plan.columns) or [plan.column],
         )
         for fragment_id, row in failed
     ]

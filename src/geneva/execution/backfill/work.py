@@ -119,6 +119,7 @@ class BackfillWork:
             "udf_version": plan.udf_version,
             "concurrency": request.options.concurrency,
             "commit_granularity": request.options.commit_granularity,
+            "inputs": list(plan.inputs),
             **({"columns": list(plan.columns)} if len(plan.columns) > 1 else {}),
             "upstream": [step.plan.column for step in self.chain.upstream],
         }

@@ -194,6 +194,7 @@ class Heartbeat:
 
     def __enter__(self) -> Heartbeat:
         """Start."""
+        self._signals.live[self._job_id] = self._report
         self._thread.start()
         return self
 
@@ -204,6 +205,7 @@ class Heartbeat:
         trace: TracebackType | None,
     ) -> None:
         """Stop, and leave nothing behind."""
+        self._signals.live.pop(self._job_id, None)
         self._ended.set()
         self._thread.join(timeout=POLL_SECONDS)
         if self.used:

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,8 @@ def _chosen(source: SourceRows, columns: Sequence[str] | None) -> SourceRows:
 
 class PartitionQuery:
     """A query over the rows of a partition, as a table function gets it."""
+
+    is_geneva_query: ClassVar = True
 
     def __init__(self, reader: _Reader, place: int, columns: Sequence[str] | None = None) -> None:
         """Read nothing yet."""

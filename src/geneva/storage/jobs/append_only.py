@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import lance
@@ -37,7 +38,7 @@ class AppendOnlyTable:
         this very commit: of several writers each sees the rows of those who came before it, and of
         nobody who came after.
         """
-        there = after or self.open() or self._create()
+        there = after or self._with_all_columns(self.open()) or self._create()
         dataset = lance.write_dataset(table, there, mode="append")
         if len(dataset.get_fragments()) >= _COMPACT_AT_FRAGMENTS:
             self._compact(lance.dataset(self.uri, storage_options=self.storage_options.plain()))
@@ -92,6 +93,15 @@ class AppendOnlyTable:
             if dataset is None:
                 raise
             return dataset
+
+    def _with_all_columns(self, dataset: lance.LanceDataset | None) -> lance.LanceDataset | None:
+        """The table with the columns that it lacks because an earlier release has made it."""
+        if dataset is None or len(dataset.schema) == len(self.schema):
+            return dataset
+        missing = [field for field in self.schema if field.name not in dataset.schema.names]
+        with suppress(OSError):  # another process adds them at the same moment
+            dataset.add_columns(pa.schema(missing))
+        return self.open()
 
     @staticmethod
     def _compact(dataset: lance.LanceDataset) -> None:

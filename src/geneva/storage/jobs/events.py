@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from typing import Any
 import lance
 import pyarrow as pa
 
-from geneva.errors import JobNotFoundError
+from geneva.errors import JobNotFoundError, UserInputError
 from geneva.model.jobs import JobStatus, metric
 from geneva.model.tables import Secrets
 from geneva.model.uris import table_uri
@@ -108,6 +108,20 @@ class JobRecord:
     waiting_for: str | None = None
     """The job that this one waits for: one of the same work that was there before it."""
 
+    # `_history.get(job_id)` gives a list of one in Geneva on Ray: a record reads as that, too.
+
+    def __len__(self) -> int:
+        """One."""
+        return 1
+
+    def __getitem__(self, place: int) -> JobRecord:
+        """`db._history.get(job_id)[0]` is the record."""
+        return (self,)[place]
+
+    def __iter__(self) -> Iterator[JobRecord]:
+        """The record itself."""
+        return iter((self,))
+
     @property
     def launched_at(self) -> datetime:
         """When it was created, by Geneva's name."""
@@ -147,6 +161,11 @@ class JobRecord:
     def output_columns(self) -> list[str]:
         """The columns that it computed."""
         return list(self.config.get("columns") or [self.column_name])
+
+    @property
+    def input_columns(self) -> list[str]:
+        """The columns that its function reads."""
+        return list(self.config.get("inputs") or [])
 
     @property
     def died(self) -> bool:
@@ -206,16 +225,17 @@ class JobHistory:
         storage_options: Secrets,
         is_lost: Callable[[JobRecord], bool] = lambda job: False,
         watch: Callable[[JobRecord], bool] = lambda job: False,
+        request_cancel: Callable[[str], None] = lambda job_id: None,
     ) -> None:
         """Point at a database; nothing is read or written yet.
 
         `is_lost` says of a job that has not ended whether its driver is dead. Such a job is read
         as FAILED. Reading never writes: `close_lost` makes it durable. `watch` says it, too, and
-        takes its time.
+        takes its time. `request_cancel` asks a job to stop.
         """
         uri = table_uri(database_uri, "_geneva/jobs")
         self._table = AppendOnlyTable(uri, _SCHEMA, storage_options)
-        self._is_lost, self._watch = is_lost, watch
+        self._is_lost, self._watch, self._request_cancel = is_lost, watch, request_cancel
         self._last: tuple[str, lance.LanceDataset | None] = "", None
         """The job that wrote last, and the table after that."""
 
@@ -270,6 +290,22 @@ class JobHistory:
             for record in sorted(records, key=lambda r: r.created_at, reverse=True)
             if table_name in (None, record.table_name) and wanted in (None, record.status)
         ]
+
+    list_jobs = list
+    """The same, by Geneva's name."""
+
+    def set_completed(self, job_id: str, status: JobStatus | str = JobStatus.CANCELLED) -> None:
+        """Ask a job to stop, as programs for Geneva on Ray do; one that has ended stays as it is.
+
+        How a job ended is for the job to say, so that CANCELLED is all that can be asked for.
+        """
+        if str(status).upper() != JobStatus.CANCELLED:
+            raise UserInputError(
+                f"set_completed({job_id!r}, status={str(status)!r}): a job says itself how it "
+                "ended. status='CANCELLED' asks it to stop."
+            )
+        if not self.get(job_id).status.is_final:
+            self._request_cancel(job_id)
 
     def last_measured(self, table_name: str, column: str, udf_version: str) -> JobRecord | None:
         """The newest job that called this version of the column's function; None: there is none."""

@@ -31,6 +31,12 @@ _SCHEMA = pa.schema(
         pa.field("attempt", pa.int32()),
         pa.field("input_preview", pa.string()),
         pa.field("at", pa.timestamp("us", tz="UTC")),
+        pa.field("table_uri", pa.string()),
+        pa.field("table_version", pa.int64()),
+        pa.field("udf_name", pa.string()),
+        pa.field("udf_version", pa.string()),
+        pa.field("input_columns", pa.list_(pa.string())),
+        pa.field("output_columns", pa.list_(pa.string())),
     ]
 )
 
@@ -56,6 +62,15 @@ class ErrorRecord:
     """How often the row was tried."""
     input_preview: str
     at: datetime
+    # What follows is None in records of releases before 0.2.
+    table_uri: str | None = None
+    table_version: int | None = None
+    """The version that the inputs were read from."""
+    udf_name: str | None = None
+    udf_version: str | None = None
+    input_columns: Sequence[str] | None = None
+    output_columns: Sequence[str] | None = None
+    """The columns that the call was to fill."""
 
     @property
     def error_type(self) -> str:
@@ -81,6 +96,24 @@ class ErrorRecord:
     def error_id(self) -> str:
         """What this failure is known by: its job, column and row."""
         return f"{self.job_id}/{self.column_name}/{self.row_address}"
+
+    # Of Ray's actors and of how they search a batch for its bad row; nothing here is like them.
+
+    @property
+    def actor_id(self) -> None:
+        """None: there are no actors."""
+
+    @property
+    def batch_index(self) -> None:
+        """None: rows are known by their address."""
+
+    @property
+    def max_attempts(self) -> None:
+        """None: how often a row may be tried depends on the error; see the UDF's `on_error`."""
+
+    @property
+    def bisect_depth(self) -> None:
+        """None: rows are found one by one."""
 
     def _repr_html_(self) -> str:
         """Show the failure in a notebook."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,6 +38,8 @@ class JobSignals:
         folder = f"{database_uri.rstrip('/')}/_geneva"
         self.limits_uri = f"{folder}/limits"
         """Where the records are that jobs share for limits on calls."""
+        self.live: dict[str, Callable[[], dict[str, Any]]] = {}
+        """What jobs that this object was given to have to report: newer than any heartbeat."""
         self._storage_options = storage_options
         self._session = LanceFileSession(
             f"{folder}/signals", storage_options=storage_options.plain()
@@ -104,9 +106,15 @@ def as_it_runs(job: JobRecord, signals: JobSignals) -> JobRecord:
 
 
 def newest_metrics(job: JobRecord, signals: JobSignals) -> dict[str, Any]:
-    """The numbers of a job: of a running one those of its last heartbeat, if they are newer."""
+    """The numbers of a job: of a running one those of its last heartbeat, if they are newer.
+
+    Of one that this process drives through the same connection, those of this moment.
+    """
     if job.status.is_final:
         return job.metrics
+    report = signals.live.get(job.job_id)
+    if report is not None:
+        return {**job.metrics, **report()["metrics"]}
     beat = signals.last_beat(job.job_id)
     metrics = beat.payload.get("metrics") if beat is not None else None
     if not isinstance(metrics, dict) or metrics.get("seconds", 0) < job.metrics.get("seconds", 0):

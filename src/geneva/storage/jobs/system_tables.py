@@ -24,14 +24,16 @@ _JOBS = pa.schema(
         *((name, pa.string()) for name in ("status", "launched_by", "cluster_name", "manifest_id")),
         *((name, pa.string()) for name in ("manifest_checksum", "config", "error")),
         *((name, _TIME) for name in ("launched_at", "updated_at", "completed_at")),
-        *((name, _TEXTS) for name in ("output_columns", "metrics", "events")),
+        *((name, _TEXTS) for name in ("input_columns", "output_columns", "metrics", "events")),
     ]
 )
 _ERRORS = pa.schema(
     [
         *((name, pa.string()) for name in ("error_id", "error_type", "error_message")),
         *((name, pa.string()) for name in ("error_trace", "job_id", "table_name", "column_name")),
-        *((name, pa.int64()) for name in ("fragment_id", "attempt")),
+        *((name, pa.string()) for name in ("table_uri", "udf_name", "udf_version")),
+        *((name, _TEXTS) for name in ("input_columns", "output_columns")),
+        *((name, pa.int64()) for name in ("table_version", "fragment_id", "attempt")),
         *((name, pa.uint64()) for name in ("row_address", "row_id")),
         ("timestamp", _TIME),
     ]

@@ -181,7 +181,8 @@ def _reason(error: BaseException) -> str:
     """What an engine says, without Rust's source positions and its own words for itself."""
     reason = re.split(r", /[^ ]*\.rs:|, /(?:home|root|rustc)/|\s*Backtrace:", str(error))[0]
     words = r"^(?:Invalid user input: |LanceError\(\w+\): |Error during planning: |SQL error: )+"
-    return re.sub(words, "", reason).strip().rstrip(".") + "."
+    text = re.sub(words, "", reason).strip().rstrip(".").replace("\n", " ")
+    return text if text.endswith("?") else f"{text}."
 
 
 def _with_names(reason: str, paths: Sequence[Path]) -> str:

@@ -21,6 +21,11 @@ def lancedb() -> ModuleType:
     _put_client_off()
     import lancedb
 
+    from geneva.storage.lance.lancedb_methods import ConnectionMethods, TableMethods
+
+    # Ours are LanceDB's for whoever asks with isinstance.
+    lancedb.DBConnection.register(ConnectionMethods)
+    lancedb.table.Table.register(TableMethods)
     return lancedb
 
 
