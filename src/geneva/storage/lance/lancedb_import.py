@@ -7,6 +7,7 @@ answers alone. The client itself is loaded when somebody asks for it.
 from __future__ import annotations
 
 import sys
+from abc import ABCMeta
 from functools import cache
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
@@ -23,9 +24,14 @@ def lancedb() -> ModuleType:
 
     from geneva.storage.lance.lancedb_methods import ConnectionMethods, TableMethods
 
-    # Ours are LanceDB's for whoever asks with isinstance.
-    lancedb.DBConnection.register(ConnectionMethods)
-    lancedb.table.Table.register(TableMethods)
+    # Ours are LanceDB's for whoever asks with isinstance, where its classes can be told so: from
+    # Python 3.12 on, that of connections is a plain one.
+    for theirs, ours in (
+        (lancedb.DBConnection, ConnectionMethods),
+        (lancedb.table.Table, TableMethods),
+    ):
+        if isinstance(theirs, ABCMeta):
+            theirs.register(ours)
     return lancedb
 
 
