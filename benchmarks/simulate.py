@@ -17,7 +17,14 @@ from geneva.execution.backfill.dispatch import MAX_JOBS_IN_FLIGHT
 from geneva.model.rows import RowSet
 from geneva.model.tables import Reason
 from geneva.planning.backfill import Action, FragmentPlan
-from geneva.planning.sizing import CommitRule, Part, WorkQueue, max_in_flight, rows_to_run
+from geneva.planning.sizing import (
+    CommitRule,
+    Limit,
+    Part,
+    WorkQueue,
+    max_in_flight,
+    rows_to_run,
+)
 
 
 @dataclass(frozen=True)
@@ -89,23 +96,28 @@ def simulate(job: Job, costs: Costs, seed: int = 0) -> Result:
     result.driver_seconds = now = job.fragments * costs.driver_fragment_seconds
     free = [(now, speed) for speed in speeds]  # when each slot is free next
     heapq.heapify(free)
-    batches: list[tuple[float, int, list[tuple[Part, ...]]]] = []  # by when they end
+    batches: list[tuple[float, int, list[_Ran]]] = []  # by when they end
     in_flight = ready = number = 0
     last_end, last_cost, speed_known = now, 0.0, None
     left = dict.fromkeys(range(job.fragments), job.rows // job.fragments)
     split: set[int] = set()
     while queue or batches:
         while queue and in_flight < job.max_in_flight:
-            tasks = list(_batch(queue, job, speed_known))
-            ends = [_run(tasks_parts, free, now, costs, rng) for tasks_parts in tasks]
-            heapq.heappush(batches, (max(ends), number, tasks))
+            waiting = sum(task.rows_left(now) for _, _, ran in batches for task in ran)
+            tasks = [
+                _run(parts, limit, free, now, costs, rng)
+                for parts, limit in _batch(queue, job, speed_known, waiting)
+            ]
+            heapq.heappush(batches, (max(task.end for task in tasks), number, tasks))
             number, in_flight = number + 1, in_flight + len(tasks)
             result.tasks += len(tasks)
         end, _, tasks = heapq.heappop(batches)
         now = max(now, end)
         in_flight -= len(tasks)
         speed_known = 1 / costs.row_seconds
-        for part in (part for parts in tasks for part in parts):
+        for task in tasks:
+            queue.put_back([part.plan for part in task.given_back])
+        for part in (part for task in tasks for part in task.done):
             now += costs.driver_fragment_seconds
             result.driver_seconds += costs.driver_fragment_seconds
             left[part.plan.fragment_id] -= len(part.rows)
@@ -145,29 +157,57 @@ def _plans(job: Job) -> Iterator[FragmentPlan]:
         )
 
 
-def _batch(queue: WorkQueue, job: Job, speed: float | None) -> Iterator[tuple[Part, ...]]:
+def _batch(
+    queue: WorkQueue, job: Job, speed: float | None, in_flight: float
+) -> Iterator[tuple[tuple[Part, ...], Limit | None]]:
     """The tasks of one Spark job, as the dispatcher takes them."""
     for _ in range(job.per_job):
         if not queue:
             return
-        yield queue.take(queue.share(job.slots, speed))
+        limit = queue.limit(job.slots, speed)
+        even_rows = queue.even_rows(job.slots, speed, in_flight)
+        yield queue.take(queue.share(job.slots, speed, job.per_job), even_rows), limit
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A task: what it does, what it gives back, and when."""
+
+    done: Sequence[Part]
+    given_back: Sequence[Part]
+    start: float
+    end: float
+    rows: int
+
+    def rows_left(self, now: float) -> float:
+        """About how many rows are still to be run."""
+        return self.rows * min(1.0, max(0.0, self.end - now) / (self.end - self.start))
 
 
 def _run(
     parts: Sequence[Part],
+    limit: Limit | None,
     free: list[tuple[float, float]],
     now: float,
     costs: Costs,
     rng: random.Random,
-) -> float:
-    """Run a task on the slot that is free first; return when it ends."""
-    start, slowness = heapq.heappop(free)
-    rows = sum(map(rows_to_run, parts))
+) -> _Ran:
+    """Run a task on the slot that is free first. It has as many fragments as slots at least."""
+    at, slowness = heapq.heappop(free)
+    start = max(at, now)
     luck = max(0.2, rng.gauss(1.0, costs.spread))
-    work = rows * costs.row_seconds * luck * slowness
-    end = max(start, now) + costs.task_seconds + len(parts) * costs.fragment_seconds + work
+    left = sum(map(rows_to_run, parts))
+    worked, rows, done = 0.0, 0, 0
+    while done < len(parts):
+        rest = worked / rows * left if rows else 0.0
+        if limit is not None and worked > limit.seconds and rest > limit.max_rest:
+            break
+        own = rows_to_run(parts[done])
+        worked += costs.fragment_seconds + own * costs.row_seconds * luck * slowness
+        rows, left, done = rows + own, left - own, done + 1
+    end = start + costs.task_seconds + worked
     heapq.heappush(free, (end, slowness))
-    return end
+    return _Ran(parts[:done], parts[done:], start, end, rows)
 
 
 def _requests(job: Job, costs: Costs, result: Result, split: int) -> dict[str, int]:

@@ -142,6 +142,21 @@ def test_first_tasks_are_even_shares_by_the_clock() -> None:
     assert not queue
 
 
+def test_where_tasks_go_out_together_first_ones_are_at_hand_for_slots_that_are_free_early() -> None:
+    queue = WorkQueue([new_fragment(i, RowSet.full(100)) for i in range(640)], None)
+    tasks = [len(queue.take(queue.share(32, None, per_job=2))) for _ in range(64)]
+    assert tasks == [10] * 64
+    assert not queue
+
+
+def test_a_fragment_that_ends_with_the_others_is_not_split() -> None:
+    plan = new_fragment(0, RowSet.full(250))
+    for in_flight, is_whole in ((250, True), (0, False)):
+        queue = WorkQueue([plan], None)
+        (part,) = queue.take(queue.share(2, 200.0), queue.even_rows(2, 200.0, in_flight))
+        assert part.whole is is_whole
+
+
 def test_a_fragment_stays_whole_until_it_is_known_how_long_rows_take() -> None:
     plan = new_fragment(0, RowSet.full(100))
     queue = WorkQueue([plan], None)

@@ -113,13 +113,13 @@ class WorkQueue:
         """Whether anything is left."""
         return bool(self._waiting)
 
-    def share(self, slots: int, rows_per_second: float | None) -> int:
-        """How many rows the next task should compute."""
+    def share(self, slots: int, rows_per_second: float | None, per_job: int = 1) -> int:
+        """How many rows the next task should compute, where `per_job` are handed out together."""
         if self._task_size is not None:
             return self._task_size
         if rows_per_second is None:
             # Nobody knows how long a row takes: an even share of everything, by the clock.
-            share = self._all_rows / slots
+            share = self._all_rows / (slots if per_job == 1 else max_in_flight(slots, per_job))
             if self._waiting and self._is_whole_at_first(slots):
                 share = max(share, self._waiting[0].weight)
         else:

@@ -97,7 +97,7 @@ class Dispatcher:
         limit = slots if asked else max_in_flight(slots, per_job)
         while self._tasks and sum(len(sent.tasks) for sent in self._in_flight.values()) < limit:
             batch: list[Task] = []
-            while len(batch) < per_job and (task := self._next(slots)) is not None:
+            while len(batch) < per_job and (task := self._next(slots, per_job)) is not None:
                 batch.append(task)
             self._submit(batch)
 
@@ -140,8 +140,9 @@ class Dispatcher:
             self._runner = self._job_runner.runner_for(self._prepared.plan)
         return self._runner
 
-    def _next(self, slots: int) -> Task | None:
-        return self._tasks.take(slots, self._ledger.rows_per_second, self._rows_in_flight())
+    def _next(self, slots: int, per_job: int) -> Task | None:
+        speed = self._ledger.rows_per_second
+        return self._tasks.take(slots, speed, self._rows_in_flight(), per_job)
 
     def _rows_in_flight(self) -> float:
         """About how many rows are still to be run by the tasks that are on their way."""

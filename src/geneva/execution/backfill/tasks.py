@@ -72,10 +72,13 @@ class TaskQueue:
         """Whether something can be handed out now; a fragment may be to assemble later."""
         return bool(self._queue or self._assemblies or self._again)
 
-    def take(self, slots: int, rows_per_second: float | None, in_flight: float = 0) -> Task | None:
+    def take(
+        self, slots: int, rows_per_second: float | None, in_flight: float = 0, per_job: int = 1
+    ) -> Task | None:
         """Cut the next task, for one of so many slots; None: there is none now.
 
-        `in_flight`: about how many rows are to be run by tasks that were handed out.
+        `in_flight`: about how many rows are to be run by tasks that were handed out. `per_job`: how
+        many are handed out together.
         """
         for waiting in (self._assemblies, self._again):
             if waiting:
@@ -86,7 +89,8 @@ class TaskQueue:
             return None
         limit = self._queue.limit(slots, rows_per_second)
         even_rows = self._queue.even_rows(slots, rows_per_second, in_flight)
-        taken = self._queue.take(self._queue.share(slots, rows_per_second), even_rows)
+        share = self._queue.share(slots, rows_per_second, per_job)
+        taken = self._queue.take(share, even_rows)
         for part in taken:
             if not part.whole:
                 self._splits.setdefault(part.plan.fragment_id, _Split())
