@@ -172,6 +172,16 @@ def test_what_partitions_are_tried_as(local_db: Connection):
         table.preview(udtf(Counts, output_schema=rows, partition_by_indexed_column="id")(1))
 
 
+def test_functions_of_a_views_query_are_tried_on_its_source(local_db: Connection, calls: Calls):
+    source = shops(local_db)
+    view = local_db.create_materialized_view("v", source.query().select({"t": tripled(calls)}))
+    view.refresh()
+    calls.clear()
+    with pytest.raises(UserInputError, match=r"on the source, table 'shops', with preview\("):
+        view.preview("t")
+    assert view.preview((tripled(calls), ["t"]), n=2).values.to_pylist() == [0, 9]
+
+
 def test_a_chunker_is_fed_from_other_columns(local_db: Connection):
     @chunker(output_schema=pa.schema([("n", pa.int64())]))
     def counted_up(to: int) -> Any:
