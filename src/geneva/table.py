@@ -554,6 +554,8 @@ class Table(TableMethods):
         from geneva.execution.preview import partition_trial, run_preview
 
         check_count("n", n)
+        if not n:
+            raise UserInputError("n must be a whole number of at least 1, not None.")
         ref, connection = self.ref, self._connection
         dataset = open_dataset(ref, self._version_read())
         query = self.query() if where is None else self.query().where(where)
