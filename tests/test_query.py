@@ -249,6 +249,8 @@ def test_a_query_has_one_chunker(query: Query) -> None:
         query.add_column(words).add_column({"more": (other_words, ["name"])})
     with pytest.raises(ColumnExistsError, match="'name'"):
         query.add_column({"name": other_words})
+    with pytest.raises(ColumnExistsError, match=r"Chunker 'words' yields a column 'at', .*'AT'"):
+        query.select({"AT": "id"}).add_column(words)
 
 
 @chunker(output_schema=pa.schema([("piece", pa.string())]))

@@ -143,7 +143,9 @@ class JobResult(str):
             self.followed
         )
         if not self.progress.total and not self.rows_committed:
-            return f"nothing to do{followed}"
+            leaving = self.progress.rows_leaving
+            gone = f"{count(leaving, 'source row')} gone, " * bool(leaving)
+            return f"{gone}nothing to {'compute' if gone else 'do'}{followed}"
         if self.progress.loaded_rows or self.progress.unmatched_rows:
             missing = f", {self.progress.unmatched_rows:,} not in the source"
             return (

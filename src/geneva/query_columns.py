@@ -208,8 +208,14 @@ def check_output_name(name: str) -> None:
 def distinct(columns: Sequence[QueryColumn]) -> tuple[QueryColumn, ...]:
     """The columns, if no two have one name and at most one is a chunker."""
     seen: dict[str, str] = {}
-    for name in (made.name for column in columns for made in column.fields):
+    for made, name in ((c, field.name) for c in columns for field in c.fields):
         if name.lower() in seen:
+            if made.kind is ColumnKind.CHUNKER:
+                raise ColumnExistsError(
+                    f"Chunker {made.name!r} yields a column {name!r}, and the query has "
+                    f"{seen[name.lower()]!r} already. Select the columns to keep: "
+                    "source=table.query().select([...]), or call the chunker's differently."
+                )
             raise ColumnExistsError(
                 f"The query has a column {seen[name.lower()]!r} already, so that there can't be "
                 f"another {name!r}. Give it another name: select({{name: source}}), or "
@@ -223,6 +229,6 @@ def distinct(columns: Sequence[QueryColumn]) -> tuple[QueryColumn, ...]:
         if any(chunker.name == column.name for column in columns if column is not chunker):
             raise ColumnExistsError(
                 f"The query has a column {chunker.name!r} already, and the chunker goes by that "
-                "name. Give it another one: add_column({name: chunker})."
+                "name. Give it another one: add_column({name: chunker}), or @chunker(name=...)."
             )
     return tuple(columns)

@@ -554,6 +554,8 @@ class Table(TableMethods):
         from geneva.execution.preview import partition_trial, run_preview
 
         check_count("n", n)
+        if not n:
+            raise UserInputError("n must be a whole number of at least 1, not None.")
         ref, connection = self.ref, self._connection
         dataset = open_dataset(ref, self._version_read())
         query = self.query() if where is None else self.query().where(where)
@@ -673,11 +675,12 @@ class Table(TableMethods):
     def _load_source(
         self, source: Any, source_format: str | None, storage_options: Mapping[str, str] | None
     ) -> LoadSource:
-        from geneva.execution.load.source import open_source
+        from geneva.execution.load.source import open_source, refuse_format
 
         if type(source).__module__.startswith("pyspark.sql"):
             from geneva.spark.loading import FrameSource
 
+            refuse_format(source, source_format)
             return FrameSource.of(source)
         own = self.ref.storage_options
         given = own if storage_options is None else Secrets(storage_options)

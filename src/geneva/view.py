@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import pyarrow as pa
 
@@ -59,6 +59,9 @@ from geneva.udf.chunker import Chunker, RowsFunction
 from geneva.udf.declare import UDF
 from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import NewFunction, listed_alterations, split_alterations
+
+if TYPE_CHECKING:
+    from geneva.execution.preview import Preview
 
 _SYSTEM = "__"
 
@@ -261,6 +264,24 @@ class MaterializedView(Table):
         source = open_dataset(partitions_ref(self.ref) if is_udtf else self._source())
         declare = self._connection._trust.declare
         declarations.alter_view_column(inner_ref(self.ref), source, name, change, declare)
+
+    def preview(
+        self,
+        udf: UDF | Chunker | UDTF | tuple[UDF | Chunker, Sequence[str]] | str,
+        n: int = 5,
+        *,
+        where: str | None = None,
+    ) -> Preview:
+        """Try a function on rows of the view, as `Table.preview` does.
+
+        Functions of the view's query are tried on its source.
+        """
+        if isinstance(udf, str) and udf in self._query_columns():
+            raise UserInputError(
+                f"Column {udf!r} of view {self.name!r} is one of its query: try its function on "
+                f"the source, table {self.definition.base_table!r}, with preview(function)."
+            )
+        return super().preview(udf, n, where=where)
 
     def get_errors(
         self,

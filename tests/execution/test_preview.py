@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 
 import geneva
-from geneva import chunker, retry_all, udf, udtf
+from geneva import RateLimit, UnpackedUDF, chunker, retry_all, udf, udtf
 from geneva.errors import ColumnNotFoundError, InvalidUDFError, UserInputError
 from geneva.execution.runner import InProcessRunner
 from geneva.execution.worker.surroundings import Surroundings, enter_job
@@ -65,6 +65,42 @@ def test_rows_that_fail_are_shown(local_db: Connection, calls: Calls):
     assert "failed: ValueError: <bad>" in str(shown)
     assert "&lt;bad&gt;" in shown._repr_html_()
     assert shown.to_arrow()["error"].to_pylist()[1] == "ValueError: <bad>"
+
+
+def test_why_rows_failed_is_said_in_full(local_db: Connection):
+    def long_story(id: int) -> int:
+        raise ValueError("a" * 100 + f" and the end {id % 2}")
+
+    shown = udf(long_story).test(make_table(local_db, [5]), n=4)
+    for end in (0, 1):
+        assert str(shown).count(f"because    ValueError: {'a' * 100} and the end {end}") == 1
+        assert f"and the end {end}" in shown._repr_html_()
+
+
+def test_a_batch_that_fails_as_a_whole_has_failed(local_db: Connection, calls: Calls):
+    """A job with the function's own policy would fail, though each row by itself goes well."""
+
+    def first_only(id: pa.Array) -> pa.Array:
+        calls.note(id.to_pylist())
+        return id.slice(0, 1)
+
+    shown = udf(first_only, data_type=pa.int64()).test(make_table(local_db, [5]), n=3)
+    assert calls.rows[0] == 0
+    assert [f.row for f in shown.failures] == [0, 1, 2]
+    assert shown.values.to_pylist() == [None] * 3
+    assert "returned 1 values for a batch of 3 rows" in str(shown)
+
+
+def test_a_rate_limit_bounds_the_estimate(local_db: Connection):
+    def asks(id: int) -> int:
+        geneva.report_usage(tokens=10)
+        return id
+
+    table = make_table(local_db, [100])
+    for limit in (RateLimit(requests_per_minute=6100), RateLimit(tokens_per_minute=61_000)):
+        estimate = udf(asks, rate_limit=limit).test(table, n=2).estimate
+        assert estimate.measured.allowed_seconds_per_row == pytest.approx(0.01)
+        assert estimate.seconds >= 0.99
 
 
 def test_a_set_up_that_fails_is_shown(local_db: Connection):
@@ -172,6 +208,16 @@ def test_what_partitions_are_tried_as(local_db: Connection):
         table.preview(udtf(Counts, output_schema=rows, partition_by_indexed_column="id")(1))
 
 
+def test_functions_of_a_views_query_are_tried_on_its_source(local_db: Connection, calls: Calls):
+    source = shops(local_db)
+    view = local_db.create_materialized_view("v", source.query().select({"t": tripled(calls)}))
+    view.refresh()
+    calls.clear()
+    with pytest.raises(UserInputError, match=r"on the source, table 'shops', with preview\("):
+        view.preview("t")
+    assert view.preview((tripled(calls), ["t"]), n=2).values.to_pylist() == [0, 9]
+
+
 def test_a_chunker_is_fed_from_other_columns(local_db: Connection):
     @chunker(output_schema=pa.schema([("n", pa.int64())]))
     def counted_up(to: int) -> Any:
@@ -189,10 +235,17 @@ def test_a_column_by_its_name_and_what_cannot_be_tried(local_db: Connection, cal
     assert table.preview(tripled(calls), where="id > 99").values.to_pylist() == []
     with pytest.raises(ColumnNotFoundError):
         table.preview("nothing")
-    with pytest.raises(UserInputError, match="n must be"):
-        table.preview("c", n=0)
-    with pytest.raises(InvalidUDFError, match="Decorate it"):
+    for wrong in (0, None):
+        with pytest.raises(UserInputError, match="n must be"):
+            table.preview("c", n=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidUDFError, match=r"What can be tried is a UDF.*Decorate it"):
         table.preview(len)  # type: ignore[arg-type]
+
+
+def test_several_columns_by_other_names(local_db: Connection):
+    both = pa.schema([("a", pa.int64()), ("b", pa.int64())])
+    unpacked = UnpackedUDF(udf(lambda id: {"a": id, "b": -id}, output_schema=both), prefix="x_")
+    assert unpacked.test(make_table(local_db, [4]), n=2).values.to_pylist()[1] == {"a": 1, "b": -1}
 
 
 def test_variables_are_there_while_it_is_tried(tmp_path: Path):

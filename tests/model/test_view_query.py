@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geneva.errors import UserInputError
-from geneva.model.view_query import ColumnKind, ViewColumn, ViewQuery
+from geneva.model.view_query import ColumnKind, Shown, ViewColumn, ViewQuery
 
 TEXT = st.text(max_size=12)
 PATHS = st.lists(TEXT, max_size=3).map(tuple)
@@ -96,3 +96,18 @@ def test_other_texts_are_refused(text: str) -> None:
 def test_the_digest_tells_queries_apart() -> None:
     other = ViewQuery.from_json(QUERY.to_json().replace("age > 21", "age > 22"))
     assert other.digest() != QUERY.digest()
+
+
+@pytest.mark.parametrize(
+    ("column", "shown", "place"),
+    [
+        (("t", "c", "f"), "column 'c' of table 't'", "Table 't', column 'c'"),
+        (("v (chunks)", "__chunks", "f"), "the rows of 'f' of view 'v'", "View 'v', rows of 'f'"),
+        (("v (chunks)", "c", "f"), "column 'c' of view 'v'", "View 'v', column 'c'"),
+    ],
+)
+def test_what_is_hidden_is_shown_by_other_names(
+    column: tuple[str, str, str], shown: str, place: str
+) -> None:
+    found = Shown.of(*column)
+    assert (str(found), found.place) == (shown, place)

@@ -72,6 +72,7 @@ from geneva.storage.views.definition import (
 )
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
+from geneva.udf.records import UnpackedUDF
 from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import NewColumns, NewFunction, as_udf, refuse_several
 from geneva.udf.types import value_type
@@ -439,7 +440,7 @@ def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePe
         computation = ColumnSubject(ref, definition).bind(dataset, read_snapshot(dataset, ref))
         permitted = permit(ref, computation)
         return load_udf(ref, definition.udf_digest, permitted).with_inputs(definition.inputs)
-    maker, *inputs = source if isinstance(source, tuple) else (source,)
+    maker, *inputs = source if isinstance(source, tuple | list) and source else (source,)
     if isinstance(maker, UDTF):
         raise InvalidUDFError(
             f"{maker!r} says itself what it reads: @udtf(input_columns=[...], partition_by=...)."
@@ -447,6 +448,13 @@ def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePe
     if isinstance(maker, Chunker):
         maker.check_bound()
         source = (maker.udf, *inputs) if inputs else maker.udf
+    function = maker.udf if isinstance(maker, UnpackedUDF) else maker
+    if not isinstance(function, UDF | Chunker):
+        hint = " Decorate it with @udf." if callable(function) else ""
+        raise InvalidUDFError(
+            "What can be tried is a UDF, (udf, [input columns]), a chunker, a table function, or "
+            f"the name of a computed column, not {type(function).__name__}.{hint}"
+        )
     udf, own = as_udf("preview", source)
     return udf.with_inputs(inputs_of(udf, own, visible_schema(dataset.schema), ()))
 

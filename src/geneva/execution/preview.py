@@ -19,7 +19,7 @@ from geneva.errors import UDFError
 from geneva.execution.apply.ahead import ASYNC_LIMIT
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.failures import CellFailure
-from geneva.execution.apply.limits import TaskUsage
+from geneva.execution.apply.limits import TaskUsage, seconds_per_call
 from geneva.execution.worker.partition_queries import PartitionQueries
 from geneva.execution.worker.surroundings import enter_function, trying_functions
 from geneva.model.computation import PartitionRows, Source
@@ -40,11 +40,12 @@ from geneva.storage.lance.source_rows import MAX_NARROW_ROWS, SourceRows
 from geneva.storage.views.definition import source_expression
 from geneva.storage.views.partitions import ALL_ROWS, IndexedPartitions, partition_name
 from geneva.udf.declare import UDF, UDFArgType
-from geneva.udf.policy import ErrorPolicy, Skip
+from geneva.udf.policy import Action, ErrorPolicy, Skip
 from geneva.udf.table_function import UDTF
 from geneva.udf.usage import metered
 
 _MAX_CELL_CHARS = 60
+_MAX_REASON_CHARS = 400
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +125,8 @@ class Preview:
                 )
         if self.failures:
             facts.append(("failed", f"{len(self.failures)} of {count(rows, self.unit)}"))
+            told = dict.fromkeys(f"{f.exception_type}: {f.message}" for f in self.failures)
+            facts += [("because", shorten(text, _MAX_REASON_CHARS)) for text in [*told][:3]]
         if self.estimate is not None:
             facts.append(("the table", str(self.estimate)))
         return facts
@@ -250,7 +253,8 @@ def run_preview(trial: Trial, table: str, *, slots: int, env: Mapping[str, str])
 def _tried(trial: Trial, table: str, slots: int) -> Preview:
     # Each row is tried once: what a policy would make of a failure is not the question.
     udf, inputs = trial.udf, trial.inputs
-    tried = dataclasses.replace(udf, on_error=ErrorPolicy((Skip(),)))
+    policy = _SkipAll((Skip(),))
+    tried = dataclasses.replace(udf, on_error=policy)
     usage, before = TaskUsage(), _memory()
     output = pa.field(udf.name, udf.data_type)
     parts: list[Applied] = []
@@ -260,8 +264,9 @@ def _tried(trial: Trial, table: str, slots: int) -> Preview:
         failed = _set_up(applier, inputs)
         setup_seconds = time.perf_counter() - started
         for batch in _batches(udf, inputs) if failed is None else ():
+            policy.errors.clear()
             started = time.perf_counter()
-            parts.append(applier.run(batch))
+            parts.append(_whole_or_failed(applier.run(batch), policy.errors))
             share = (time.perf_counter() - started) / batch.num_rows
             taken += [share] * batch.num_rows
         memory = max(0, _memory() - before)
@@ -269,7 +274,8 @@ def _tried(trial: Trial, table: str, slots: int) -> Preview:
     if failed is not None:
         parts, taken = [_all_failed(udf, inputs, failed)], [0.0] * inputs.num_rows
     mean = sum(taken) / len(taken) / at_once if taken else 0.0
-    by = Measured(mean, f"a preview of {count(len(taken), trial.unit)}")
+    allowed = seconds_per_call(udf.rate_limit, usage.tokens / len(taken)) if taken else 0.0
+    by = Measured(mean, f"a preview of {count(len(taken), trial.unit)}", allowed)
     has_estimate = bool(taken) and failed is None
     return Preview(
         udf=udf.name,
@@ -285,6 +291,31 @@ def _tried(trial: Trial, table: str, slots: int) -> Preview:
         estimate=Estimate(by, trial.total, slots, trial.unit) if has_estimate else None,
         unit=trial.unit,
     )
+
+
+@dataclass(frozen=True)
+class _SkipAll(ErrorPolicy):
+    """Skips what fails, and keeps what was raised of a batch and of its parts."""
+
+    errors: list[BaseException] = dataclasses.field(default_factory=list)
+
+    def decide(
+        self, error: BaseException, attempt: int, *, again: bool = True
+    ) -> tuple[Action, float]:
+        """Keep the error."""
+        self.errors.append(error)
+        return super().decide(error, attempt, again=again)
+
+
+def _whole_or_failed(applied: Applied, errors: list[BaseException]) -> Applied:
+    """What came of a batch. Where each row goes well and all together don't, all have failed."""
+    if not errors or applied.failures:
+        return applied
+    rows = len(applied.values[0])
+    told = f"{errors[0]} (each row by itself goes well)"
+    kind = type(errors[0]).__name__
+    failed = tuple(CellFailure(row, kind, told) for row in range(rows))
+    return Applied((pa.nulls(rows, applied.values[0].type),), failed)
 
 
 def _set_up(applier: Applier, inputs: pa.RecordBatch) -> UDFError | None:

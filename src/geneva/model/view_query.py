@@ -26,6 +26,42 @@ CHUNKS = "__chunks"
 HIDDEN_SUFFIX = " (chunks)"
 """What the hidden view is called, behind the name of the other."""
 
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is computed, by the names that users know: neither hidden views nor their columns."""
+
+    table: str
+    name: str
+    """The column's, or that of the function that makes the rows."""
+    is_view: bool
+    makes_rows: bool
+
+    @classmethod
+    def of(cls, table: str, column: str, function: str) -> Shown:
+        """A column of a table, or of a hidden view, that a function fills."""
+        makes_rows = column == CHUNKS
+        return cls(
+            table=table.removesuffix(HIDDEN_SUFFIX),
+            name=function if makes_rows else column,
+            is_view=table.endswith(HIDDEN_SUFFIX),
+            makes_rows=makes_rows,
+        )
+
+    @property
+    def place(self) -> str:
+        """Where something happened, at the beginning of a sentence."""
+        kind = "View" if self.is_view else "Table"
+        what = "rows of" if self.makes_rows else "column"
+        return f"{kind} {self.table!r}, {what} {self.name!r}"
+
+    def __str__(self) -> str:
+        """The same within a sentence."""
+        kind = "view" if self.is_view else "table"
+        what = "the rows of" if self.makes_rows else "column"
+        return f"{what} {self.name!r} of {kind} {self.table!r}"
+
+
 _FORMAT = 1
 
 

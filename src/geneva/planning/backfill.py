@@ -11,6 +11,7 @@ from functools import reduce
 
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Reason
+from geneva.model.view_query import Shown
 from geneva.planning.estimates import Estimate
 from geneva.planning.ranges import disjoint
 from geneva.render import html
@@ -195,6 +196,11 @@ class BackfillPlan:
     """How long the calls will take, where that was measured before."""
 
     @property
+    def shown(self) -> Shown:
+        """What is computed, by the names that users know."""
+        return Shown.of(self.table, self.column, self.udf_name)
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do, and nothing to complain of."""
         idle = not self.fragments and not self.unreadable
@@ -212,14 +218,14 @@ class BackfillPlan:
         lines = [
             # The words of the specification, which people search logs for.
             f"Collected {self.right_fragments + len(reused):,} checkpointed fragments with "
-            f"{self.right_rows + taken:,} rows for column {self.column!r} of table "
-            f"{self.table!r}: {count(self.right_rows, 'right row')}, "
+            f"{self.right_rows + taken:,} rows for {self.shown}: "
+            f"{count(self.right_rows, 'right row')}, "
             f"{count(self.right_fragments, 'fragment')} wholly right; {count(taken, 'row')} of "
             f"{count(len(reused), 'other')} computed before"
         ]
         if self.rows_to_compute:
             why = ", ".join(f"{rows:,} {reason.value}" for reason, rows in self.reasons().items())
-            lines.append(f"Stale rows of column {self.column!r} of table {self.table!r}: {why}")
+            lines.append(f"Stale rows of {self.shown}: {why}")
         changed = [f.fragment_id for f in self.fragments if f.reason is Reason.INPUT_CHANGED]
         if changed:
             named = ", ".join(map(str, changed[:10])) + (", ..." if len(changed) > 10 else "")

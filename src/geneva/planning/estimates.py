@@ -15,6 +15,8 @@ class Measured:
     """Of one task, which may have several calls under way."""
     by: str
     """Where that was: "a preview of 5 rows", "job 1a2b3c4d"."""
+    allowed_seconds_per_row: float = 0.0
+    """What a rate limit takes for a row, however many tasks there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Estimate:
     @property
     def seconds(self) -> float:
         """Seconds until all rows are computed, with all slots at work."""
-        return self.measured.seconds_per_row * self.rows / max(1, min(self.slots, self.rows))
+        calls = self.measured.seconds_per_row * self.rows / max(1, min(self.slots, self.rows))
+        return max(calls, self.measured.allowed_seconds_per_row * self.rows)
 
     def __str__(self) -> str:
         """Say it in a line."""

@@ -24,6 +24,11 @@ class ColumnRefresh:
         return self.plan.column
 
     @property
+    def shown(self) -> str:
+        """The same by a name that users know."""
+        return self.plan.shown.name if self.runs_udf else "those of the source"
+
+    @property
     def rows(self) -> int:
         """Rows that get a new value."""
         return self.plan.rows_to_compute
@@ -104,7 +109,7 @@ class RefreshPlan:
             lines.append("  nothing to do: the view is up to date")
         else:
             lines.append(f"  rows       {self.rows_entering:,} enter, {self.rows_leaving:,} leave")
-            lines.extend(f"  column     {plain(c.name)}: {c.action}" for c in self._shown)
+            lines.extend(f"  column     {plain(c.shown)}: {c.action}" for c in self._shown)
             if self.partitions is not None:
                 lines.append(f"  partitions {self.partitions}")
         lines.extend(f"  note       {plain(note)}" for note in self.notes)
@@ -119,7 +124,7 @@ class RefreshPlan:
             ("rows leaving", f"{self.rows_leaving:,}"),
             ("up to date", "yes" if self.is_empty else "no"),
         )
-        columns = [(c.name, c.action) for c in self._shown]
+        columns = [(c.shown, c.action) for c in self._shown]
         if self.partitions is not None:
             columns.append(("partitions", str(self.partitions)))
         return html.section(

@@ -17,7 +17,7 @@ from geneva.errors import UntrustedFunctionError, UserInputError
 from geneva.model.computation import Computation, Permit, Udf
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.uris import without_credentials
-from geneva.model.view_query import CHUNKS, HIDDEN_SUFFIX
+from geneva.model.view_query import Shown
 from geneva.trust.claims import (
     Claim,
     Declaration,
@@ -140,10 +140,11 @@ class Trust:
         # One call fills all columns: it is trusted for these where it is for each of them.
         key, doubt = next((found for found in looked if found[0] is None), looked[0])
         claim, accepted = stored[0].claim, self.accepted()
+        shown = Shown.of(ref.name, computation.name, program.name)
         return StoredFunction(
             database=self.database,
-            table=ref.name.removesuffix(HIDDEN_SUFFIX),
-            column=program.name if computation.name == CHUNKS else computation.name,
+            table=shown.table,
+            column=shown.name,
             name=program.name,
             digest=program.digest,
             type=", ".join(present.type for present in claims),

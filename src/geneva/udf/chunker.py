@@ -349,11 +349,13 @@ class _Rows:
         return [self._records(rows) for rows in made]
 
     def _records(self, rows: Iterable[Any] | None) -> list[Any]:
-        if isinstance(rows, dict | str | bytes):
+        if rows is None:
+            return []
+        if isinstance(rows, dict | str | bytes) or not isinstance(rows, Iterable):
             raise TypeError(
                 f"a chunker yields rows or returns a list of them, not a {type(rows).__name__}"
             )
-        return [] if rows is None else [self._record(row) for row in rows]
+        return [self._record(row) for row in rows]
 
     def _record(self, row: Any) -> Any:
         if row is None:

@@ -54,6 +54,10 @@ class UnpackedUDF:
         if not isinstance(self.prefix, str | None):
             raise InvalidUDFError(f"prefix={self.prefix!r} must be a string.")
 
+    def test(self, table: Any, n: int = 5, *, where: str | None = None) -> Any:
+        """Try the function on `n` rows of a table, in this process: `table.preview(udf, n)`."""
+        return table.preview(self, n, where=where)
+
     @property
     def columns(self) -> dict[str, pa.Field]:
         """The columns that it fills, by name, and the fields of the record that they are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -220,10 +220,11 @@ class _Tables(_Rows):
     def _result(self, made: Any) -> list[Any]:
         if made is None:
             return []
-        if isinstance(made, str | bytes):
+        if isinstance(made, dict | pa.RecordBatch | pa.Table) or hasattr(made, "iloc"):
+            return [made]
+        if isinstance(made, str | bytes) or not isinstance(made, Iterable):
             raise TypeError(f"a table function yields tables or rows, not a {type(made).__name__}")
-        is_one = isinstance(made, dict | pa.RecordBatch | pa.Table) or hasattr(made, "iloc")
-        return [made] if is_one else list(made)
+        return list(made)
 
 
 class _LiveTables(_Tables, _LiveRows):

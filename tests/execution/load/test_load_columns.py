@@ -151,8 +151,10 @@ def test_a_format_is_given(local_db: Connection, tmp_path: Path) -> None:
     assert column(table, "v") == ["a"]
     with pytest.raises(UserInputError, match="can't be read as ipc"):
         table.load_columns(path, "id", "v", source_format="ipc")
-    with pytest.raises(UserInputError, match="one of 'parquet', 'lance', 'ipc', not 'csv'"):
+    with pytest.raises(UserInputError, match=r"one of 'parquet', 'lance', 'ipc', not 'csv'\. What"):
         table.load_columns(path, "id", "v", source_format="csv")
+    with pytest.raises(UserInputError, match=r"not 'parket'\. Did you mean 'parquet'"):
+        table.load_columns(path, "id", "v", source_format="parket")
     with pytest.raises(UserInputError, match="the source is a Table: leave it out"):
         table.load_columns(ROWS, "id", "v", source_format="parquet")
 

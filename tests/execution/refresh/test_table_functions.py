@@ -18,6 +18,7 @@ import geneva
 from geneva import UDTF, Connection, Retry, Skip, Table, chunker, udtf
 from geneva.cli.summaries import table_description
 from geneva.errors import (
+    BudgetExceededError,
     ColumnNotFoundError,
     GenevaError,
     InvalidUDFError,
@@ -861,11 +862,47 @@ class TestRefusals:
         for function in fit:
             udtf(function, output_schema=SUMS)
 
+    def test_of_what_is_no_row(self, local_db: Connection, source: Table) -> None:
+        made: list[Any] = [
+            udtf(lambda source: 5, output_schema=SUMS, name="five"),
+            chunker(lambda id: 5, output_schema=pa.schema([("n", pa.int64())]), name="five"),
+        ]
+        for number, function in enumerate(made):
+            view = local_db.create_udtf_view(f"v{number}", source, function)
+            with pytest.raises(UDFError, match=r"yields .*rows.*, not a int"):
+                view.refresh()
+
     def test_of_async_functions(self) -> None:
         async def later(source: Any) -> None: ...
 
         with pytest.raises(InvalidUDFError, match=r"asyncio\.run"):
             udtf(later, output_schema=SUMS)
+
+
+def test_users_see_their_own_names_and_lines(local_db: Connection, source: Table) -> None:
+    """In errors and tracebacks: neither hidden columns, nor what stands around a function."""
+
+    @udtf(output_schema=SUMS, partition_by="id", on_error=Skip(ValueError), name="per_id")
+    def fails(source: Any) -> Iterator[dict[str, Any]]:
+        raise ValueError("on purpose")
+        yield {}
+
+    view = local_db.create_udtf_view("v", source, fails)
+    view.refresh()
+    (error, *_) = view.get_errors()
+    assert error.traceback.count("File ") == 1
+    assert "raise ValueError" in error.traceback
+    view.alter_columns({"path": "per_id", "udf": costing()})
+    with pytest.raises(BudgetExceededError, match="for the rows of 'per_id' of view 'v' have cost"):
+        view.refresh(budget=1, concurrency=1)
+
+
+def costing() -> UDTF:
+    def per_id(source: Any) -> list[Any]:
+        geneva.report_usage(cost=1)
+        return []
+
+    return udtf(per_id, output_schema=SUMS, partition_by="id")
 
 
 def test_what_is_hidden_is_inside_of_the_view(view: MaterializedView, local_db: Connection) -> None:

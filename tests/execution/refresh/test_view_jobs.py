@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from lancedb.index import IvfPq
 
-from geneva import Connection, chunker, udf
+from geneva import Connection, chunker, udf, udtf
 from geneva.errors import (
     JobCancelledError,
     JobTimeoutError,
@@ -468,3 +468,23 @@ def _run_script(code: str, *arguments: str) -> None:
         text=True,
     )
     assert run.returncode == 0, run.stderr
+
+
+def test_a_refresh_that_only_lets_rows_go_says_so(local_db: Connection) -> None:
+    source = make_source(local_db, rows=3)
+    ends = pa.schema([("n", pa.int64())])
+    views = [
+        local_db.create_materialized_view("plain", source.query().select(["id"])),
+        local_db.create_udtf_view(
+            "chunked", source, chunker(lambda id: [(id,)], output_schema=ends)
+        ),
+        local_db.create_udtf_view(
+            "parted", source, udtf(lambda rows: [], output_schema=ends, partition_by="id")
+        ),
+    ]
+    for view in views:
+        view.refresh()
+    source.delete("id = 1")
+    for view in views:
+        assert str(view.refresh()).startswith("DONE: 1 source row gone, nothing to compute (job ")
+        assert str(view.refresh()).startswith("DONE: nothing to do (job ")

@@ -22,6 +22,7 @@ from geneva.execution.worker import live_output
 from geneva.execution.worker import output as writing
 from geneva.execution.worker.output import (
     MAX_OUTPUT_BYTES,
+    LostOutput,
     captured,
     lost_output,
     output_folder,
@@ -157,7 +158,7 @@ def test_what_nobody_could_report_is_found_by_the_driver(own_folder: Path):
         pass
     (found,) = store.of_job("job")
     assert "before the end" in found.text
-    assert lost_output("job") == ""
+    assert lost_output("job") == LostOutput()
 
 
 def test_secrets_are_not_kept_nor_shown(own_folder: Path):
@@ -291,13 +292,21 @@ def test_who_can_not_show_it_closes_the_pipe(own_folder: Path):
 
 
 def test_what_a_dead_worker_printed_is_shown_once(own_folder: Path):
-    shown: list[str] = []
+    """Whether it was heard before its end, or had no time for that."""
+    for waits in ("until it is heard", ""):
+        shown: list[str] = []
+        with watching(own_folder, shown):
+            killed_worker(own_folder, "job", "0-0", waits)
+        assert "".join(shown) == "before the end\n(the worker died here)\n"
+    shown = []
     with watching(own_folder, shown):
-        killed_worker(own_folder, "job", "0-0", "waits until it is heard")
-    text = "".join(shown)
-    assert text.count("before the end") == 1
-    assert "workers died" in text
-    (kept,) = OutputStore(str(own_folder / "db"), Secrets()).of_job("job")
+        killed_worker(own_folder, "job", "0-0")
+        with captured("job", "0-0") as output:
+            os.write(1, b"again\n")
+            output()
+    assert "".join(shown) == "before the end\n(the worker died here)\nagain\n"
+    assert not [*own_folder.rglob("*.seen")]
+    (kept, *_) = OutputStore(str(own_folder / "db"), Secrets()).of_job("job")
     assert kept.text == "before the end\n(the worker died here)\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from geneva.errors import UDFError, UDFExecutionError, UDFOutputError, UDFTimeou
 from geneva.render.values import scalar_text
 from geneva.udf.declare import UDF, UDFArgType
 
-_GENEVA_FILES = str(Path(__file__).resolve().parent.parent)
+_PACKAGE = Path(__file__).resolve().parents[2]
+_GENEVA_FILES = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("execution", "udf"))
+"""What calls functions, and stands around them; those of `geneva.udfs` are functions, too."""
 _MAX_PREVIEW_CHARS = 300
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_TRACEBACK_CHARS = 4_000

@@ -102,6 +102,15 @@ class _Reserved:
         self.at, self.left = start, amount
 
 
+def seconds_per_call(limit: RateLimit | None, tokens: float) -> float:
+    """What a limit takes for each call, of so many tokens, of all workers together."""
+    if limit is None:
+        return 0.0
+    rpm, tpm = limit.requests_per_minute, limit.tokens_per_minute
+    requests = _MINUTE_SECONDS / rpm if rpm else 0.0
+    return max(requests, _MINUTE_SECONDS * tokens / tpm if tpm else 0.0)
+
+
 class Limiter:
     """The calls of one function in one task, under its rate limit."""
 

@@ -171,8 +171,8 @@ class Dispatcher:
     def _description(self, tasks: list[Task]) -> str:
         """What people see of the tasks in Spark's pages."""
         prepared, rounds = self._prepared, self._ledger.progress.rounds
-        where = f"{prepared.ref.name}.{prepared.computation.name}"
-        return f"geneva {where}: job {tasks[0].work.job_id}, round {rounds}"
+        shown = prepared.plan.shown
+        return f"geneva {shown.table}.{shown.name}: job {tasks[0].work.job_id}, round {rounds}"
 
     def _submit_again(self, tasks: list[Task], lost: Future[list[str]]) -> None:
         """Go on with tasks whose workers died, as long as their notes narrow the cause down."""

@@ -56,19 +56,18 @@ def error_of(failure: PartFailure) -> GenevaError:
 def budget_spent(plan: BackfillPlan, max_cost: float) -> BudgetExceededError:
     """The error that a job ends with when its calls have cost what they may."""
     return BudgetExceededError(
-        f"The budget of max_cost={max_cost:g} is spent: calls for column {plan.column!r} of table "
-        f"{plan.table!r} have cost so much. What is computed is committed; the same again, with a "
-        "budget of its own, does what is left."
+        f"The budget of max_cost={max_cost:g} is spent: calls for {plan.shown} have cost so much. "
+        "What is computed is committed; the same again, with a budget of its own, does what is "
+        "left."
     )
 
 
 def too_many_failed(plan: BackfillPlan, *, failed: int, total: int, limit: int) -> GenevaError:
     """The error that a job ends with when more rows failed than the UDF's limits allow."""
     return TooManyFailedRowsError(
-        f"{failed:,} of {count(total, 'row')} failed in column {plan.column!r} of table "
-        f"{plan.table!r}, and the UDF's limits (max_failed_rows, max_failed_fraction) allow "
-        f"{limit:,}. See table.get_errors(); raise the limits, or fix the function, and run "
-        "again: what is computed is kept."
+        f"{failed:,} of {count(total, 'row')} failed in {plan.shown}, and the UDF's limits "
+        f"(max_failed_rows, max_failed_fraction) allow {limit:,}. See table.get_errors(); raise "
+        "the limits, or fix the function, and run again: what is computed is kept."
     )
 
 
@@ -80,8 +79,8 @@ def unreadable_fragments(
     more = f"; and {len(fragments) - 5} more" if len(fragments) > 5 else ""
     return UnreadableFragmentsError(
         f"{count(len(fragments), 'fragment')} of table {plan.table!r} can't be read, so that "
-        f"column {plan.column!r} could not be computed there ({named}{more}). All other fragments "
-        "are done and committed. Restore the files, or delete the rows, and run again.",
+        f"{plan.shown} could not be computed there ({named}{more}). All other fragments are "
+        "done and committed. Restore the files, or delete the rows, and run again.",
         tuple(fragments),
         plan.table,
     )

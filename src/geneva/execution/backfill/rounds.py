@@ -301,7 +301,7 @@ class Round:
         failed = [f"{report.failure.fragment_id}, failed"] if report.failure is not None else []
         first, *more = [*computed, *failed] or ["unknown"]
         others = f" and {len(more)} more" if more else ""
-        task = f"{self._prepared.plan.column}, fragment {first}{others}"
+        task = f"{self._prepared.plan.shown.name}, fragment {first}{others}"
         self._control.record_output(task, report.output, report.output_shown)
 
     def _add_checkpoint(

@@ -57,10 +57,11 @@ class OutputKeeper:
     ) -> None:
         """Write what is left, also what tasks had printed on this machine that never reported."""
         self._live.close()
-        if lost := lost_output(self._job_id):
-            self.record("workers that died", lost, self._is_live)
+        lost = lost_output(self._job_id)
+        if lost.text:
+            self.record("workers that died", lost.text, self._is_live)
             if self._is_live:
-                self._show_text("(workers died; what they printed last is in the job's logs)\n")
+                self._show_text(lost.unseen)
         with self._lock:
             self._write()
 

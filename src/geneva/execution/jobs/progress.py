@@ -37,6 +37,8 @@ class JobProgress:
     """Rows that got a value which was looked up by their key."""
     unmatched_rows: int = 0
     """Rows whose key was looked up and is not in the source."""
+    rows_leaving: int = 0
+    """Rows of a view's source that are gone, or that its filter lets in no more."""
     retries: int = 0
     """Calls that were made again after a failure."""
     tokens: float = 0.0

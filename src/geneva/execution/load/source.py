@@ -242,6 +242,15 @@ class BatchSource:
         return blocks_of([stage_as_text(target, "part-0", batches(), self.name)])
 
 
+def refuse_format(source: Any, source_format: str | None) -> None:
+    """Refuse a format for what is no file."""
+    if source_format is not None:
+        raise UserInputError(
+            f"source_format says what files are stored as, and the source is a "
+            f"{type(source).__name__}: leave it out."
+        )
+
+
 def open_source(source: Any, source_format: str | None, storage_options: Secrets) -> LoadSource:
     """What a user gave as a source: files, or anything that hands over Arrow batches."""
     if not hasattr(source, "__arrow_c_stream__"):
@@ -249,11 +258,7 @@ def open_source(source: Any, source_format: str | None, storage_options: Secrets
             source = pa.Table.from_batches([source])
         else:
             return FileSource(open_files(source, source_format, storage_options))
-    if source_format is not None:
-        raise UserInputError(
-            f"source_format says what files are stored as, and the source is a "
-            f"{type(source).__name__}: leave it out."
-        )
+    refuse_format(source, source_format)
     rows = source.num_rows if isinstance(source, pa.Table) else None
     return BatchSource(pa.RecordBatchReader.from_stream(source), rows)
 

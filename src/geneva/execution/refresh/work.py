@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from geneva.execution.backfill.prepare import PreparedBackfill
@@ -109,6 +109,9 @@ class RefreshWork:
 
     def run(self, control: JobControl) -> JobProgress:
         """Carry the plan out."""
+        return replace(self._run(control), rows_leaving=self.plan.rows_leaving)
+
+    def _run(self, control: JobControl) -> JobProgress:
         from geneva.execution.refresh.run import run_refresh
 
         match self.prepared:

@@ -44,6 +44,11 @@ class LiveWriter:
         except OSError:
             return None
 
+    @property
+    def waiting(self) -> int:
+        """Bytes that were added and are not sent yet."""
+        return len(self._waiting)
+
     def add(self, printed: bytes, left_out: int = 0) -> None:
         """Hand over the lines that are whole by now; so many bytes before them are gone."""
         self._left_out += left_out

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,26 +67,36 @@ def captured(job_id: str, task: str) -> Iterator[Printed]:
     stem = f"{job_id}.{task}."
     before = _leftovers(folder, stem)
     live = LiveWriter.find(folder, job_id)
-    if before and live is not None:
-        live.add(_DIED.encode())  # the rest of it was seen, but for the last moment
+    if live is not None:
+        live.add(before.unseen.encode("utf-8", "backslashreplace"))
     own = f"{stem}{os.getppid()}-"
     handle, name = tempfile.mkstemp(prefix=own, suffix=".out", dir=folder)
     os.close(handle)
     path = Path(name)
     with path.open("ab", buffering=0) as file, _streams_led_to(file.fileno()):
-        tail = _Tail(path, before, live)
+        tail = _Tail(path, before.text, live)
         try:
             with tail.kept_short():
                 yield tail
         finally:
             tail.hand_over_rest()
     path.unlink(missing_ok=True)
+    _seen_of(path).unlink(missing_ok=True)
 
 
-def lost_output(job_id: str) -> str:
+@dataclass(frozen=True, slots=True)
+class LostOutput:
+    """What workers had printed that died."""
+
+    text: str = ""
+    unseen: str = ""
+    """The end of it, which nobody who watches has seen."""
+
+
+def lost_output(job_id: str) -> LostOutput:
     """What tasks of a job had printed on this machine whose workers died; it is forgotten then."""
     folder = output_folder()
-    return "" if folder is None else _leftovers(folder, f"{job_id}.")
+    return LostOutput() if folder is None else _leftovers(folder, f"{job_id}.")
 
 
 def output_folder() -> Path | None:
@@ -113,7 +124,8 @@ def _tidy(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 if is_gone or _is_forgotten(path):
                     path.unlink()
-        for path in folder.glob("*.live"):
+                    _seen_of(path).unlink(missing_ok=True)
+        for path in (*folder.glob("*.live"), *folder.glob("*.seen")):
             with contextlib.suppress(OSError):
                 if _is_forgotten(path):
                     path.unlink()
@@ -123,16 +135,35 @@ def _is_forgotten(path: Path) -> bool:
     return time.time() - path.stat().st_mtime > _FORGOTTEN_SECONDS
 
 
-def _leftovers(folder: Path, stem: str) -> str:
-    found = []
+def _leftovers(folder: Path, stem: str) -> LostOutput:
+    text = unseen = ""
     for path in sorted(folder.glob(f"{stem}*.out")):
         with contextlib.suppress(OSError):
-            found.append(_Tail(path)())
+            unseen += f"{_unseen(path)}{_DIED}"
+            text += f"{_Tail(path)()}{_DIED}"
             path.unlink()
-    return "".join(f"{text}{_DIED}" for text in found)
+            _seen_of(path).unlink(missing_ok=True)
+    return LostOutput(text, unseen)
 
 
 _DIED = "(the worker died here)\n"
+
+
+def _seen_of(path: Path) -> Path:
+    """The file that says how much of a file of output was handed over to who watches."""
+    return path.with_suffix(".seen")
+
+
+def _unseen(path: Path) -> str:
+    """What of a file of output was not handed over, as text."""
+    try:
+        start = int(_seen_of(path).read_text() or 0)
+    except (OSError, ValueError):  # nobody watched
+        start = 0
+    with path.open("rb") as file:
+        file.seek(max(start, path.stat().st_size - MAX_OUTPUT_BYTES))
+        text = file.read().decode("utf-8", "backslashreplace")
+    return text + ("\n" if text and not text.endswith("\n") else "")
 
 
 @contextlib.contextmanager
@@ -188,6 +219,8 @@ class _Tail(Printed):
             with contextlib.suppress(OSError), self._path.open("rb") as file:
                 self._hand_over(file)
             self.is_shown = self._live.finish()
+            if self.is_shown:
+                self._note_seen(self._handed_over)
             self._live = None
 
     @contextlib.contextmanager
@@ -218,6 +251,7 @@ class _Tail(Printed):
         with self._lock, self._path.open("rb+") as file:
             self._hand_over(file)
             self._handed_over = 0
+            self._note_seen(0)
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - MAX_OUTPUT_BYTES))
             content = self._kept + file.read(MAX_OUTPUT_BYTES)
@@ -225,6 +259,12 @@ class _Tail(Printed):
         self._left_out += max(0, size - MAX_OUTPUT_BYTES)
         self._left_out += max(0, len(content) - MAX_OUTPUT_BYTES)
         self._kept = content[-MAX_OUTPUT_BYTES:]
+
+    def _note_seen(self, size: int) -> None:
+        """Write down how much of the file was handed over, for when this process dies."""
+        if self._live is not None:
+            with contextlib.suppress(OSError):  # then it is shown once more
+                _seen_of(self._path).write_text(str(max(0, size)))
 
     def _hand_over(self, file: BinaryIO) -> None:
         """Give what is new in the file to who watches."""
@@ -234,3 +274,4 @@ class _Tail(Printed):
             file.seek(start)
             self._live.add(file.read(size - start), left_out=start - self._handed_over)
             self._handed_over = size
+            self._note_seen(size - self._live.waiting)

@@ -30,7 +30,7 @@ from geneva.execution.worker.task import (
     UnreadablePart,
 )
 from geneva.execution.worker.writer import PartWriter, Writer
-from geneva.model.view_query import HIDDEN_SUFFIX
+from geneva.model.view_query import Shown
 from geneva.storage.columns.staged_files import StagedFile
 from geneva.storage.lance.damage import Damaged, damage_reason, is_storage_full
 
@@ -253,7 +253,7 @@ def _part_failure(
         fragment_id=part.fragment_id,
         kind=type(failed.error).__name__,
         message=(
-            f"{_named(task.work, column)}, fragment {part.fragment_id}, {where} (of rows "
+            f"{_shown(task.work, column).place}, fragment {part.fragment_id}, {where} (of rows "
             f"[{rows.start}, {rows.end})): {failed.error}"
         ),
         traceback=cell.traceback if cell is not None else "",
@@ -261,11 +261,5 @@ def _part_failure(
     )
 
 
-def _named(work: ColumnWork, column: str) -> str:
-    """What is computed, by the names that the user gave."""
-    table = work.ref.name
-    if table.endswith(HIDDEN_SUFFIX):
-        return (
-            f"View {table.removesuffix(HIDDEN_SUFFIX)!r}, rows of {work.computation.program_name!r}"
-        )
-    return f"Table {table!r}, column {column!r}"
+def _shown(work: ColumnWork, column: str) -> Shown:
+    return Shown.of(work.ref.name, column, work.computation.program_name)

@@ -19,7 +19,7 @@ from pyarrow import fs
 from geneva.errors import ColumnNotFoundError, UnreadableSourceError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import local_path, without_credentials, without_file_scheme
-from geneva.render.text import did_you_mean, shown_columns
+from geneva.render.text import did_you_mean, shorten, shown_columns
 from geneva.storage.lance.damage import Damaged, reading
 from geneva.storage.lance.dataset import nodes_of
 from geneva.storage.lance.fragments import rows_of_types
@@ -42,6 +42,9 @@ class SourceFormat(StrEnum):
     LANCE = "lance"
     IPC = "ipc"
 
+
+_FORMATS = ", ".join(repr(kind.value) for kind in SourceFormat)
+_OTHERWISE = "What is of another format can be given as an Arrow table."
 
 _SUFFIXES = {
     ".parquet": SourceFormat.PARQUET,
@@ -96,7 +99,7 @@ def open_files(
     else:
         raise UserInputError(
             f"source must be a path or URI of files, a list of them, a Spark data frame, or Arrow "
-            f"data, not a {type(source).__name__}. Of a table give its URI."
+            f"data, not a {type(source).__name__}. Of a table give its URI, table.uri. {_OTHERWISE}"
         )
     if not given:
         raise UserInputError("The source is an empty list of files: there is nothing to load.")
@@ -109,7 +112,9 @@ def open_files(
 
 def _address(place: Any) -> str:
     if not isinstance(place, str | Path) or not str(place).strip():
-        raise UserInputError(f"A source is a path or a URI, not {place!r}.")
+        raise UserInputError(
+            f"A source is a path or a URI, not {shorten(repr(place), 80)}. {_OTHERWISE}"
+        )
     path = local_path(without_file_scheme(str(place)))
     return str(place).rstrip("/") if path is None else str(path)
 
@@ -120,9 +125,10 @@ def _given_format(given: str | None) -> SourceFormat | None:
     try:
         return SourceFormat(given)
     except ValueError:
-        known = ", ".join(repr(kind.value) for kind in SourceFormat)
+        known = [kind.value for kind in SourceFormat]
         raise UserInputError(
-            f"source_format must be one of {known}, not {given!r}.{did_you_mean(given, known)}"
+            f"source_format must be one of {_FORMATS}, not {given!r}."
+            f"{did_you_mean(str(given), known)} {_OTHERWISE}"
         ) from None
 
 
@@ -214,7 +220,7 @@ def _readable(read: Any, uri: str, options: Secrets) -> Any:
 def _unreadable(uri: str, format_: SourceFormat, reason: str) -> str:
     return (
         f"{without_credentials(uri)} can't be read as {format_.value}: {reason.rstrip('.')}. Say "
-        "what it is by source_format, write it anew, or leave it out."
+        f"what it is by source_format ({_FORMATS}), write it anew, or leave it out. {_OTHERWISE}"
     )
 
 
