@@ -200,6 +200,19 @@ class TestChunkers:
         assert [row.word for row in letters.func("ab")] == ["a", "b"]
         assert (letters.batch, letters.manifest) == (False, None)
 
+    def test_attrs_evolve(self, local_db: Connection) -> None:
+        source = local_db.create_table("s", pa.table({"id": [1], "body": ["ab"]}))
+        other = attrs.evolve(letters, version="2", input_columns=["body"], num_cpus=2, memory=10)
+        assert (other.version, other.input_columns, other.num_cpus) == ("2", ["body"], 2)
+        assert (other.memory, other.num_gpus, letters.input_columns) == (10, None, ["text"])
+        view = local_db.create_udtf_view("v", source, other)
+        view.refresh()
+        assert column(view, "word") == ["a", "b"]
+        assert attrs.evolve(letters).version == letters.version
+        counted = geneva.udtf(lambda q: [], output_schema=TEXT, input_columns=["id"])
+        again = attrs.evolve(counted, version="3", partition_by=("id",))
+        assert (again.version, again.partition_by, again.input_columns) == ("3", ("id",), ["id"])
+
     def test_inputs_can_be_left_out(self, local_db: Connection) -> None:
         source = local_db.create_table("s", pa.table({"id": [1, 2], "text": ["ab", "c"]}))
         lean = chunker(letters.func, inherit_input_columns=False)
