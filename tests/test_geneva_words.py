@@ -44,7 +44,7 @@ from geneva.errors import (
 )
 from geneva.manifest import GenevaManifest
 from geneva.manifest.builder import PipManifestBuilder
-from geneva.udf.policy import skip_on_error
+from geneva.udf.policy import policy_of, skip_on_error
 from support import Calls, column, tripled
 
 
@@ -168,6 +168,20 @@ class TestUdfs:
         table.backfill("x")
         inner = "list" if seen == "list" else "ndarray"
         assert column(table, "x") == [f"{seen} {inner}"]
+
+    def test_what_the_other_refuses(self, table: Table) -> None:
+        @udf(data_type=pa.int64(), on_error=[Retry(OSError, backoff="fixed"), Retry(), Skip()])
+        def odd(batch: pa.RecordBatch) -> pa.Array:
+            return pa.compute.divide(6, batch["id"])
+
+        rules = [Retry(OSError, backoff="fixed"), Skip()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            table.add_columns({"x": attrs.evolve(odd, on_error=policy_of(rules))})
+        table.backfill("x")
+        assert column(table, "x") == [None, 6, 3], "rows of a batch are skipped one by one"
+        with pytest.raises(TypeError, match="'retries'"):
+            udf(lambda id: id, data_type=pa.int64(), retries=3)  # type: ignore[call-overload]
 
     def test_messages_name_columns_that_people_know(self, table: Table, calls: Calls) -> None:
         table.add_columns({"x": tripled(calls)})
