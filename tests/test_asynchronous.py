@@ -55,6 +55,42 @@ def test_columns_and_views(tmp_path: Path, calls: Calls) -> None:
     assert calls.taken() == [0, 1]
 
 
+def test_what_ours_do_otherwise_they_do_here_too(tmp_path: Path, calls: Calls) -> None:
+    async def program() -> None:
+        with await database(tmp_path) as db:
+            table = await db.create_table("t", rows(0, 1))
+            await table.add_columns({"x": tripled(calls)})
+            await table.backfill("x")
+            names = ["id", "x"]
+            assert (await table.schema()).names == (await table.to_arrow()).schema.names == names
+            assert (await table.query().to_list())[0].keys() == set(names)
+            await table.checkout(1)
+            with pytest.raises(UserInputError, match="version 1 is checked out"):
+                await table.backfill("x")
+            await table.checkout_latest()
+            branch = await table.branches.create("trial")
+            assert isinstance(branch, geneva.AsyncTable)
+            await branch.add(rows(5))
+            assert (await branch.backfill("x")).rows_computed == 1
+            assert await table.count_rows() == 2
+            view = await db.create_materialized_view("v", table.sync.search(None))
+            await view.refresh()
+            with pytest.raises(UserInputError, match="Change that table, then refresh"):
+                await view.add(rows(3))
+            with pytest.raises(UserInputError, match="merge_insert is not possible"):
+                view.merge_insert("id")
+            theirs = await db.create_materialized_view("m", "t", select=["id"])
+            assert type(theirs).__module__.startswith("lancedb")
+            assert isinstance(await db.open_materialized_view("v"), AsyncView)
+            assert await db.table_names(start_after="m") == ["t", "v"]
+            assert (db.is_remote(), db.system_namespace) == (False, ["_geneva"])
+            with db.context():
+                assert (await table.backfill("x")).rows_computed == 0
+        assert not db.is_open()
+
+    asyncio.run(program())
+
+
 @pytest.mark.slow
 def test_a_cancelled_await_stops_the_job(tmp_path: Path) -> None:
     started = tmp_path / "started"

@@ -44,7 +44,7 @@ from geneva.errors import (
 )
 from geneva.manifest import GenevaManifest
 from geneva.manifest.builder import PipManifestBuilder
-from geneva.udf.policy import skip_on_error
+from geneva.udf.policy import policy_of, skip_on_error
 from support import Calls, column, tripled
 
 
@@ -169,6 +169,20 @@ class TestUdfs:
         inner = "list" if seen == "list" else "ndarray"
         assert column(table, "x") == [f"{seen} {inner}"]
 
+    def test_what_the_other_refuses(self, table: Table) -> None:
+        @udf(data_type=pa.int64(), on_error=[Retry(OSError, backoff="fixed"), Retry(), Skip()])
+        def odd(batch: pa.RecordBatch) -> pa.Array:
+            return pa.compute.divide(6, batch["id"])
+
+        rules = [Retry(OSError, backoff="fixed"), Skip()]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            table.add_columns({"x": attrs.evolve(odd, on_error=policy_of(rules))})
+        table.backfill("x")
+        assert column(table, "x") == [None, 6, 3], "rows of a batch are skipped one by one"
+        with pytest.raises(TypeError, match="'retries'"):
+            udf(lambda id: id, data_type=pa.int64(), retries=3)  # type: ignore[call-overload]
+
     def test_messages_name_columns_that_people_know(self, table: Table, calls: Calls) -> None:
         table.add_columns({"x": tripled(calls)})
         table.backfill("x")
@@ -199,6 +213,19 @@ class TestChunkers:
         assert letters.input_columns == ["text"]
         assert [row.word for row in letters.func("ab")] == ["a", "b"]
         assert (letters.batch, letters.manifest) == (False, None)
+
+    def test_attrs_evolve(self, local_db: Connection) -> None:
+        source = local_db.create_table("s", pa.table({"id": [1], "body": ["ab"]}))
+        other = attrs.evolve(letters, version="2", input_columns=["body"], num_cpus=2, memory=10)
+        assert (other.version, other.input_columns, other.num_cpus) == ("2", ["body"], 2)
+        assert (other.memory, other.num_gpus, letters.input_columns) == (10, None, ["text"])
+        view = local_db.create_udtf_view("v", source, other)
+        view.refresh()
+        assert column(view, "word") == ["a", "b"]
+        assert attrs.evolve(letters).version == letters.version
+        counted = geneva.udtf(lambda q: [], output_schema=TEXT, input_columns=["id"])
+        again = attrs.evolve(counted, version="3", partition_by=("id",))
+        assert (again.version, again.partition_by, again.input_columns) == ("3", ("id",), ["id"])
 
     def test_inputs_can_be_left_out(self, local_db: Connection) -> None:
         source = local_db.create_table("s", pa.table({"id": [1, 2], "text": ["ab", "c"]}))

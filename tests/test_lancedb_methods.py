@@ -13,12 +13,14 @@ from typing import Any
 import lancedb
 import pyarrow as pa
 import pytest
+from lancedb.db import AsyncConnection as TheirAsync
 from lancedb.db import LanceDBConnection
 from lancedb.index import BTree
+from lancedb.table import AsyncTable as TheirAsyncTable
 from lancedb.table import LanceTable
 
 import geneva
-from geneva import Connection, MaterializedView, Table
+from geneva import AsyncConnection, AsyncTable, Connection, MaterializedView, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRUCTORS = {"create", "open", "from_inner"}
@@ -65,6 +67,30 @@ def test_every_method_is_there_with_its_parameters(ours: type, theirs: type, nam
     wanted = by_position(inspect.signature(getattr(theirs, name)))
     given = by_position(inspect.signature(found))
     assert given[: len(wanted)] == wanted, "arguments by position mean the same"
+
+
+ASYNC_CLASSES = ((AsyncTable, Table, TheirAsyncTable), (AsyncConnection, Connection, TheirAsync))
+
+
+def async_methods() -> Iterator[Any]:
+    for own, ours, asynchronous in ASYNC_CLASSES:
+        for name in sorted(n for n in dir(asynchronous) if not n.startswith("_")):
+            yield pytest.param(own, ours, asynchronous, name, id=f"{own.__name__}.{name}")
+
+
+@pytest.mark.parametrize(("own", "ours", "asynchronous", "name"), list(async_methods()))
+def test_methods_for_an_event_loop_take_their_parameters(
+    own: type, ours: type, asynchronous: type, name: str
+) -> None:
+    """Those that go to Geneva's own methods; all others are LanceDB's coroutines themselves."""
+    wanted = inspect.getattr_static(asynchronous, name)
+    found = vars(own).get(name) or vars(ours).get(name)
+    if not inspect.isfunction(found) or not inspect.isfunction(wanted):
+        return
+    taken = inspect.signature(found).parameters
+    if any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in taken.values()):
+        return
+    assert inspect.signature(wanted).parameters.keys() <= taken.keys()
 
 
 @pytest.mark.slow

@@ -7,33 +7,33 @@ nothing up: `await table.backfill("c")`. A job that is awaited and cancelled is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from geneva.connection import Connection, connect
 from geneva.jobs import JobFuture, JobResult
-from geneva.storage.lance.database import new_table_options, open_database_async
+from geneva.storage.lance.database import (
+    is_source_of_lancedb,
+    new_table_options,
+    open_database_async,
+)
 from geneva.storage.lance.delegation import delegated_attribute
+from geneva.storage.views.definition import ViewKind
 from geneva.table import Table
 from geneva.view import MaterializedView
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pyarrow as pa
+
 _Result = TypeVar("_Result")
-_PLAIN = frozenset(
-    {"add_columns", "alter_columns", "drop_columns", "plan_backfill", "plan_refresh", "verify"}
-    | {"get_errors", "get_failed_row_addresses", "computed_columns", "list_computed_columns"}
-    | {"cleanup_checkpoints", "backfill_async", "refresh_async", "load_columns_async"}
-)
-"""What Geneva's tables and views have, or do otherwise than LanceDB's."""
-_OF_DATABASE = frozenset(
-    {"get_job", "list_jobs", "cancel_job", "create_udtf_view", "create_materialized_view"}
-    | {"create_scalar_udtf_view"}
-    | {"list_materialized_views", "drop_materialized_view", "copy_table", "all_table_names"}
-    | {"define_cluster", "list_clusters", "delete_cluster", "define_manifest", "list_manifests"}
-    | {"delete_manifest", "drop_table", "table_names"}
-)
+_DISTANCE = "_distance"
+_SCORES = {"AsyncVectorQuery": _DISTANCE, "AsyncFTSQuery": "_score"}
+"""What a search adds by itself to the columns that it was asked for; Lance wants it said."""
+_AT_ONCE = frozenset({"context", "local_ray_context", "is_remote"})
+"""Of a connection, what waits for nothing."""
 
 
 async def connect_async(uri: str | Path, **options: Any) -> AsyncConnection:
@@ -68,17 +68,53 @@ class AsyncConnection:
         table = await asyncio.to_thread(self._connection.open_table, name, **kwargs)
         return AsyncTable.of(table)
 
+    async def table_names(
+        self,
+        *,
+        namespace_path: Sequence[str] | None = None,
+        start_after: str | None = None,
+        limit: int | None = None,
+    ) -> list[str]:
+        """The names of all tables, sorted, or of those in a namespace."""
+        names = self._connection.table_names
+        return await asyncio.to_thread(names, start_after, limit, namespace_path=namespace_path)
+
+    async def create_materialized_view(self, name: str, source: Any = None, **options: Any) -> Any:
+        """Make a view of a query, or one of LanceDB's own views of a table's name."""
+        if is_source_of_lancedb(source):
+            return await self._database.create_materialized_view(name, source, **options)
+        return await _in_thread(self._connection.create_materialized_view)(name, source, **options)
+
+    async def open_materialized_view(self, name: str) -> Any:
+        """Open a view: Geneva's is an `AsyncView`, LanceDB's is LanceDB's own object."""
+        kind = await asyncio.to_thread(self._connection._view_kind, name)
+        if kind is ViewKind.LANCEDB:
+            return await self._database.open_materialized_view(name)
+        return await _in_thread(self._connection.open_materialized_view)(name)
+
+    def close(self) -> None:
+        """Close LanceDB's own connection."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        """Close it at the end of the block."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.close()
+
     def __getattr__(self, name: str) -> Any:
         """Hand everything else on: what is Geneva's in a thread, the rest to LanceDB."""
         if name.startswith("_"):
             raise AttributeError(name)
-        if name in _OF_DATABASE:
-            return _in_thread(getattr(self._connection, name))
-        return delegated_attribute(self, self._database, name)
+        if name in _AT_ONCE:
+            return getattr(self._connection, name)
+        return _attribute(self, self._connection, self._database, name)
 
     def __dir__(self) -> list[str]:
         """What Geneva and LanceDB can do."""
-        return sorted({*object.__dir__(self), *_OF_DATABASE, *_public(self._database)})
+        return sorted({*object.__dir__(self), *_public(self._connection), *_public(self._database)})
 
     def __repr__(self) -> str:
         """Show where the database is."""
@@ -112,17 +148,61 @@ class AsyncTable:
         future = await asyncio.to_thread(self._table.load_columns_async, *args, **options)
         return await _ended(future)
 
+    async def schema(self) -> pa.Schema:
+        """The table's schema, without the columns that are Geneva's own."""
+        return await asyncio.to_thread(lambda: self._table.schema)
+
+    # LanceDB's queries, of all columns but Geneva's own, unless `select` names others.
+
+    def query(self) -> Any:
+        """LanceDB's query of the rows."""
+        return self._table._without_hidden(self._lancedb.query())
+
+    def vector_search(self, query_vector: Any) -> Any:
+        """LanceDB's search of the rows that are nearest to a vector."""
+        return self._table._without_hidden(self._lancedb.vector_search(query_vector), _DISTANCE)
+
+    async def search(self, *args: Any, **options: Any) -> Any:
+        """LanceDB's search, by a vector, words or both."""
+        found = await self._lancedb.search(*args, **options)
+        scores = [score for kind, score in _SCORES.items() if type(found).__name__ == kind]
+        return self._table._without_hidden(found, *scores)
+
+    def take_offsets(self, offsets: list[int]) -> Any:
+        """Take rows by their place in the table."""
+        return self._table._without_hidden(self._lancedb.take_offsets(offsets))
+
+    def take_row_ids(self, row_ids: list[int]) -> Any:
+        """Take rows by their row ids."""
+        return self._table._without_hidden(self._lancedb.take_row_ids(row_ids))
+
+    @property
+    def branches(self) -> AsyncBranches:
+        """The table's branches: to make one, open one, list and delete them."""
+        return AsyncBranches(self._table)
+
+    @property
+    def _lancedb(self) -> Any:
+        """LanceDB's own asynchronous table, which reads the same version."""
+        return self._table._lancedb()._table
+
+    def __enter__(self) -> Self:
+        """Close it at the end of the block."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self._lancedb.close()
+
     def __getattr__(self, name: str) -> Any:
         """Hand everything else on: what is Geneva's in a thread, the rest to LanceDB."""
         if name.startswith("_"):
             raise AttributeError(name)
-        if name in _PLAIN and hasattr(self._table, name):
-            return _in_thread(getattr(self._table, name))
-        return delegated_attribute(self, self._table._lancedb()._table, name)
+        return _attribute(self, self._table, self._lancedb, name)
 
     def __dir__(self) -> list[str]:
         """What Geneva and LanceDB can do."""
-        return sorted({*object.__dir__(self), *_PLAIN, *_public(self._table._lancedb()._table)})
+        return sorted({*object.__dir__(self), *_public(self._table), *_public(self._lancedb)})
 
     def __repr__(self) -> str:
         """Show the table."""
@@ -137,6 +217,40 @@ class AsyncView(AsyncTable):
         assert isinstance(self._table, MaterializedView)
         future = await asyncio.to_thread(self._table.refresh_async, *args, **options)
         return await _ended(future)
+
+    def merge_insert(self, *args: Any, **options: Any) -> Any:
+        """Refuse: a view's rows come from its source."""
+        self._table.merge_insert(*args, **options)
+
+
+class AsyncBranches:
+    """The branches of a table, for an event loop."""
+
+    def __init__(self, table: Table) -> None:
+        """Use `AsyncTable.branches`."""
+        self._branches = table.branches
+
+    def __getattr__(self, name: str) -> Any:
+        """What `Table.branches` can do, in a thread."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _in_thread(getattr(self._branches, name))
+
+
+def _attribute(own: Any, ours: Any, theirs: Any, name: str) -> Any:
+    """What a table or connection has by a name: Geneva's in a thread, what is not is LanceDB's."""
+    found = inspect.getattr_static(type(ours), name, None)
+    home = next((kind for kind in type(ours).__mro__ if name in vars(kind)), object)
+    if home in _OURS:
+        if inspect.isfunction(found):
+            return _in_thread(getattr(ours, name))
+        if not hasattr(type(theirs), name):
+            return getattr(ours, name)
+    return delegated_attribute(own, theirs, name)
+
+
+_OURS = frozenset({Connection, Table, MaterializedView})
+"""The classes whose own methods are Geneva's."""
 
 
 def _in_thread(call: Callable[..., _Result]) -> Callable[..., Any]:

@@ -63,6 +63,7 @@ from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.database import (
     check_table_name,
     drop_table,
+    is_source_of_lancedb,
     list_every_table,
     list_table_names,
     new_table_options,
@@ -543,7 +544,7 @@ class Connection(ConnectionMethods):
         if isinstance(source, Table | Search):
             source = source.query()
         if not isinstance(source, Query):
-            if not isinstance(source, str) and type(source).__name__ != "VectorDedupSource":
+            if not is_source_of_lancedb(source):
                 raise UserInputError(
                     f"create_materialized_view({name!r}) needs a query (table.search(None)), a "
                     f"table, or the name of one, not {type(source).__name__}."

@@ -30,7 +30,15 @@ from geneva.udf.call import (
     name_of,
     signature_of,
 )
-from geneva.udf.declare import UDF, StatefulCallable, UDFArgType, UDFOptions, udf
+from geneva.udf.declare import (
+    UDF,
+    Attribute,
+    StatefulCallable,
+    UDFArgType,
+    UDFOptions,
+    attributes_of,
+    udf,
+)
 from geneva.udf.records import OutputSchema, checked_record, declared_record
 from geneva.udf.types import UnclearTypeError, arrow_type_of, without_optional
 
@@ -62,6 +70,26 @@ class RowsFunction:
     def manifest(self) -> Any:
         """What the function needs."""
         return self.udf.manifest
+
+    @property
+    def num_cpus(self) -> float | None:
+        """The cores of a task."""
+        return self.udf.num_cpus
+
+    @property
+    def num_gpus(self) -> float | None:
+        """The GPUs of a task."""
+        return self.udf.num_gpus
+
+    @property
+    def memory(self) -> int | None:
+        """The bytes of a task."""
+        return self.udf.memory
+
+    @property
+    def declared_version(self) -> str | None:
+        """The version that the user gave."""
+        return self.udf.declared_version
 
     @property
     def name(self) -> str:
@@ -102,6 +130,26 @@ class RowsFunction:
         return rows if isinstance(rows, _LiveRows) and not rows.function.is_bound else None
 
 
+def _evolvable(kind: type[Any], *more: str) -> None:
+    """Let `attrs.evolve(chunker, version=..., num_gpus=...)` copy a function that yields rows.
+
+    These, and `more`, are options of the UDF that it is made of.
+    """
+    plain_init = kind.__init__
+    options = {name: name for name in ("num_cpus", "num_gpus", "memory", "manifest", *more)}
+    options["version"] = "declared_version"
+
+    def init(self: Any, udf: UDF, *args: Any, **given: Any) -> None:
+        asked = {options[name]: given.pop(name) for name in options if name in given}
+        plain_init(self, dataclasses.replace(udf, **asked) if asked else udf, *args, **given)
+
+    own = {item.name: item.name for item in dataclasses.fields(kind)}
+    kind.__init__ = init
+    kind.__attrs_attrs__ = attributes_of(
+        Attribute(name, alias) for alias, name in {**options, **own}.items()
+    )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Chunker(RowsFunction):
     """A function of one source row that yields rows. Made by `chunker`; still callable."""
@@ -126,6 +174,9 @@ class Chunker(RowsFunction):
         inputs = "?" if self.udf.input_columns is None else ", ".join(self.udf.input_columns)
         columns = ", ".join(f"{field.name}: {field.type}" for field in self.output_schema)
         return f"<Chunker {plain(self.name)}({plain(inputs)}) -> rows of ({plain(columns)})>"
+
+
+_evolvable(Chunker, "input_columns")
 
 
 @overload

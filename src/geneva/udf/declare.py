@@ -8,7 +8,7 @@ import io
 import pickle
 import platform
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict, overload
 
@@ -237,7 +237,7 @@ class UDF:
         return deserialize_udf, (data, udf_digest(data))
 
 
-class _Attribute(NamedTuple):
+class Attribute(NamedTuple):
     """What `attrs.evolve` asks of a field."""
 
     name: str
@@ -262,13 +262,17 @@ def _evolvable(kind: type[UDF]) -> None:
 
     kind.__init__ = init  # type: ignore[method-assign]
     aliases = {"declared_version": "version"}
-    attributes = [
-        _Attribute(item.name, aliases.get(item.name, item.name))
-        for item in dataclasses.fields(kind)
-    ]
-    # By place and by name: `attrs.fields(UDF).version`.
-    made = namedtuple("UDFAttributes", [item.alias for item in attributes])  # type: ignore[misc]
-    kind.__attrs_attrs__ = made(*attributes)  # type: ignore[attr-defined]
+    kind.__attrs_attrs__ = attributes_of(  # type: ignore[attr-defined]
+        Attribute(item.name, aliases.get(item.name, item.name)) for item in dataclasses.fields(kind)
+    )
+
+
+def attributes_of(attributes: Iterable[Attribute]) -> tuple[Attribute, ...]:
+    """The fields of a class by place and by name: `attrs.fields(UDF).version`."""
+    listed = list(attributes)
+    kind: Any = namedtuple("Attributes", [item.alias for item in listed])  # type: ignore[misc]
+    made: tuple[Attribute, ...] = kind(*listed)
+    return made
 
 
 _evolvable(UDF)

@@ -27,6 +27,7 @@ from geneva.udf.call import (
 from geneva.udf.chunker import (
     Chunker,
     RowsFunction,
+    _evolvable,
     _LiveRows,
     _Rows,
     chunker,
@@ -67,6 +68,9 @@ class UDTF(RowsFunction):
         return (
             f"<UDTF {plain(self.name)}({plain(inputs)}){plain(by)} -> rows of ({plain(columns)})>"
         )
+
+
+_evolvable(UDTF)
 
 
 @overload

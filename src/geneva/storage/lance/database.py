@@ -57,6 +57,11 @@ def open_database(uri: str, storage_options: Secrets, options: Mapping[str, Any]
         )
 
 
+def is_source_of_lancedb(source: Any) -> bool:
+    """Whether it is what LanceDB makes views of its own from: a table's name, or a dedup of one."""
+    return isinstance(source, str) or type(source).__name__ == "VectorDedupSource"
+
+
 async def open_database_async(uri: str, storage_options: Secrets) -> Any:
     """Open a LanceDB database for an event loop."""
     with opening(uri, storage_options):

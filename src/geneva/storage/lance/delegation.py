@@ -41,6 +41,8 @@ def delegated_attribute(ours: Any, theirs: Any, name: str) -> Any:
     try:
         return getattr(theirs, name)
     except AttributeError:
+        if name in dir(theirs):  # it is there, and LanceDB fails in it
+            raise
         hint = did_you_mean(name, (known for known in dir(ours) if not known.startswith("_")))
         message = f"{type(ours).__name__!r} object has no attribute {name!r}.{hint}"
         raise AttributeError(message, name=name, obj=ours) from None
