@@ -24,6 +24,7 @@ def table(tmp_path: Path) -> lance.LanceDataset:
         {
             "x": pa.array([None, *range(1, 9)]),
             "name": [*"12345678", "nine"],
+            "zero": [-0.0, 0.0, 1.0, -1.0, None, float("nan"), float("inf"), -0.0, 2.0],
             "dur": pa.array([timedelta(hours=24 * i) for i in range(9)], pa.duration("ms")),
             "at": pa.array(
                 [START + timedelta(days=i) for i in range(9)], pa.timestamp("us", "UTC")
@@ -54,6 +55,13 @@ def matching(table: lance.LanceDataset, where: str) -> list[int]:
 @pytest.mark.parametrize(
     ("where", "rows"),
     [
+        ("zero = 0", [0, 1, 7]),
+        ("zero >= 0.0", [0, 1, 2, 5, 6, 7, 8]),
+        ("zero < 0.0", [3]),
+        ("zero <> -0.0", [2, 3, 5, 6, 8]),
+        ("zero * -1 IN (0.0, 1.0)", [0, 1, 3, 7]),
+        ("CASE WHEN x > 0 THEN zero = 0 ELSE NULL END", [1, 7]),
+        ("NOT (zero > 0)", [0, 1, 3, 7]),
         ('"x" IS NOT NULL', [1, 2, 3, 4, 5, 6, 7, 8]),
         ("dur > interval '3 days'", [4, 5, 6, 7, 8]),
         ("dur = interval '3' day", [3]),

@@ -66,10 +66,8 @@ class Expression:
 
     def evaluate(self, columns: Sequence[pa.Array], rows: int) -> pa.Array:
         """Its values for rows in memory, given the values of its paths."""
-        named = {f"c{i}": compact(values, values.type) for i, values in enumerate(columns)}
-        table = pa.table({**named, _ROW: pa.array(np.arange(rows))})
         query = f"SELECT {_ROW}, ({self.in_memory}\n) AS out FROM dataset"
-        batches = _answered(lance.write_dataset(table, "memory://").sql(query))
+        batches = _asked(query, columns, rows)
         if not batches:
             return pa.array([], self.type)
         computed = pa.Table.from_batches(batches)
@@ -78,8 +76,32 @@ class Expression:
         return values.take(pc.sort_indices(computed.column(_ROW)))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Condition(Expression):
+    """An SQL condition. Its value for a row is whether a WHERE takes it: NULL is no.
+
+    That is asked of a WHERE in memory, too, so that both say the same: behind it Lance compares
+    -0.0 and 0.0 as equal, and in a projection DataFusion doesn't.
+    """
+
+    def evaluate(self, columns: Sequence[pa.Array], rows: int) -> pa.Array:
+        """Whether rows in memory satisfy it, given the values of its paths."""
+        query = f"SELECT {_ROW} FROM dataset WHERE ({self.in_memory}\n) IS TRUE"
+        mask = np.zeros(rows, dtype=np.bool_)
+        for batch in _asked(query, columns, rows):
+            mask[batch.column(_ROW).to_numpy()] = True
+        return pa.array(mask)
+
+
 _ROW = "r"
 """The number of a row in memory; the other columns are `c0`, `c1` and so on."""
+
+
+def _asked(query: str, columns: Sequence[pa.Array], rows: int) -> list[pa.RecordBatch]:
+    """What DataFusion answers about rows in memory."""
+    named = {f"c{i}": compact(values, values.type) for i, values in enumerate(columns)}
+    table = pa.table({**named, _ROW: pa.array(np.arange(rows))})
+    return _answered(lance.write_dataset(table, "memory://").sql(query))
 
 
 def read_expression(dataset: lance.LanceDataset, sql: str) -> Expression:
@@ -98,7 +120,7 @@ def read_expression(dataset: lance.LanceDataset, sql: str) -> Expression:
     return Expression(sql, resolved.exact(), kind, inputs, paths, in_table, in_memory)
 
 
-def read_condition(dataset: lance.LanceDataset, sql: str) -> Expression:
+def read_condition(dataset: lance.LanceDataset, sql: str) -> Condition:
     """Check a where clause against a table; say which columns it depends on."""
     try:
         found = read_expression(dataset, sql)
@@ -109,7 +131,15 @@ def read_condition(dataset: lance.LanceDataset, sql: str) -> Expression:
     except UserInputError as error:
         reason = str(error).partition(" can't be used: ")[2]
         raise InvalidFilterError(filter_message(sql, reason)) from None
-    return found
+    return Condition(
+        found.sql,
+        found.exact,
+        found.type,
+        found.inputs,
+        found.paths,
+        found.in_table,
+        found.in_memory,
+    )
 
 
 def filter_message(sql: str, reason: str) -> str:
@@ -301,7 +331,10 @@ class RowReader:
     """
 
     def __init__(
-        self, dataset: lance.LanceDataset, paths: Sequence[str], expressions: Sequence[str] = ()
+        self,
+        dataset: lance.LanceDataset,
+        paths: Sequence[str],
+        expressions: Sequence[str | Condition] = (),
     ) -> None:
         """Plan the reading; nothing is read yet."""
         self._dataset, schema = dataset, dataset.schema
@@ -309,11 +342,10 @@ class RowReader:
         self._has_blobs = False
         self._columns: list[str | tuple[Expression, list[str]]] = []
         self._types: list[pa.DataType] = []
-        for what in (*paths, *(_quoted_path(sql, schema) or _Sql(sql) for sql in expressions)):
-            if isinstance(what, _Sql):
-                found = read_expression(dataset, what)
-                self._columns.append((found, [self._column(p, projected(p)) for p in found.paths]))
-                self._types.append(found.type)
+        for what in (*paths, *(_planned(dataset, each) for each in expressions)):
+            if isinstance(what, Expression):
+                self._columns.append((what, [self._column(p, projected(p)) for p in what.paths]))
+                self._types.append(what.type)
             else:
                 self._columns.append(self._column((what,), quote_path(what, schema)))
                 self._types.append(_read_type(field_at(schema, what)))
@@ -380,10 +412,11 @@ _OF_SCANS = ("_row_created_at_version", "_row_last_updated_at_version")
 """What Lance doesn't give for rows that are taken by id."""
 
 
-class _Sql(str):
-    """An expression, and no path."""
-
-    __slots__ = ()
+def _planned(dataset: lance.LanceDataset, given: str | Condition) -> str | Expression:
+    """What is to be read for an expression: the column that it is no more than, or its inputs."""
+    if isinstance(given, Condition):
+        return given
+    return _quoted_path(given, dataset.schema) or read_expression(dataset, given)
 
 
 def computed(

@@ -23,7 +23,7 @@ from geneva.model.sql import ROW_META, shown
 from geneva.storage.lance.damage import Damaged, is_damage, reading
 from geneva.storage.lance.dataset import FragmentFacts, rows_at
 from geneva.storage.lance.expressions import (
-    Expression,
+    Condition,
     RowReader,
     computed,
     filter_message,
@@ -54,7 +54,7 @@ def read_matching_rows(
 
 def select_rows(
     dataset: lance.LanceDataset,
-    condition: Expression,
+    condition: Condition,
     what: str,
     fragments: Sequence[int] | None = None,
 ) -> Iterator[_Rows]:
@@ -71,20 +71,20 @@ def select_rows(
     yield from _scan(dataset, condition, what, fragments)
 
 
-def select_by_id(dataset: lance.LanceDataset, condition: Expression, ids: RowIds) -> list[RowIds]:
+def select_by_id(dataset: lance.LanceDataset, condition: Condition, ids: RowIds) -> list[RowIds]:
     """Those of `ids`, which all are there, that satisfy a condition."""
-    reader = RowReader(dataset, [], [condition.sql])
+    reader = RowReader(dataset, [], [condition])
     found = []
     for start in range(0, len(ids), _ROWS_BY_ID):
         try:
             for some, (mask,) in in_parts(reader.take, ids[start : start + _ROWS_BY_ID]):
-                found.append(some[_is_true(mask)])
+                found.append(some[np.asarray(mask)])
         except SQLExecutionError as error:
             raise _blamed(condition, error) from None
     return found
 
 
-def _ask(dataset: lance.LanceDataset, condition: Expression, what: str) -> _Rows:
+def _ask(dataset: lance.LanceDataset, condition: Condition, what: str) -> _Rows:
     # "IS TRUE" keeps Lance from answering out of an index.
     query = dataset.sql(f"SELECT {what} FROM dataset WHERE ({condition.in_table}\n) IS TRUE")
     batches = query.with_row_id(True).with_row_addr(True).build().to_batch_records()
@@ -96,7 +96,7 @@ _NONE: _Rows = np.empty(0, dtype=np.uint64)
 
 def _scan(
     dataset: lance.LanceDataset,
-    condition: Expression,
+    condition: Condition,
     what: str,
     fragments: Sequence[int] | None,
 ) -> Iterator[_Rows]:
@@ -115,18 +115,18 @@ def _scan(
         yield batch.column(what).to_numpy()[condition_mask(condition, batch)]
 
 
-def condition_mask(condition: Expression, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+def condition_mask(condition: Condition, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     """Which rows of a batch that `condition_batches` gave satisfy the condition."""
     columns = [single(batch.column(f"c{i}")) for i in range(len(condition.paths))]
     addresses = batch.column("_rowaddr").to_numpy()
     try:
-        return _is_true(computed(condition, columns, addresses, "address"))
+        return np.asarray(computed(condition, columns, addresses, "address"))
     except SQLExecutionError as error:
         raise _blamed(condition, error) from None
 
 
 def condition_batches(
-    dataset: lance.LanceDataset, condition: Expression, fragments: Sequence[Any], **place: Any
+    dataset: lance.LanceDataset, condition: Condition, fragments: Sequence[Any], **place: Any
 ) -> Iterator[pa.RecordBatch]:
     """What a condition is about, of the live rows of fragments, with ids and addresses.
 
@@ -147,24 +147,20 @@ def condition_batches(
     yield from scanner.to_batches()
 
 
-def _has_blobs(dataset: lance.LanceDataset, condition: Expression) -> bool:
+def _has_blobs(dataset: lance.LanceDataset, condition: Condition) -> bool:
     """Whether a condition is about blobs, of which a query sees descriptors, not bytes."""
     schema = dataset.schema
     return any(p[0] in schema.names and is_blob(schema.field(p[0])) for p in condition.paths)
 
 
-def _is_true(mask: pa.Array) -> npt.NDArray[np.bool_]:
-    return np.asarray(mask.fill_null(False).to_numpy(zero_copy_only=False), dtype=np.bool_)
-
-
-def _blamed(condition: Expression, error: SQLExecutionError) -> InvalidFilterError:
+def _blamed(condition: Condition, error: SQLExecutionError) -> InvalidFilterError:
     reason = str(error).partition(" can't be computed ")[2]
     return InvalidFilterError(filter_message(condition.sql, f"it can't be computed {reason}"))
 
 
 def _unreadable(
     dataset: lance.LanceDataset,
-    condition: Expression,
+    condition: Condition,
     fragments: Sequence[Any],
     damage: Damaged,
 ) -> UnreadableFragmentsError:

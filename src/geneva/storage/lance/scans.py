@@ -16,7 +16,7 @@ import pyarrow as pa
 from geneva.model.rows import RowRange
 from geneva.storage.lance.damage import reading
 from geneva.storage.lance.dataset import FragmentFacts, fragment_facts, nodes_of, quote_path
-from geneva.storage.lance.expressions import Expression, read_condition, single
+from geneva.storage.lance.expressions import Condition, read_condition, single
 from geneva.storage.lance.fragments import (
     MAX_WINDOW_ROWS,
     field_at,
@@ -186,7 +186,7 @@ class _Matches:
     ids: npt.NDArray[np.uint64]
 
 
-def _matches(dataset: lance.LanceDataset, condition: Expression, part: ScanPart) -> _Matches:
+def _matches(dataset: lance.LanceDataset, condition: Condition, part: ScanPart) -> _Matches:
     masks, addresses, ids = [np.empty(0, np.bool_)], [_NONE], [_NONE]
     place = _place(dataset, part)
     for batch in reading(condition_batches(dataset, condition, batch_size=_ROWS, **place)):
