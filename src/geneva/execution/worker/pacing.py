@@ -20,6 +20,7 @@ class Deadline:
         """Begin to count when the first of its `rows` are computed."""
         self._limit, self._rows, self._rows_run = limit, rows, 0
         self._began: float | None = None
+        self._is_over = False
 
     def start(self) -> None:
         """Count from now on, if that is not so yet."""
@@ -32,13 +33,13 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether no other part should be begun."""
+        """Whether no other part should be begun. Once that is so, it stays so."""
         limit = self._limit
-        if limit is None or self._began is None or not self._rows_run:
-            return False
-        seconds = time.monotonic() - self._began
-        rest = seconds * (self._rows - self._rows_run) / self._rows_run
-        return seconds > limit.seconds and rest > limit.max_rest
+        if limit is not None and self._began is not None and self._rows_run and not self._is_over:
+            seconds = time.monotonic() - self._began
+            rest = seconds * (self._rows - self._rows_run) / self._rows_run
+            self._is_over = seconds > limit.seconds and rest > limit.max_rest
+        return self._is_over
 
     @property
     def ends_part(self) -> bool:

@@ -278,7 +278,9 @@ def _run_threads(columns: Sequence[Pipeline], legs: Sequence[Leg], deadline: Dea
         pass  # by an error, which is raised below, or by a failure that is reported
     finally:
         halt.set()
-        reader.join(_PATIENCE_SECONDS)
+        # What it reads of a part that is given back, nobody waits for.
+        given_back = any(column.is_given_back for column in columns)
+        reader.join(0.0 if given_back else _PATIENCE_SECONDS)
         for column in columns:
             column.stop()
     if halt.error is not None:
