@@ -164,9 +164,7 @@ def _batch(
     for _ in range(job.per_job):
         if not queue:
             return
-        limit = queue.limit(job.slots, speed)
-        even_rows = queue.even_rows(job.slots, speed, in_flight)
-        yield queue.take(queue.share(job.slots, speed, job.per_job), even_rows), limit
+        yield queue.next_task(job.slots, speed, in_flight, job.per_job)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
@@ -235,8 +235,7 @@ class Job:
         """Writes events of commits behind."""
         self._writes = threading.Event()
         """Set when another event is about to be written, and those of commits with it."""
-        self._behind: list[Future[object]] = []
-        """Requests that only the job's end waits for."""
+        self._tidying: Future[None] | None = None
         self._announced = False
         self._earlier = SameWork()
         self._runners: list[Runner] = []
@@ -260,10 +259,7 @@ class Job:
         """Run to the end in this thread. What it raises has the job's id as `job_id`."""
         try:
             with driven_here(self.job_id):
-                try:
-                    return self._run()
-                finally:
-                    wait(self._behind)
+                return self._run()
         except BaseException as error:
             with suppress(AttributeError, TypeError):
                 error.job_id = self.job_id  # type: ignore[attr-defined]
@@ -319,7 +315,11 @@ class Job:
             if cause is not error:
                 raise cause from error
             raise
-        self._record(self._ended(JobStatus.DONE))
+        try:
+            self._record(self._ended(JobStatus.DONE))
+        finally:
+            if self._tidying is not None:
+                self._tidying.result()
         return self._result()
 
     def _begin(self, event: JobEvent) -> None:
@@ -375,24 +375,22 @@ class Job:
                 is_running=self._is_running,
                 record_errors=self._record_errors,
                 record_output=output.record,
-                behind=self._do_behind,
                 permit=self._services.permit,
             )
             stack.callback(self._clear_limits)
             self._follow(self._work.run(control))
             # Many requests to a store, which nobody has to wait for but the caller.
-            self._do_behind(self._tidy)
-            if heartbeat.used or self._dead:
-                self._do_behind(self._remove_dead)
+            tidy = partial(self._tidy, others=heartbeat.used or bool(self._dead))
+            self._tidying = in_background("geneva-tidy", partial(copy_context().run, tidy))
 
-    def _do_behind(self, work: Callable[[], object]) -> None:
-        self._behind.append(in_background("geneva-behind", partial(copy_context().run, work)))
-
-    def _tidy(self) -> None:
-        """Remove what is of no use any more."""
+    def _tidy(self, *, others: bool) -> None:
+        """Remove what is of no use any more, of dead jobs too where there may be any."""
         if not self.progress.rows_left:
             with _logged("tidy up after", self.job_id):
                 self._work.tidy()
+        if others:
+            with _logged("tidy up before", self.job_id):
+                self._remove_dead()
 
     def _is_running(self, job_id: str) -> bool:
         """Whether a job runs. One that doesn't, and left a tag on this job's table, died."""
@@ -404,15 +402,14 @@ class Job:
     def _remove_dead(self) -> None:
         """Remove what jobs that died on the same table have left behind."""
         services = self._services
-        with _logged("tidy up before", self.job_id):
-            remove_dead(
-                self._work.table,
-                self._work.refs,
-                services.history,
-                services.signals,
-                own=self.job_id,
-                known=self._dead,
-            )
+        remove_dead(
+            self._work.table,
+            self._work.refs,
+            services.history,
+            services.signals,
+            own=self.job_id,
+            known=self._dead,
+        )
 
     def _clear_limits(self) -> None:
         """Delete the records that workers of this job shared."""
@@ -538,11 +535,9 @@ class Job:
             noting.result()
         showing = in_background("geneva-show", self._show_commit) if self._unwritten else None
         self._unwritten.extend(map(self._numbered, events))
-        try:
-            self._write_events()
-        finally:
-            if showing is not None:
-                showing.result()
+        self._write_events()
+        if showing is not None:
+            showing.result()
 
     def _note_commit(self, event: JobEvent) -> None:
         """Let others know of a commit, while the job goes on: it is several requests to a store."""

@@ -181,6 +181,12 @@ def test_so_few_rows_that_each_may_take_minutes_are_handed_out_evenly() -> None:
     ] * 2
 
 
+def test_few_batches_of_a_given_size_are_handed_out_evenly() -> None:
+    queue = WorkQueue([new_fragment(0, RowSet.full(256))], None, batch_size=128)
+    tasks = [queue.next_task(2) for _ in range(2)]
+    assert [len(part.rows) for parts, _ in tasks for part in parts] == [128, 128]
+
+
 def test_one_large_fragment_among_small_ones_is_given_back() -> None:
     plans = [new_fragment(0, RowSet.full(1_000)), new_fragment(1, RowSet.full(100_000))]
     queue = WorkQueue([*plans, new_fragment(2, RowSet.full(1_000))], None)

@@ -27,8 +27,9 @@ _SHARES_AHEAD = 1.25
 """A task gets an even share of what is left, over this: so that the last tasks are small ones."""
 _SPLIT_TOLERANCE = 1.5
 """A fragment up to this much over its share stays whole: splitting costs a second pass."""
-_FEW_ROWS = 32
-"""So few rows per slot are handed out evenly at first: each may take minutes."""
+_FEW_BATCHES = 32
+"""So few batches per slot are handed out evenly at first: each may take minutes. A batch is one
+row where its size is not given."""
 _FLUSH_SECONDS = 1.0
 _FLUSH_COST_RATIO = 50
 """A checkpoint may cost one fiftieth of the work it protects."""
@@ -134,7 +135,7 @@ class WorkQueue:
 
         One that takes long comes back soon. So a slot without any waits for the first row, at most.
         """
-        return self.may_give_back and self._all_rows >= _FEW_ROWS * slots
+        return self.may_give_back and self._all_rows >= _FEW_BATCHES * slots * self._batch_size
 
     def limit(self, slots: int, rows_per_second: float | None) -> Limit | None:
         """By when the next task gives back what it has not done; None: it does all it has."""
@@ -170,6 +171,22 @@ class WorkQueue:
             return 0
         rows = (self.remaining_rows + in_flight) / slots
         return int(min(rows, rows_per_second * _MAX_TASK_SECONDS))
+
+    def next_task(
+        self,
+        slots: int,
+        rows_per_second: float | None = None,
+        in_flight: float = 0.0,
+        per_job: int = 1,
+    ) -> tuple[tuple[Part, ...], Limit | None]:
+        """Cut the next task, for one of so many slots; also when it gives back the rest.
+
+        `in_flight`: about how many rows are to be run by tasks that were handed out. `per_job`: how
+        many are handed out together.
+        """
+        limit = self.limit(slots, rows_per_second)
+        share = self.share(slots, rows_per_second, per_job)
+        return self.take(share, self.even_rows(slots, rows_per_second, in_flight)), limit
 
     def take(self, rows: int, even_rows: int = 0) -> tuple[Part, ...]:
         """Cut the next task, of about `rows` rows to run, or a fragment of about `even_rows`."""

@@ -16,10 +16,6 @@ from geneva.model.computation import MakePermit, permit_any
 from geneva.storage.jobs.failures import ErrorRecord
 
 
-def _now(work: Callable[[], object]) -> None:
-    work()
-
-
 @dataclass(frozen=True, slots=True)
 class JobControl:
     """What the driver needs to know of the world around it."""
@@ -42,8 +38,6 @@ class JobControl:
     """Keeps what is known of rows that failed."""
     record_output: Callable[[str, str, bool], None] = lambda task, text, shown: None
     """Keeps what a task printed: which one, the text, and whether it was seen already."""
-    behind: Callable[[Callable[[], object]], None] = _now
-    """Does something that nobody has to wait for before the job's end."""
     permit: MakePermit = permit_any
     """Lets a function run, or refuses it. Asked in every round: a column may have changed."""
 

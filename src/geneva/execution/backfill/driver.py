@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
-from copy import copy
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from geneva.errors import BudgetExceededError, TableChangedError, UnreadableFragmentsError
 from geneva.execution.backfill.control import JobControl, JobState
@@ -14,9 +11,8 @@ from geneva.execution.backfill.failures import all_unreadable, unreadable_fragme
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.rounds import Round, RoundOutcome, run_rounds, share_reads
 from geneva.execution.jobs.progress import JobProgress
-from geneva.execution.worker.threads import in_background
 from geneva.model.tables import Reason
-from geneva.storage.checkpoints.pins import pin, unpin
+from geneva.storage.checkpoints.pins import pinned
 
 
 def run_backfill(
@@ -48,12 +44,11 @@ def run_backfills(
         share_reads(rounds)
         with ExitStack() as pins:
             # Most often one version for all of them.
-            pinned = [
-                pins.enter_context(_pinned_behind(run.planned, run.control))
-                for run in {run.version: run for run in active}.values()
-            ]
+            for run in {run.version: run for run in active}.values():
+                planned, control = run.planned, run.control
+                pins.enter_context(pinned(planned.dataset, control.job_id, control.is_running))
             try:
-                outcomes = run_rounds(rounds, pinned)
+                outcomes = run_rounds(rounds)
             except BudgetExceededError:
                 for run, ended in zip(active, rounds, strict=True):
                     if ended.is_overspent:
@@ -129,20 +124,8 @@ def _commit_results(planned: PreparedBackfill, control: JobControl, state: JobSt
     """Publish what is computed of fragments that are not done, where no more may be computed."""
     left = planned.again(frozenset(state.files)).without(state.unreadable).without_calls()
     if left.plan.fragments:
-        with _pinned_behind(left, control) as pinned:
-            run_rounds([Round(left, control, state)], [pinned])
-
-
-@contextmanager
-def _pinned_behind(planned: PreparedBackfill, control: JobControl) -> Iterator[Future[str]]:
-    """Pin the version of a plan while its first tasks start: these are requests to wait for."""
-    dataset = copy(planned.dataset)  # one that changes can't be used in two threads
-    tag = in_background("geneva-pin", partial(pin, dataset, control.job_id, control.is_running))
-    try:
-        yield tag
-    finally:
-        if tag.exception() is None:
-            control.behind(partial(unpin, dataset, tag.result()))
+        with pinned(left.dataset, control.job_id, control.is_running):
+            run_rounds([Round(left, control, state)])
 
 
 def _kept_changing(prepared: PreparedBackfill, control: JobControl) -> TableChangedError:

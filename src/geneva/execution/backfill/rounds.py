@@ -367,10 +367,9 @@ def _checkpointed(plan: FragmentPlan, keys: Iterable[CheckpointKey]) -> int:
     return sum(plan.compute.slice(r).count for r in ranges if r.end <= plan.physical_rows)
 
 
-def run_rounds(rounds: Sequence[Round], pinned: Sequence[Future[str]] = ()) -> list[RoundOutcome]:
+def run_rounds(rounds: Sequence[Round]) -> list[RoundOutcome]:
     """Run several rounds at once, to the end. When one fails, the others stop.
 
-    When the first tasks are on their way, the versions that they read have to be `pinned`.
     Finished fragments are worth keeping whatever went wrong with the others.
     """
     try:
@@ -379,8 +378,6 @@ def run_rounds(rounds: Sequence[Round], pinned: Sequence[Future[str]] = ()) -> l
         while any(each.is_busy for each in rounds):
             for each in rounds:
                 each.hand_out()
-            for tag in pinned:
-                tag.result()
             running = [future for each in rounds for future in each.running]
             wait(running, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
             for each in rounds:

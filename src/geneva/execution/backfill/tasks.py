@@ -75,11 +75,7 @@ class TaskQueue:
     def take(
         self, slots: int, rows_per_second: float | None, in_flight: float = 0, per_job: int = 1
     ) -> Task | None:
-        """Cut the next task, for one of so many slots; None: there is none now.
-
-        `in_flight`: about how many rows are to be run by tasks that were handed out. `per_job`: how
-        many are handed out together.
-        """
+        """Cut the next task, see `WorkQueue.next_task`; None: there is none now."""
         for waiting in (self._assemblies, self._again):
             if waiting:
                 parts = tuple(waiting)
@@ -87,10 +83,7 @@ class TaskQueue:
                 return Task(self.work, parts)
         if not self._queue:
             return None
-        limit = self._queue.limit(slots, rows_per_second)
-        even_rows = self._queue.even_rows(slots, rows_per_second, in_flight)
-        share = self._queue.share(slots, rows_per_second, per_job)
-        taken = self._queue.take(share, even_rows)
+        taken, limit = self._queue.next_task(slots, rows_per_second, in_flight, per_job)
         for part in taken:
             if not part.whole:
                 self._splits.setdefault(part.plan.fragment_id, _Split())

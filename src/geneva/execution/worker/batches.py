@@ -117,15 +117,17 @@ class BatchRunner:
         self.deadline = Deadline()
         self.is_given_back = False
         """Whether the rest of the part is not to be computed here."""
-        self._may_give_back = False
+        self._has_batch = False
+        """Whether rows of the part were cut into a batch."""
 
     def begin(self, part: PartWork, search: PoisonSearch) -> Iterator[Event]:
         """Go on with another part."""
         self._waiting = WaitingRows()
         self._cut_rule, self._cut_search = self._pacing.rule_for(part.window), search
         self._rows_cut = 0
-        self.is_given_back = self._may_give_back = False
-        self._is_whole = part.file is not None
+        self.is_given_back = self._has_batch = False
+        # Of a range of a fragment, others have the rest; of a second try nobody knows the reason.
+        self._may_give_back = part.file is not None and not search.is_retry
         self._queued.append(PartBegins(part, search))
         yield from self._run_queued()
 
@@ -188,8 +190,8 @@ class BatchRunner:
         kept = 0 if is_last else len(waiting) - self._rows_of_full_batches(program)
         ahead = self._calls_ahead(program, len(waiting) - kept)
         while (left := len(waiting) - kept) > 0:
-            if self._may_give_back and self.deadline.ends_part:
-                self.is_given_back, self._may_give_back = True, False
+            if self._should_give_back():
+                self.is_given_back = True
                 kept = len(waiting) - (yield from self._rows_called_ahead(ahead))
                 continue
             size = self._pacing.batch_rows(self._cut_rule, program.cost, self._rows_cut)
@@ -210,6 +212,11 @@ class BatchRunner:
                 self._rows_cut = self._pacing.rows
         if self.is_given_back:
             self._waiting = WaitingRows()
+
+    def _should_give_back(self) -> bool:
+        """Whether the rows that wait are for others: not before some of the part were computed."""
+        may = self._may_give_back and self._has_batch and not self.is_given_back
+        return may and self.deadline.ends_part
 
     def _rows_called_ahead(self, ahead: CallsAhead | None) -> Generator[Event, None, int]:
         """Let no more calls be made ahead; return for how many of the rows that wait some were."""
@@ -285,7 +292,7 @@ class BatchRunner:
         if program.prepares and self._may_run_ahead:
             self._warm(program, window)
             prepared = program.prepare(window.inputs, BatchGuard(search, window.offsets))
-        self._may_give_back = self._is_whole and not search.is_retry and not self.is_given_back
+        self._has_batch = True
         known = len(window.known.offsets) if window.known is not None else 0
         self._rows_cut += len(window.offsets) + known
         may_wait = prepared is not None or ahead is not None

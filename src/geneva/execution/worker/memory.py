@@ -24,11 +24,15 @@ _LARGE_BYTES = 1024 * 1024 * 1024
 def keep_memory() -> bool:
     """Let this process keep some of the memory that it frees; False: it has its own way.
 
-    That is so where the user has set one (`MALLOC_...`), and where the C library is not glibc.
+    That is so where the user has set one by a variable, and where the C library is not glibc.
     """
-    if not sys.platform.startswith("linux") or any(n.startswith("MALLOC_") for n in os.environ):
+    is_set = any(name.startswith("MALLOC_") for name in os.environ)
+    if is_set or "malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    if mallopt is None or not mallopt(_TRIM_THRESHOLD, _KEPT_BYTES):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGE_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
+    # Older ones take no more than half of what a heap may be.
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGE_BYTES) or mallopt(_MMAP_THRESHOLD, 32 * 1024**2))

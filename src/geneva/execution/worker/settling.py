@@ -108,7 +108,7 @@ class PartSettler:
         assert begun is not None
         try:
             if writer is not None and error is None:
-                self._close(begun, writer, is_whole=not ends.is_given_back)
+                self._close(begun, writer, gives_back=ends.is_given_back)
                 self._is_open = False
             elif error is not None and not (writer is None and isinstance(error, Damaged)):
                 raise error
@@ -127,12 +127,12 @@ class PartSettler:
         if self.failure is None or self.failure.kind != StorageFullError.__name__:
             self._writer.finish()
 
-    def _close(self, begun: _Begun, writer: PartWriter, *, is_whole: bool) -> None:
-        closing = writer.close_behind() if is_whole else None
+    def _close(self, begun: _Begun, writer: PartWriter, *, gives_back: bool) -> None:
+        closing = writer.close_behind() if not gives_back else None
         if closing is not None:
             self._closing.append((begun, writer, closing))
             return
-        result = writer.finish() if is_whole else writer.give_back()
+        result = writer.give_back() if gives_back else writer.finish()
         self._settle_closed(every=True)
         if self.failure is None:
             self._settle(begun, result)

@@ -33,31 +33,18 @@ def pinned(
     A job may pin several versions at a time. What dead jobs pinned is released on the way.
     `may_fail`: go on without a pin where none can be made, on a table that may only be read.
     """
-    tag = None
+    tag = f"{_JOB_TAG}{job_id}.{uuid.uuid4().hex[:8]}"
     try:
-        tag = pin(dataset, job_id, is_running)
+        release_dead_tags(dataset, is_running)
+        dataset.tags.create(tag, dataset.version)
     except (OSError, ValueError):
         if not may_fail:
             raise
     try:
         yield
     finally:
-        if tag is not None:
-            unpin(dataset, tag)
-
-
-def pin(dataset: lance.LanceDataset, job_id: str, is_running: Callable[[str], bool]) -> str:
-    """Keep the version of `dataset` from being cleaned up; return the tag to `unpin` it by."""
-    tag = f"{_JOB_TAG}{job_id}.{uuid.uuid4().hex[:8]}"
-    release_dead_tags(dataset, is_running)
-    dataset.tags.create(tag, dataset.version)
-    return tag
-
-
-def unpin(dataset: lance.LanceDataset, tag: str) -> None:
-    """Let a version be cleaned up."""
-    with suppress(OSError, ValueError):
-        dataset.tags.delete(tag)
+        with suppress(OSError, ValueError):
+            dataset.tags.delete(tag)
 
 
 def tags_on(dataset: lance.LanceDataset, branch: str | None) -> list[str]:
