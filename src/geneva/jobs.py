@@ -94,14 +94,23 @@ class JobResult(str):
     followed: tuple[str, ...]
     """Jobs of the same work that were running already: this one waited for them."""
 
-    __slots__ = ("followed", "progress", "status")
+    unit: str
+    """What its function was called for: a row, or a partition."""
+
+    __slots__ = ("followed", "progress", "status", "unit")
 
     def __new__(
-        cls, job_id: str, status: JobStatus, progress: JobProgress, followed: Sequence[str] = ()
+        cls,
+        job_id: str,
+        status: JobStatus,
+        progress: JobProgress,
+        followed: Sequence[str] = (),
+        unit: str = "row",
     ) -> JobResult:
         """Make a result."""
         self = super().__new__(cls, job_id)
         self.status, self.progress, self.followed = status, progress, tuple(followed)
+        self.unit = unit
         return self
 
     @property
@@ -155,9 +164,11 @@ class JobResult(str):
             )
         reused = f", {self.rows_reused:,} reused" * bool(self.rows_reused)
         failed = f", {self.rows_failed:,} failed and skipped" * bool(self.rows_failed)
+        # What is committed of partitions is hidden: the rows that came of them are not counted.
+        committed = f", {self.rows_committed:,} committed" * (self.unit == "row")
         return (
-            f"{count(self.rows_computed, 'row')} computed{reused}{failed}, {self.rows_committed:,} "
-            f"committed in {self.progress.seconds:.1f} s{followed}"
+            f"{count(self.rows_computed, self.unit)} computed{reused}{failed}{committed} in "
+            f"{self.progress.seconds:.1f} s{followed}"
         )
 
     def __format__(self, format_spec: str) -> str:
@@ -572,7 +583,7 @@ class Job:
         return replace(event, seq=next(self._numbers))
 
     def _result(self) -> JobResult:
-        return JobResult(self.job_id, self.status, self.progress, self._followed)
+        return JobResult(self.job_id, self.status, self.progress, self._followed, self._work.unit)
 
 
 def _in_phase(

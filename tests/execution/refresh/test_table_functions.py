@@ -79,7 +79,7 @@ def source(local_db: Connection) -> Table:
 def view(local_db: Connection, source: Table, calls: Calls) -> MaterializedView:
     """A view of a sum for each customer, filled."""
     made = local_db.create_udtf_view("v", source=source.query(), udtf=sums(calls))
-    made.refresh()
+    assert str(made.refresh()).startswith("DONE: 3 partitions computed in ")
     calls.clear()
     return made
 

@@ -35,6 +35,10 @@ class Work(Protocol):
         """The column; of a view, all of them."""
 
     @property
+    def unit(self) -> str:
+        """What its function is called for: a row, or a partition."""
+
+    @property
     def job_type(self) -> str:
         """What the job history calls it."""
 
@@ -96,6 +100,7 @@ class BackfillWork:
 
     chain: PreparedChain
     job_type: str = "BACKFILL"
+    unit: str = "row"
 
     @property
     def table(self) -> str:

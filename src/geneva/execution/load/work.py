@@ -63,6 +63,7 @@ class LoadWork:
     """What is to be filled; None: not all columns are there yet."""
     make_runner: Callable[[], Runner] | None = None
     job_type: str = "LOAD"
+    unit: str = "row"
 
     @property
     def table(self) -> str:

@@ -28,6 +28,11 @@ class RefreshWork:
     job_type: str = "REFRESH"
 
     @property
+    def unit(self) -> str:
+        """What the function is called for."""
+        return "partition" if isinstance(self.prepared, PreparedPartitionRefresh) else "row"
+
+    @property
     def plan(self) -> RefreshPlan:
         """What will be done."""
         return self.prepared.plan
