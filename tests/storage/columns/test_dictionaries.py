@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,13 @@ def refused(table: Table, **options: Any) -> str:
     return str(caught.value)
 
 
+def row_named(said: str) -> int:
+    """The row that there is no room for; which of them depends on where tasks and batches begin."""
+    found = re.match(r"Table 't', column 'x', fragment 0, row (\d+) ", said)
+    assert found is not None
+    return int(found[1])
+
+
 @pytest.mark.parametrize(("shape", "version"), HELD)
 def test_too_many_values_in_a_fragment(
     local_db: Connection, calls: Calls, version: str, shape: str
@@ -62,7 +70,7 @@ def test_too_many_values_in_a_fragment(
     table = make_table(local_db, [300], storage_version=version)
     table.add_columns({"x": counted(calls, lambda id: wrap(f"v{id}"), data_type=kind)})
     said = refused(table)
-    assert f"Table 't', column 'x', fragment 0, row {ROOM}" in said
+    assert row_named(said) >= ROOM, "the first ones have room"
     assert "128 different values that int8 indices" in said
     assert local_db.list_jobs()[0].status is JobStatus.FAILED
     assert len(calls.rows) == len(set(calls.rows)), "no row is tried again"
@@ -75,7 +83,7 @@ def test_too_many_values_over_batches_and_tasks(
 ) -> None:
     table = make_table(local_db, [300], storage_version=version)
     table.add_columns({"x": udf(lambda id: f"v{id}", data_type=NARROW)})
-    assert f"fragment 0, row {ROOM}" in refused(table, **options)
+    assert row_named(refused(table, **options)) >= ROOM
 
 
 @pytest.mark.parametrize(("shape", "version"), HELD)
