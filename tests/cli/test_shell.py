@@ -151,6 +151,28 @@ def test_a_backfill_on_spark_with_a_function_of_the_current_folder(folder: Path)
     assert sorted(values) == list(range(1, 101))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["--json", ""])
+def test_an_output_that_nobody_takes(folder: Path, more: str) -> None:
+    command = " ".join([*COMMAND, "describe", "db", "t", more])
+    for place, code, said in (
+        (">/dev/full", 1, "No space left on device"),
+        (">&-", 0, ""),
+        ("| true; exit ${PIPESTATUS[0]}", 1, ""),
+    ):
+        ended = subprocess.run(
+            ["bash", "-c", f"{command} {place}"],
+            cwd=folder,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == code or place.startswith("|"), (place, ended.stderr)
+        assert ended.stderr.count("No space left") == bool(said)
+        assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_doctor_runs_spark(folder: Path) -> None:

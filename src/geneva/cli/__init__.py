@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +34,7 @@ from geneva.cli import (
 from geneva.cli.arguments import epilog
 from geneva.cli.terminal import (
     EXIT_CODES,
+    FAILED,
     INTERRUPTED,
     INTERRUPTION,
     USER_INPUT,
@@ -230,10 +234,18 @@ def options(
 
 def main() -> None:
     """Be the process of a command."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
     try:
         run()
     except SystemExit as leaving:
-        quick_import.leave_at_once(leaving.code)
+        try:
+            quick_import.leave_at_once(leaving.code)
+        except OSError as error:  # nobody reads it, or there is no room for it
+            if not leaving.code and not isinstance(error, BrokenPipeError):
+                show_error(readable(error))
+            os._exit(FAILED)
         raise
 
 

@@ -34,7 +34,7 @@ def leave_at_once(code: Any) -> None:
     Any other process leaves as Python does.
     """
     if process_is_ours and has_only_looked and isinstance(code, int | None):
-        sys.stdout.flush()
+        sys.stdout.flush()  # where that fails, it is for the caller to say
         sys.stderr.flush()
         os._exit(code or 0)
 

@@ -124,8 +124,9 @@ def emit(document: Any) -> None:
     """Print one JSON document: the whole output of a command for machines."""
     from geneva.render.values import json_value
 
-    sys.stdout.write(json_text(json_value(document)) + "\n")
-    documents.append(document)
+    text = json_text(json_value(document)) + "\n"
+    documents.append(document)  # also where it can't be written: an error couldn't, either
+    sys.stdout.write(text)
 
 
 def grid(
