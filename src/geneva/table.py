@@ -355,6 +355,8 @@ class Table(TableMethods):
         from geneva.spark.source.options import ReadOptions
 
         number = self.version
+        if isinstance(version, bool) or not isinstance(version, int | str | None):
+            raise UserInputError(f"version must be a number or a tag, not {version!r}.")
         if version is not None:
             number = int(open_dataset(self.ref, version).version)
         if isinstance(columns, str):

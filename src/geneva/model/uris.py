@@ -70,8 +70,8 @@ def branch_uri(table: str, branch: str | None) -> str:
 
 
 def without_file_scheme(uri: str) -> str:
-    """An address as a path, where LanceDB gives a local one as a quoted `file://` URI."""
-    return unquote(urlsplit(uri).path) if uri.startswith("file://") else uri
+    """An address as a path, where it is a local one as a quoted `file:///` or `file:/` URI."""
+    return unquote(urlsplit(uri).path) if uri.startswith("file:/") else uri
 
 
 def relative_uri(database: str, uri: str) -> str:

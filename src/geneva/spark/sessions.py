@@ -14,7 +14,8 @@ import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,6 +116,26 @@ def compiling_queries(session: SparkSession) -> SparkSession:
         if session.conf.get(name, value) == TASK_SETTINGS[name]:
             session.conf.set(name, value)
     return session
+
+
+@contextmanager
+def as_own_session(session: SparkSession) -> Iterator[None]:
+    """Make a session the one of this thread meanwhile, or for good where the thread has none.
+
+    Spark looks a format up in the session of the thread, whichever session was asked to read or to
+    write it. On Connect every request is for its own session.
+    """
+    if not hasattr(session, "_jsparkSession"):
+        yield
+        return
+    sessions = session._get_j_spark_session_class(session._jvm)
+    former = sessions.getActiveSession()
+    sessions.setActiveSession(session._jsparkSession)
+    try:
+        yield
+    finally:
+        if former.isDefined():
+            sessions.setActiveSession(former.get())
 
 
 def _is_alive(context: SparkContext) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,11 @@ def test_awkward_names_and_paths_into_structs(db: Connection, spark: SparkSessio
     assert frame.load(table.ref.uri).collect()[0] == (1,)
     plain = spark.read.format("geneva").option("columns", "st.m, st.in.n")
     assert plain.load(table.ref.uri).collect()[0] == (4, 3)
+    twins = make_table(db, [pa.table({"a": [{"x": 1}], "b": [{"x": 2}], "x": [3]})], "twins")
+    for columns in (["a.x", "b.x"], ["x", "b.x"]):
+        with pytest.raises(UserInputError, match="Two columns would be called 'x'"):
+            twins.to_spark(columns=columns)
+    assert twins.to_spark(columns=["b.x", "b.x"]).collect() == [(2,)]
 
 
 @pytest.mark.slow
@@ -227,6 +233,29 @@ def test_branches(db: Connection, spark: SparkSession) -> None:
 
 
 @pytest.mark.slow
+def test_every_session_and_thread_reads_and_writes(db: Connection, spark: SparkSession) -> None:
+    """Spark looks for formats in the session of the thread, whichever session was asked."""
+    table = make_table(db, [3])
+    geneva.register(spark)
+    other = spark.newSession()
+    assert table.to_spark(other).count() == 3
+    geneva.register(other)
+    assert other.read.format("geneva").load(table.ref.uri).count() == 3
+
+    def write(start: int) -> None:
+        geneva.register(spark)
+        frame = spark.range(start, start + 2)
+        frame.write.format("geneva").mode("append").save(table.ref.uri)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write, (10, 20)))
+    write(30)
+    assert sorted(row.id for row in db.open_table("t").to_spark().collect()) == [
+        *(0, 1, 2, 10, 11, 20, 21, 30, 31)
+    ]
+
+
+@pytest.mark.slow
 def test_relative_paths_begin_where_the_source_was_registered(
     db: Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +263,8 @@ def test_relative_paths_begin_where_the_source_was_registered(
     monkeypatch.chdir(Path(db.uri).parent)
     geneva.register(spark)
     assert spark.read.format("geneva").load("db/t.lance").count() == 3
+    for scheme in ("file:", "file://"):
+        assert spark.read.format("geneva").load(f"{scheme}{db.uri}/t.lance").count() == 3
 
 
 @pytest.mark.slow
@@ -250,8 +281,13 @@ def test_options_that_are_none_are_refused(db: Connection, spark: SparkSession) 
     ):
         with pytest.raises(AnalysisException, match=why):
             spark.read.format("geneva").options(**option).load(table.ref.uri)
-    with pytest.raises(AnalysisException, match="There is no table 'no'"):
+    with pytest.raises(AnalysisException, match=r"There is no table 'no' at /.*/no\.lance\.\n"):
         spark.read.format("geneva").load(f"{db.uri}/no.lance")
+    with pytest.raises(AnalysisException, match=r"There is no table 't' at .* ends in \.lance"):
+        spark.read.format("geneva").load(f"{db.uri}/t")
+    for version in (True, 1.0):
+        with pytest.raises(UserInputError, match="a number or a tag"):
+            table.to_spark(version=version)  # type: ignore[arg-type]
     with pytest.raises(UserInputError, match="letters, digits"):
         geneva.register(spark, name="a b")
 

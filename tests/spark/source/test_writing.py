@@ -118,6 +118,19 @@ def test_values_go_into_the_tables_own_types(db: Connection, spark: SparkSession
 
 
 @pytest.mark.slow
+def test_what_spark_has_types_for_is_read_back(db: Connection, spark: SparkSession) -> None:
+    frame = spark.sql(
+        "SELECT 1Y b, 2S s, 3 i, 4L l, 1.5F f, 2.5D d, 1.23BD dec, true t, X'00FF' bin, "
+        "date'2024-01-01' day, timestamp'2024-01-01 12:00:00 UTC' at, time'12:00:00' clock, "
+        "timestamp_ntz'2024-01-01 12:00:00' local, interval '2' day days, interval '3' hour hours, "
+        "array(interval '1' minute, null) minutes, 'x' COLLATE UTF8_LCASE text, "
+        "cast('x' AS CHAR(3)) fixed, map('k', array(named_struct('z', 1, 'y', null))) nested"
+    )
+    save(frame, f"{db.uri}/types.lance")
+    assert db.open_table("types").to_spark().collect() == frame.collect()
+
+
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_and_nothing_is_written(
     db: Connection, spark: SparkSession
 ) -> None:
@@ -129,11 +142,13 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
         (frame.withColumn("idd", F.lit(1)), "'idd' is not in the table. Did you mean 'id'"),
         (spark.range(1), "'k' of table 't' can't be NULL"),
         (frame.withColumn("id", F.lit("x")), "string can't be int8"),
+        (frame.withColumn("id2", F.col("id")).toDF("id", "k", "k"), "two columns 'k'"),
+        (frame.withColumn("k", F.expr("parse_json('1')")), "'k' is variant"),
     ):
         with pytest.raises(AnalysisException, match=why):
             save(bad, uri)
     for bad, why in (
-        (frame.withColumn("id", F.col("id") + 500), "Column 'id' of the data frame.*500"),
+        (frame.withColumn("id", F.col("id") + 500), "Column 'id' of the data frame.*50[01]"),
         (frame.withColumn("k", F.lit(None).cast("long")), "Column 'k'.*NULLs"),
     ):
         with pytest.raises(PythonException, match=why):
@@ -142,6 +157,14 @@ def test_what_does_not_fit_is_refused_and_nothing_is_written(
         save(frame, uri, where="id = 1")
     with pytest.raises(AnalysisException, match="needs an app_id"):
         save(frame, uri, batch_id=1)
+    with pytest.raises(AnalysisException, match="needs a batch_id"):
+        save(frame, uri, app_id="a")
+    with pytest.raises(AnalysisException, match="no branch 't@no'"):
+        save(frame, uri, branch="no")
+    assert not Path(uri, "tree").exists()
+    with pytest.raises(AnalysisException, match="Columns 'a' and 'A' can't be added together"):
+        save(spark.sql("SELECT 1 AS a, 2 AS A"), f"{db.uri}/new.lance")
+    assert not Path(f"{db.uri}/new.lance").exists()
     assert lance.dataset(uri).version == version
     assert len(list(Path(uri, "data").iterdir())) == 1
 
@@ -206,6 +229,36 @@ def test_a_replayed_batch_of_foreach_batch_lands_once(db: Connection, spark: Spa
     data = lance.dataset(uri)
     files = {file.path for f in data.get_fragments() for file in f.data_files()}
     assert {path.name for path in Path(uri, "data").iterdir()} == files
+
+
+@pytest.mark.slow
+def test_foreach_batch_in_a_stream_that_is_replayed(
+    db: Connection, spark: SparkSession, tmp_path: Path
+) -> None:
+    uri, source, checkpoint = f"{db.uri}/stream.lance", tmp_path / "in", tmp_path / "cp"
+    source.mkdir()
+    seen: list[int] = []
+
+    def save_batch(frame: DataFrame, number: int) -> None:
+        save(frame, uri, app_id="clicks", batch_id=number)
+        seen.append(number)
+
+    def run() -> None:
+        stream = spark.readStream.schema("id long").json(str(source))
+        writer = stream.writeStream.option("checkpointLocation", str(checkpoint))
+        query = writer.foreachBatch(save_batch).trigger(availableNow=True).start()
+        query.awaitTermination()
+        assert query.exception() is None
+
+    for number in range(2):
+        (source / f"{number}.json").write_text(f'{{"id": {number}}}\n')
+        run()
+    # As if Spark had died after the last batch was committed, and before it had noted so.
+    (checkpoint / "commits" / "1").unlink()
+    (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+    run()
+    assert seen == [0, 1, 1]
+    assert ids_in(uri) == [0, 1]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from geneva.errors import UserInputError
 from geneva.model.tables import Secrets, TableRef
-from geneva.spark.sessions import compiling_queries
+from geneva.spark.sessions import as_own_session, compiling_queries
 from geneva.spark.source.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def register(
 ) -> None:
     """Make Lance tables readable and writable in a Spark session, classic or Connect.
 
-    After it: `spark.read.format("geneva").load("DB/table.lance")`.
+    After it: `spark.read.format("geneva").load("DB/table.lance")`. Each session is registered by
+    itself; a classic one also in each thread that writes, since Spark looks there for formats.
 
     Args:
         spark: The session.
@@ -43,7 +44,8 @@ def register(
 def _register(spark: SparkSession, name: str, storage_options: Secrets) -> None:
     from geneva.spark.source.source import source_class
 
-    spark.dataSource.register(source_class(name, storage_options, str(Path.cwd())))
+    with as_own_session(spark):
+        spark.dataSource.register(source_class(name, storage_options, str(Path.cwd())))
 
 
 def read_frame(spark: SparkSession, ref: TableRef, options: ReadOptions) -> DataFrame:

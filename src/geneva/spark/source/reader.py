@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -62,8 +62,10 @@ def plan_scan(table: PinnedTable) -> tuple[Scan, pa.Schema]:
     for path in paths:
         if not has_path(dataset.schema, path):
             raise ColumnNotFoundError(missing_column(path, dataset.schema))
+    columns = columns_of(dataset.schema, tuple(dict.fromkeys(paths)))
+    _refuse_twins([column.name for column in columns])
     scan = Scan(
-        columns_of(dataset.schema, paths),
+        columns,
         where=options.where,
         row_id=options.with_row_id,
         row_address=options.with_row_address,
@@ -72,14 +74,17 @@ def plan_scan(table: PinnedTable) -> tuple[Scan, pa.Schema]:
     if options.where is not None:
         scan = replace(scan, where=read_condition(dataset, options.where).exact)
     schema = scan_schema(dataset, scan)
-    _refuse_twins(schema)
+    _refuse_twins(schema.names)
     return scan, schema
 
 
-def _refuse_twins(schema: pa.Schema) -> None:
-    twins = sorted({name for name in schema.names if schema.names.count(name) > 1})
+def _refuse_twins(names: Sequence[str]) -> None:
+    twins = sorted({name for name in names if names.count(name) > 1})
     if twins:
-        raise UserInputError(f"Two columns would be called {twins[0]!r}: name one of them.")
+        raise UserInputError(
+            f"Two columns would be called {twins[0]!r}: read only one of them, or the structs that "
+            "they are in."
+        )
 
 
 def table_schema(table: PinnedTable) -> StructType:

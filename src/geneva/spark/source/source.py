@@ -58,7 +58,10 @@ class TableSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: FBT001  Spark's
         """Make a writer of a data frame."""
-        return TableWriter(self._row_writer(schema, overwrite=overwrite))
+        writer = self._row_writer(schema, overwrite=overwrite)
+        if writer.options.app_id is not None and writer.options.batch_id is None:
+            raise UserInputError("app_id needs a batch_id: which of its batches is this?")
+        return TableWriter(writer)
 
     def streamWriter(
         self,
@@ -80,16 +83,21 @@ class TableSource(DataSource):
     def _pinned(self) -> PinnedTable:
         options, ref = read_options(self.options), self._ref()
         version = options.version if self._version is None else self._version
-        if not isinstance(version, int):  # a tag; or None: there is no table, which is said here
+        if version is None:
+            raise _nothing_at(ref)
+        if isinstance(version, str):  # a tag
             version = int(open_dataset(ref, version).version)
         table = PinnedTable(ref, version, options, self._scope)
         try:
             table.open()
         except TableNotFoundError:
-            if has_versions(ref):
-                raise gone(table) from None
-            raise
+            raise (gone(table) if has_versions(ref) else _nothing_at(ref)) from None
         return table
+
+
+def _nothing_at(ref: TableRef) -> TableNotFoundError:
+    hint = "" if ref.uri.endswith(".lance") else " A table's own URI mostly ends in .lance."
+    return TableNotFoundError(f"There is no table {ref.name!r} at {ref.uri}.{hint}")
 
 
 def source_class(name: str, storage_options: Secrets, folder: str) -> type[TableSource]:

@@ -98,6 +98,25 @@ def _decimal(kind: pa.DataType) -> DataType:
     return spark.DecimalType(precision, scale)
 
 
+def plain_type(kind: DataType) -> DataType:
+    """A type as it is read back: how strings are compared, and units and NOT NULL, are not kept."""
+    match kind:
+        case spark.StringType():
+            return spark.StringType()
+        case spark.DayTimeIntervalType():
+            return spark.DayTimeIntervalType()
+        case spark.TimeType():
+            return spark.TimeType()
+        case spark.ArrayType():
+            return spark.ArrayType(plain_type(kind.elementType))
+        case spark.MapType():
+            return spark.MapType(plain_type(kind.keyType), plain_type(kind.valueType))
+        case spark.StructType():
+            fields = [spark.StructField(f.name, plain_type(f.dataType)) for f in kind]
+            return spark.StructType(fields)
+    return kind
+
+
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema that Spark wants batches in, exactly."""
     from pyspark.sql.pandas.types import to_arrow_schema

@@ -25,7 +25,7 @@ from geneva.execution.runner import freeze_heap_once
 from geneva.model.sql import missing_column
 from geneva.model.tables import TableRef
 from geneva.spark.source.options import WriteOptions
-from geneva.spark.source.types import arrow_schema, spark_schema
+from geneva.spark.source.types import arrow_schema, plain_type, spark_schema
 from geneva.storage.columns.row_commits import (
     Batch,
     Change,
@@ -43,6 +43,7 @@ from geneva.storage.lance.dataset import (
     open_dataset,
     open_pinned,
     refuse_names_of_lance,
+    refuse_two_of_a_name,
 )
 from geneva.storage.views.definition import is_view, visible_schema
 
@@ -71,10 +72,16 @@ def plan_write(
         )
     if options.overwrite_schema and not overwrite:
         raise UserInputError('overwrite_schema is for mode("overwrite").')
+    if table is None and ref.branch is not None:
+        raise TableNotFoundError(
+            f"There is no branch {ref.name!r}, and a write makes none: create it first "
+            "(table.branches.create)."
+        )
     if table is None or options.overwrite_schema:
         refuse_names_of_lance(given.names)
-        for name in given.names:
+        for i, name in enumerate(given.names):
             check_column_name(name)
+            refuse_two_of_a_name(given.names[:i], name)
         version = 0 if table is None else int(table.version)
         return _to_commit(Change.REPLACE_TABLE, _new_schema(given), version, {})
     written = _written_schema(ref, table, given)
@@ -92,13 +99,16 @@ def _to_commit(
 
 def _arrow(schema: StructType) -> pa.Schema:
     """The types that Spark hands batches over in; refuse those that no table holds."""
+    twins = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twins:
+        raise UserInputError(f"The data frame has two columns {twins[0]!r}: drop or rename one.")
     try:
         found = arrow_schema(schema)
         same = spark_schema(found)
     except (PySparkException, TypeMismatchError) as error:
         raise TypeMismatchError(f"The data frame can't be written: {error}") from None
     for mine, theirs in zip(same, schema, strict=True):
-        if mine.dataType.simpleString() != theirs.dataType.simpleString():
+        if mine.dataType != plain_type(theirs.dataType):
             raise TypeMismatchError(
                 f"Column {theirs.name!r} is {theirs.dataType.simpleString()}, which no table "
                 "holds. Cast it to another type."
