@@ -286,7 +286,7 @@ LEAF_VALUES: st.SearchStrategy[tuple[Any, Any]] = st.one_of(
     st.sampled_from([True, False]).map(lambda v: (np.bool_(v), v)),
     st.sampled_from(["", "abc", "é"]).map(lambda v: (v, v)),
     st.sampled_from([b"", b"abc", b"\xff"]).map(lambda v: (v, v)),
-    st.sampled_from([None, pd.NA, pd.NaT, np.datetime64("NaT"), np.ma.masked]).map(
+    st.sampled_from([None, pd.NA, pd.NaT, np.datetime64("NaT", "ns"), np.ma.masked]).map(
         lambda v: (v, None)
     ),
     st.sampled_from([1 + 0j, np.complex64(2), object(), {1}, Fraction(1, 2)]).map(
