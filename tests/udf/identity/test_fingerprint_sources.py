@@ -547,3 +547,20 @@ def test_every_python_reads_the_same():
     for python, there in found.items():
         differing = {name for name in here if here[name] != there.get(name, here[name])}
         assert not differing, f"{python}: {differing}"
+
+
+def test_code_is_digested_once_and_none_is_taken_for_another():
+    asked: list[Any] = []
+
+    def digest(constant: Any) -> bytes:
+        asked.append(constant)
+        return repr(constant).encode()
+
+    once = compile("lambda: 12345", "once", "eval").co_consts[0]
+    assert code_digest(once, digest) == code_digest(once, digest)
+    assert asked == [12345]
+    # Each is gone before the next is made, so that their ids are used again.
+    made = {
+        code_digest(compile(f"lambda: {n}", "one", "eval").co_consts[0], digest) for n in range(99)
+    }
+    assert len(made) == 99

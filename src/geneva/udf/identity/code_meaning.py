@@ -14,9 +14,11 @@ promised between Python versions: where two compilers differ by more than spelli
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import inspect
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +26,7 @@ from typing import Any
 from geneva.udf.identity.bytecode import Step, exception_targets, is_inlined, steps_of
 
 Digest = Callable[[Any], bytes]
-"""Digests a constant of the code."""
+"""Digests a constant of the code: by what it is, so that all who ask get the same."""
 
 
 def node_digest(tag: str, *parts: str | bytes) -> bytes:
@@ -44,6 +46,24 @@ _KIND_FLAGS = (
 
 def code_digest(code: types.CodeType, digest: Digest) -> bytes:
     """Digest what the code does: no names of files, no lines, no docstring, no own name."""
+    known = _digests.get(id(code))
+    if known is not None and known[0]() is code:
+        return known[1]
+    made = _made_digest(code, digest)
+    _digests[id(code)] = (weakref.ref(code, functools.partial(_forget, id(code))), made)
+    return made
+
+
+# Code never changes, so each is digested once. By id: equal code may differ in where its exceptions
+# go, which Python 3.11 does not compare.
+_digests: dict[int, tuple[weakref.ref[types.CodeType], bytes]] = {}
+
+
+def _forget(number: int, _: object) -> None:
+    _digests.pop(number, None)
+
+
+def _made_digest(code: types.CodeType, digest: Digest) -> bytes:
     graph = _Graph(digest)
     graph.add(code)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
