@@ -6,6 +6,8 @@ BIN := .venv/bin
 WORKERS ?= 2
 SETUP_INPUTS := scripts/setup pyproject.toml requirements-dev.txt
 export PYTHON
+# The tests start hundreds of Pythons: each would compile geneva anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check test-quick test-slow test-slow-short test-long test-failed bench format lock clean
 .DEFAULT_GOAL := test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What is collected stays: the collector need not look through it again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 # Both: no deadline, because a first call may import Lance or start a session.
 settings.register_profile(
     "ci",
@@ -40,18 +50,28 @@ settings.register_profile(
 settings.load_profile(os.environ.get("GENEVA_HYPOTHESIS_PROFILE", "ci"))
 
 
-QUICK_ON_SPARK = ("test_backfill.py", "test_kinds.py", "test_views.py", "test_damaged_fragments.py")
-"""Files whose tests run on Spark in the quick round as well: one of each kind of behaviour."""
+QUICK_ON_SPARK = (
+    *("test_kinds.py", "test_async.py", "test_policy.py"),
+    *("test_views.py", "test_table_functions.py", "test_damaged_fragments.py"),
+    "test_backfill.py::TestEveryRowOnce",
+    "test_backfill.py::TestEmptyTables",
+)
+"""Whose tests run on Spark in the quick round as well: one of each kind of behaviour."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the other tests' runs on Spark to the slow round."""
+    """Leave the other tests' runs on Spark to the slow round, and begin with those that start it.
+
+    Those that come first are one process's of `pytest -n 2`: just one has to start a JVM.
+    """
     for item in items:
         callspec = getattr(item, "callspec", None)
         params = callspec.params if callspec is not None else {}
-        if params.get("runner") == "spark" and item.path.name not in QUICK_ON_SPARK:
+        name = item.nodeid.rpartition("/")[2]
+        if params.get("runner") == "spark" and not name.startswith(QUICK_ON_SPARK):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 @pytest.fixture(params=["in_process", pytest.param("spark", marks=pytest.mark.spark)])

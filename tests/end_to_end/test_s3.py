@@ -408,6 +408,7 @@ def test_a_key_that_is_longer_than_a_file_name(bucket: Bucket) -> None:
     assert store.list_keys() == []
 
 
+@pytest.mark.slow
 def test_a_view_of_a_table_function(bucket: Bucket, calls: Calls) -> None:
     @geneva.udtf(output_schema=pa.schema([("k", pa.int64()), ("n", pa.int64())]), partition_by="k")
     def counting(source: Any) -> Iterator[dict[str, int]]:

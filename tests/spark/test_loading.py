@@ -22,7 +22,7 @@ from geneva.errors import (
 )
 from support import connect
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = pytest.mark.spark
 
 ROWS = 120_000
 """More than are joined without Spark."""
@@ -62,6 +62,7 @@ def test_files(table: Table, tmp_path: Path) -> None:
         table.load_columns(tmp_path / "twice.parquet", "id", ["v"])
 
 
+@pytest.mark.slow
 def test_data_frames(table: Table) -> None:
     spark = table._connection._session()
     frame = spark.range(ROWS).selectExpr("id", "id * 2 AS v", "cast(id AS string) AS `a name`")
@@ -75,6 +76,7 @@ def test_data_frames(table: Table) -> None:
         table.load_columns(frame.selectExpr("nullif(id, 5) AS id", "v"), "id", ["v"])
 
 
+@pytest.mark.slow
 def test_a_data_frame_that_takes_its_time_can_be_cancelled(table: Table, tmp_path: Path) -> None:
     started = str(tmp_path / "started")
 

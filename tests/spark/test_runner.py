@@ -151,8 +151,9 @@ class TestEveryRunner:
             any_runner.submit(double, [1]).result()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("gpus", [1, 2])
 def test_a_gpu_of_a_local_spark_has_one_task_and_one_process(
     runner: SparkRunner, tmp_path: Path, gpus: int
 ) -> None:
@@ -223,9 +224,8 @@ class TestSparkRunner:
             assert "Task 0 in stage" in str(caught.value)
         assert len(str(caught.value).splitlines()) < 12
 
-    @pytest.mark.parametrize(
-        "function", [wait_then_report, pytest.param(hold_the_interpreter, marks=pytest.mark.slow)]
-    )
+    @pytest.mark.slow
+    @pytest.mark.parametrize("function", [wait_then_report, hold_the_interpreter])
     def test_cancelled_slots_are_soon_free(self, runner: SparkRunner, function) -> None:  # type: ignore[no-untyped-def]
         job = runner.submit(function, [60.0, 60.0])
         time.sleep(0.5)

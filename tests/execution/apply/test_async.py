@@ -472,14 +472,14 @@ def test_chunkers(local_db: Connection, function: Any):
     assert sorted(view.to_arrow()["word"].to_pylist()) == ["a", "b", "c"]
 
 
-def test_a_chunker_of_batches(local_db: Connection):
+def test_a_chunker_of_batches(db: Connection):
     @chunker(batch=True, output_schema=SCHEMA, input_columns=["text"])
     async def words(batch: pa.RecordBatch) -> pa.RecordBatch:
         await asyncio.sleep(0)
         return pa.record_batch({"word": batch["text"][0].as_py().split()})
 
-    table = local_db.create_table("t", pa.table({"text": ["a b", "c"]}))
-    view = local_db.create_udtf_view("v", source=table, udtf=words)
+    table = db.create_table("t", pa.table({"text": ["a b", "c"]}))
+    view = db.create_udtf_view("v", source=table, udtf=words)
     view.refresh()
     assert sorted(view.to_arrow()["word"].to_pylist()) == ["a", "b", "c"]
 
@@ -496,8 +496,8 @@ def logged(calls: Calls, **options: Any) -> UDF:
     return udf(tripled, **options)
 
 
-def test_a_backfill_calls_once_per_row(local_db: Connection, calls: Calls):
-    table = make_table(local_db, [300, 5, 40])
+def test_a_backfill_calls_once_per_row(db: Connection, calls: Calls):
+    table = make_table(db, [300, 5, 40])
     table.add_columns({"c": logged(calls)})
     assert table.backfill("c", checkpoint_size=64).rows_computed == 345
     assert by_id(table, "c") == {i: i * 3 for i in range(345)}

@@ -81,7 +81,14 @@ Busy: TypeAlias = Callable[[Callable[[int], None]], None]
 @pytest.mark.parametrize(
     "stable", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["stable", "addresses"]
 )
-@pytest.mark.parametrize("write", [update_one, upsert_one, update_and_compact])
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(update_one, marks=pytest.mark.slow),
+        pytest.param(upsert_one, marks=pytest.mark.slow),
+        update_and_compact,
+    ],
+)
 def test_a_writer_as_fast_as_the_function_does_not_stop_the_job(
     local_db: Connection,
     calls: Calls,

@@ -182,6 +182,7 @@ def test_a_draft_of_a_worker_that_died_is_removed(local_db: Connection, table: T
 
 
 @linux
+@pytest.mark.slow
 def test_processes_that_end_while_they_are_looked_at_tell_nothing(tmp_path: Path) -> None:
     stop = threading.Event()
 

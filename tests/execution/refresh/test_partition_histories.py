@@ -261,7 +261,7 @@ def live(db: Connection, calls: Calls, seed: int, events: int) -> None:
     world.refresh()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_short_history(local_db: Connection, calls: Calls, seed: int) -> None:
     live(local_db, calls, seed, 8)
 

@@ -168,7 +168,7 @@ def fill(folder: Path, source: Source, rows: int, function: UDF) -> Table:
 @pytest.mark.parametrize(
     ("source", "rows", "function"),
     [
-        pytest.param(numbers, 3_000_000, half, id="numbers"),
+        pytest.param(numbers, 3_000_000, half, id="numbers", marks=pytest.mark.slow),
         pytest.param(
             repeated_strings(50_000), 8_000, upper, id="compressed_strings", marks=pytest.mark.slow
         ),
