@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
 from geneva.spark.embedded.java import find_java
@@ -39,6 +40,16 @@ if TYPE_CHECKING:
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+HOME = Path(pyspark.__file__).parent
+SUBMIT = str(HOME / "bin" / "spark-submit")
+QUIET = (
+    *("--conf", "spark.ui.enabled=false"),
+    *("--conf", "spark.driver.host=127.0.0.1"),
+    *("--conf", "spark.driver.bindAddress=127.0.0.1"),
+    *("--conf", "spark.executor.memory=512m"),
+    *("--conf", f"spark.driver.extraJavaOptions={QUICK_JVM}"),
+    *("--conf", f"spark.executor.extraJavaOptions={QUICK_JVM}"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +190,39 @@ def run_script(code: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
     )
 
 
+def submit_environment() -> dict[str, str]:
+    """What spark-submit of the installed pyspark needs to know."""
+    own = {
+        "SPARK_HOME": str(HOME),
+        "JAVA_HOME": str(find_java().path),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    return {**os.environ, **own}
+
+
+@contextlib.contextmanager
+def connect_server(master: str, folder: Path, *options: str) -> Iterator[str]:
+    """Run a Connect server on a master; give its address."""
+    port, main = _free_port(), "org.apache.spark.sql.connect.service.SparkConnectServer"
+    own = ("--conf", f"spark.connect.grpc.binding.port={port}", *QUIET, *options)
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            [SUBMIT, "--class", main, "--master", master, *own, "spark-internal"],
+            env=submit_environment(),
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_for(lambda: b"server started" in (folder / "server.log").read_bytes(), "it", 180)
+        _wait_for_port(port)
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -220,12 +264,9 @@ def _start_worker(cluster: Cluster, number: int) -> None:
 
 def _spark_class(cluster: Cluster, name: str, main: str, arguments: list[str]) -> None:
     """Start one of Spark's daemons, in a process group and a folder of the cluster's."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
     environ = {
         **os.environ,
-        "SPARK_HOME": str(home),
+        "SPARK_HOME": str(HOME),
         "JAVA_HOME": str(find_java().path),
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JVM} -Dlog4j2.level=INFO",
@@ -235,7 +276,7 @@ def _spark_class(cluster: Cluster, name: str, main: str, arguments: list[str]) -
     }
     with (cluster.directory / f"{name}.log").open("wb") as log:
         subprocess.Popen(
-            [str(home / "bin" / "spark-class"), main, *arguments],
+            [str(HOME / "bin" / "spark-class"), main, *arguments],
             cwd=cluster.directory,
             env=environ,
             stdin=subprocess.DEVNULL,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
-import pyspark
 import pytest
 
-from cluster import QUICK_JVM, Cluster, _free_port, _wait_for_port, running_cluster, wait_for
+from cluster import (
+    QUIET,
+    SUBMIT,
+    connect_server,
+    running_cluster,
+    submit_environment,
+    wait_for,
+)
 from geneva import Connection, udf
 from geneva.execution.runner import InProcessRunner
-from geneva.spark.embedded.java import find_java
 from processes import start_script
 from support import Calls, column, connect, make_table
 
@@ -31,32 +33,11 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
 ]
 
-HOME = Path(pyspark.__file__).parent
-SUBMIT = str(HOME / "bin" / "spark-submit")
-QUIET = (
-    *("--conf", "spark.ui.enabled=false"),
-    *("--conf", "spark.driver.host=127.0.0.1"),
-    *("--conf", "spark.driver.bindAddress=127.0.0.1"),
-    *("--conf", "spark.executor.memory=512m"),
-    *("--conf", f"spark.driver.extraJavaOptions={QUICK_JVM}"),
-    *("--conf", f"spark.executor.extraJavaOptions={QUICK_JVM}"),
-)
-
 
 @pytest.fixture
 def db(tmp_path: Path) -> Connection:
     """The table as this process sees it; it never computes anything here."""
     return connect(tmp_path / "db", InProcessRunner)
-
-
-def environment() -> dict[str, str]:
-    own = {
-        "SPARK_HOME": str(HOME),
-        "JAVA_HOME": str(find_java().path),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-    }
-    return {**os.environ, **own}
 
 
 SUBMITTED = """
@@ -90,7 +71,7 @@ def test_submitted_with_py_files(db: Connection, tmp_path: Path) -> None:
             files = ("--py-files", str(tmp_path / "features.zip"), str(tmp_path / "job.py"), db.uri)
             return subprocess.run(
                 [SUBMIT, "--master", cluster.url, *options, *QUIET, *files],
-                env=environment(),
+                env=submit_environment(),
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,
@@ -103,28 +84,6 @@ def test_submitted_with_py_files(db: Connection, tmp_path: Path) -> None:
         refused = submit("--deploy-mode", "cluster")
         assert "not supported for python applications on standalone" in refused.stderr
     assert column(table, "y") == [3 * i for i in range(10)]
-
-
-@contextmanager
-def connect_server(cluster: Cluster, folder: Path, *options: str) -> Iterator[str]:
-    """A Connect server on a cluster; gives its address."""
-    port, main = _free_port(), "org.apache.spark.sql.connect.service.SparkConnectServer"
-    own = ("--conf", f"spark.connect.grpc.binding.port={port}", *QUIET, *options)
-    with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(
-            [SUBMIT, "--class", main, "--master", cluster.url, *own, "spark-internal"],
-            env=environment(),
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        wait_for(lambda: b"server started" in (folder / "server.log").read_bytes(), "it", 180)
-        _wait_for_port(port)
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(60)
 
 
 REMOTE = """
@@ -158,7 +117,7 @@ def test_a_connect_server_on_a_cluster_whose_nodes_come_and_go(
     table.add_columns({"y": square})
     with (
         running_cluster(workers=1, cores=2) as cluster,
-        connect_server(cluster, tmp_path) as remote,
+        connect_server(cluster.url, tmp_path) as remote,
     ):
         script = REMOTE.format(remote=remote, uri=db.uri)
         process = start_script(tmp_path / "driver", script)

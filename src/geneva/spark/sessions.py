@@ -94,7 +94,7 @@ def active_session() -> SparkSession | None:
         session = remote.SparkSession.getActiveSession() or remote.SparkSession._default_session
         if session is not None and not session.is_stopped:
             return session
-    if "pyspark" not in sys.modules:
+    if "pyspark" not in sys.modules or _is_client_only():
         return None
     from pyspark import SparkContext
     from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
@@ -116,6 +116,13 @@ def compiling_queries(session: SparkSession) -> SparkSession:
         if session.conf.get(name, value) == TASK_SETTINGS[name]:
             session.conf.set(name, value)
     return session
+
+
+def _is_client_only() -> bool:
+    """Whether pyspark is pyspark-client: sessions of Connect servers, and no Spark."""
+    from pyspark.util import is_remote_only
+
+    return is_remote_only()
 
 
 @contextmanager
@@ -148,6 +155,13 @@ def _is_alive(context: SparkContext) -> bool:
 
 def _start(options: LocalOptions) -> SparkSession:
     """Start a context of our own, on the JVM of this process if it has one already."""
+    if _is_client_only():
+        raise SparkUnavailableError(
+            "Only the client of Spark Connect is installed here (pyspark-client), which can't "
+            "start Spark. Give a session of a server, geneva.connect(..., spark=SparkSession."
+            'builder.remote("sc://host:15002").getOrCreate()), or install geneva-spark in place of '
+            "geneva-spark-client."
+        )
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession as SparkSession  # for annotations elsewhere
 
