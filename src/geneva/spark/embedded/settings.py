@@ -117,6 +117,8 @@ def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
         # A segfault then says in which line of Python it happened.
         "spark.python.worker.faulthandler.enabled": "true",
         **({"spark.python.daemon.module": WORKER_DAEMON} if _is_found_by_others() else {}),
+        # Columns of times of day can be read without it, and then not even be counted.
+        "spark.sql.timeType.enabled": "true",
         **TASK_SETTINGS,
     }
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from geneva.errors import ColumnNotFoundError, TableChangedError, TypeMismatchError, UserInputError
+from geneva.errors import (
+    ColumnNotFoundError,
+    TableChangedError,
+    TableNotFoundError,
+    TypeMismatchError,
+    UserInputError,
+)
 from geneva.execution.runner import freeze_heap_once
 from geneva.model.sql import missing_column
 from geneva.model.tables import TableRef
@@ -46,7 +52,10 @@ class PinnedTable:
 
     def open(self) -> Dataset:
         """Open the version; workers keep it open for their next task."""
-        return open_pinned(self.ref, self.version, self.scope)
+        try:
+            return open_pinned(self.ref, self.version, self.scope)
+        except TableNotFoundError:
+            raise (_gone(self) if has_versions(self.ref) else nothing_at(self.ref)) from None
 
     def __str__(self) -> str:
         """The table and the version, for messages."""
@@ -153,13 +162,19 @@ class TableReader(DataSourceReader):
         reason = table.ref.storage_options.redact(str(error))
         if there:
             return OSError(f"{table} can't be read: {reason}")
-        return gone(table)
+        return _gone(table)
 
 
-def gone(table: PinnedTable) -> TableChangedError:
+def _gone(table: PinnedTable) -> TableChangedError:
     """The error for a version that is not there."""
     return TableChangedError(
         f"{table} is not there: it never was, or was cleaned up since this DataFrame was made. "
         "Load the table again to read its latest version. A tag keeps a version from being "
         "cleaned up."
     )
+
+
+def nothing_at(ref: TableRef) -> TableNotFoundError:
+    """The error for a place where no table is."""
+    hint = "" if ref.uri.endswith(".lance") else " A table's own URI mostly ends in .lance."
+    return TableNotFoundError(f"There is no table {ref.name!r} at {ref.uri}.{hint}")

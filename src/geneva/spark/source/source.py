@@ -12,9 +12,9 @@ from pyspark.sql.datasource import DataSource
 from geneva.errors import TableNotFoundError, UserInputError
 from geneva.model.tables import Secrets, TableRef
 from geneva.spark.source.options import check_names, read_options, table_ref, write_options
-from geneva.spark.source.reader import PinnedTable, TableReader, gone, table_schema
+from geneva.spark.source.reader import PinnedTable, TableReader, nothing_at, table_schema
 from geneva.spark.source.writer import RowWriter, TableStreamWriter, TableWriter, plan_write
-from geneva.storage.lance.dataset import has_versions, open_dataset
+from geneva.storage.lance.dataset import open_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -84,20 +84,12 @@ class TableSource(DataSource):
         options, ref = read_options(self.options), self._ref()
         version = options.version if self._version is None else self._version
         if version is None:
-            raise _nothing_at(ref)
+            raise nothing_at(ref)
         if isinstance(version, str):  # a tag
             version = int(open_dataset(ref, version).version)
         table = PinnedTable(ref, version, options, self._scope)
-        try:
-            table.open()
-        except TableNotFoundError:
-            raise (gone(table) if has_versions(ref) else _nothing_at(ref)) from None
+        table.open()
         return table
-
-
-def _nothing_at(ref: TableRef) -> TableNotFoundError:
-    hint = "" if ref.uri.endswith(".lance") else " A table's own URI mostly ends in .lance."
-    return TableNotFoundError(f"There is no table {ref.name!r} at {ref.uri}.{hint}")
 
 
 def source_class(name: str, storage_options: Secrets, folder: str) -> type[TableSource]:
