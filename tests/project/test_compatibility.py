@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ ROWS = [
 ]
 
 
+@cache
 def known_tests(path: Path) -> set[str]:
     """The ids of a file's tests, without parameters."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
