@@ -160,7 +160,24 @@ class AsyncTable:
 
     def vector_search(self, query_vector: Any) -> Any:
         """LanceDB's search of the rows that are nearest to a vector."""
-        return self._table._without_hidden(self._lancedb.vector_search(query_vector), _DISTANCE)
+        return self._nearest(self._lancedb.vector_search(query_vector))
+
+    def _nearest(self, found: Any) -> Any:
+        """A search by a vector. If words are added, there is no one distance to show."""
+        raw, selects = self._table._without_hidden(found, _DISTANCE), found.select
+        chosen: list[Any] = []
+
+        def select(columns: Any) -> Any:
+            chosen.append(columns)
+            return selects(columns)
+
+        def nearest_to_text(*args: Any, **options: Any) -> Any:
+            if not chosen:
+                self._table._without_hidden(raw)
+            return type(raw).nearest_to_text(raw, *args, **options)
+
+        raw.select, raw.nearest_to_text = select, nearest_to_text
+        return raw
 
     async def search(self, *args: Any, **options: Any) -> Any:
         """LanceDB's search, by a vector, words or both."""

@@ -913,7 +913,7 @@ class Connection(ConnectionMethods):
 
     def get_job(self, job_id: str) -> JobHandle:
         """One job with its events and metrics; to wait for it, follow it or stop it."""
-        job = as_it_runs(self._history.get(job_id), self._signals)
+        job = as_it_runs(self._history.job(job_id), self._signals)
         return JobHandle.of(job, self._history, self._signals, self._output)
 
     def cancel_job(self, job_id: str) -> None:

@@ -624,7 +624,7 @@ def remove_dead(
     dead, nothing = set(known), CleanupReport(0, 0, 0)
     for job_id in signals.jobs() - dead - {own}:
         with suppress(JobNotFoundError):
-            job = history.get(job_id)
+            job = history.job(job_id)
             if job.status.is_final and job.table_name == table:
                 history.close_lost(job_id)
                 dead.add(job_id)
@@ -676,7 +676,7 @@ class JobHandle(JobRecord):
 
     def refresh(self) -> JobHandle:
         """The job as it is now."""
-        job = as_it_runs(self._history.get(self.job_id), self._signals)
+        job = as_it_runs(self._history.job(self.job_id), self._signals)
         return JobHandle.of(job, self._history, self._signals, self._output)
 
     def progress(self) -> dict[str, Any]:

@@ -834,3 +834,20 @@ def test_a_missing_module_is_explained():
         del sys.modules["not_installed_here"]
     with pytest.raises(InvalidUDFError, match="Module 'not_installed_here' is missing here"):
         deserialize_udf(data, udf_digest(data))
+
+
+def test_what_a_parameter_gets_by_its_annotation_counts():
+    def bare(v):
+        return len(v * 2)
+
+    def listed(v: list[float]):
+        return len(v * 2)
+
+    def number(v: float):
+        return len(v * 2)
+
+    bare_version, other, plain = (
+        udf(f, data_type=pa.int64(), name="f").version for f in (bare, listed, number)
+    )
+    assert bare_version == plain, "what it gets is the same"
+    assert other != bare_version

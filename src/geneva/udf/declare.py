@@ -171,7 +171,13 @@ class UDF:
 
     def _call_shape(self) -> str:
         arity = -1 if self.arg_type is UDFArgType.RECORD_BATCH else len(self.input_columns or ())
-        return f"{self.arg_type.value}/{arity}{'/prepared' if self.cpu_workers else ''}"
+        shape = f"{self.arg_type.value}/{arity}{'/prepared' if self.cpu_workers else ''}"
+        if not any(self.python_inputs):
+            return shape
+        # What a parameter is annotated as is what it gets.
+        return "/".join(
+            [shape, *("" if kind is None else kind.__name__ for kind in self.python_inputs)]
+        )
 
     @property
     def first_step(self) -> str:

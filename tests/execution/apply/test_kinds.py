@@ -327,3 +327,21 @@ def _blobs(values: list[bytes | None]) -> pa.Table:
     schema = pa.schema([pa.field("id", pa.int64()), blob])
     ids = pa.array(range(len(values)), pa.int64())
     return pa.table([ids, pa.array(values, pa.large_binary())], schema=schema)
+
+
+def test_a_row_is_tried_again_with_the_values_that_it_has(local_db: Connection) -> None:
+    data = pa.table({"v": pa.array([[1.0, 2.0, 3.0]] * 3, pa.list_(pa.float64()))})
+    table = make_table(local_db, [data])
+    tries: list[float] = []
+
+    def last(v: list[float]) -> float:
+        value = v.pop()
+        tries.append(value)
+        if len(tries) % 2:
+            raise ValueError("once more")
+        return value
+
+    policy = geneva.Retry(max_attempts=3, backoff=0)
+    table.add_columns({"x": udf(last, data_type=pa.float64(), on_error=policy)})
+    table.backfill("x")
+    assert column(table, "x") == [3.0] * 3

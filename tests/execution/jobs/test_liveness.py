@@ -200,6 +200,6 @@ def test_a_living_job_with_a_wrong_clock_keeps_its_tag(
     created = {"table": "t", "column": "c", "type": "BACKFILL", "driver": driver}
     running = JobEvent("j", "status", {"status": "RUNNING"}, wrong, seq=1)
     history.append([JobEvent("j", "created", created, wrong, seq=0), running])
-    assert history.get("j").status is JobStatus.RUNNING
+    assert history.job("j").status is JobStatus.RUNNING
     assert history.close_lost("j")
-    assert len(history.get("j").events) == 2
+    assert len(history.job("j").events) == 2

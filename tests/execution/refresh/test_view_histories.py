@@ -198,9 +198,7 @@ class World:
             tracked.numbers[name] += 1
             new = shape.alter(tracked.numbers[name])
             inputs = shape.udfs[CHUNKS if shape.altered == "pieces" else shape.altered]
-            tracked.view.alter_columns(
-                {"path": shape.altered, "udf": getattr(new, "udf", new), "input_columns": inputs}
-            )
+            tracked.view.alter_columns({"path": shape.altered, "udf": new, "input_columns": inputs})
 
     def restore(self) -> None:
         self.src.checkout(self.versions[max(0, len(self.versions) - 3)])

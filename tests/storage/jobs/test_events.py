@@ -41,20 +41,20 @@ def history(tmp_path: Path) -> JobHistory:
 def test_a_database_without_jobs(history: JobHistory, tmp_path: Path) -> None:
     assert history.list() == []
     with pytest.raises(JobNotFoundError, match="no job 'nope'"):
-        history.get("nope")
+        history.job("nope")
     assert not (tmp_path / "db").exists(), "reading writes nothing"
 
 
 def test_a_job_from_pending_to_done(history: JobHistory) -> None:
     history.append([created("j")])
-    assert history.get("j").status is JobStatus.PENDING
+    assert history.job("j").status is JobStatus.PENDING
     history.append([changed("j", JobStatus.RUNNING, START + timedelta(seconds=1))])
-    assert history.get("j").status is JobStatus.RUNNING
+    assert history.job("j").status is JobStatus.RUNNING
     progress = {"metrics": {"committed": 3}}
     history.append([JobEvent("j", "committed", progress, START + timedelta(seconds=2))])
     end = changed("j", JobStatus.DONE, START + timedelta(seconds=3), metrics={"tasks": 4})
     history.append([end])
-    record = history.get("j")
+    record = history.job("j")
     assert record.status is JobStatus.DONE
     assert record.metrics == {"committed": 3, "tasks": 4}
     assert (record.table_name, record.column_name, record.job_type) == ("t", "c", "BACKFILL")
@@ -65,7 +65,7 @@ def test_a_job_from_pending_to_done(history: JobHistory) -> None:
 def test_a_failure_keeps_its_error(history: JobHistory) -> None:
     later = START + timedelta(seconds=1)
     history.append([created("j"), changed("j", JobStatus.FAILED, later, error="ValueError: no")])
-    assert history.get("j").error == "ValueError: no"
+    assert history.job("j").error == "ValueError: no"
 
 
 def test_newest_first_and_filters(history: JobHistory) -> None:
@@ -85,8 +85,8 @@ def test_newest_first_and_filters(history: JobHistory) -> None:
 @pytest.mark.parametrize("job_id", ["it's", 'say "x"', "a b/c", "😀", "%_", "' OR 1=1 --", ""])
 def test_any_id(history: JobHistory, job_id: str) -> None:
     history.append([created("other"), created(job_id)])
-    assert history.get(job_id).job_id == job_id
-    assert len(history.get(job_id).events) == 1
+    assert history.job(job_id).job_id == job_id
+    assert len(history.job(job_id).events) == 1
 
 
 def test_a_record_goes_by_the_order_of_writing_not_by_clocks() -> None:
@@ -233,13 +233,13 @@ def test_a_bad_record_hides_no_other(
     bad = records["bad"]
     assert all(isinstance(v, str) for v in (bad.table_name, bad.column_name, bad.job_type))
     assert bad.metrics == {}
-    assert history.get("bad") == bad
+    assert history.job("bad") == bad
 
 
 def test_events_of_one_instant_keep_the_order_they_were_written_in(history: JobHistory) -> None:
     history.append([created("j"), changed("j", JobStatus.RUNNING, START)])
     history.append([changed("j", JobStatus.DONE, START)])
-    assert history.get("j").status is JobStatus.DONE
+    assert history.job("j").status is JobStatus.DONE
 
 
 def test_writers_at_the_same_moment_lose_nothing(history: JobHistory) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from geneva.errors import UDFError
 from geneva.execution.apply.call import BatchCall
 from geneva.execution.apply.output import records_to_array, values_to_array
+from geneva.execution.apply.row_values import input_values
 from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, Wait, drive
 from geneva.execution.apply.tables import rows_of_tables
 from geneva.udf.declare import UDFArgType
@@ -176,9 +177,16 @@ def settled(
             break
         yield Wait(delay)
         try:
-            value = yield Call(args)
+            value = yield Call(_once_more(call, row, args))
             check(value)
             return value
         except USER_FAILURES as again:
             error = again
     return None
+
+
+def _once_more(call: BatchCall, row: int, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values of a row anew: the function may have changed a list, or read a file to its end."""
+    if call.udf.arg_type is not UDFArgType.SCALAR:
+        return args
+    return tuple(column[0] for column in input_values(call.batch.slice(row, 1), call.udf))

@@ -181,9 +181,11 @@ class Round:
 
     def abandon(self) -> None:
         """Let no task go on, and book what they have finished by then."""
-        self._dispatcher.stop()
-        for task, report in [*self._dispatcher.finished()]:
-            _whatever_comes(partial(self._book_all, task, report))
+        try:
+            self._dispatcher.stop()
+        finally:
+            for task, report in [*self._dispatcher.finished()]:
+                _whatever_comes(partial(self._book_all, task, report))
 
     def keep(self) -> None:
         """Publish what is finished, after something went wrong with the rest."""

@@ -59,7 +59,7 @@ def wait_for(
 
 def _look(history: JobHistory, job_id: str) -> JobRecord | None:
     try:
-        return history.get(job_id)
+        return history.job(job_id)
     except JobNotFoundError:
         return None
 

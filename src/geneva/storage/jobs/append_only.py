@@ -11,6 +11,7 @@ import pyarrow as pa
 from geneva.model.tables import Secrets
 
 _COMPACT_AT_FRAGMENTS = 200
+_ADD_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,15 @@ class AppendOnlyTable:
 
     def _with_all_columns(self, dataset: lance.LanceDataset | None) -> lance.LanceDataset | None:
         """The table with the columns that it lacks because an earlier release has made it."""
-        if dataset is None or len(dataset.schema) == len(self.schema):
-            return dataset
-        missing = [field for field in self.schema if field.name not in dataset.schema.names]
-        with suppress(OSError):  # another process adds them at the same moment
-            dataset.add_columns(pa.schema(missing))
-        return self.open()
+        for _ in range(_ADD_ATTEMPTS):
+            names = dataset.schema.names if dataset is not None else self.schema.names
+            missing = [field for field in self.schema if field.name not in names]
+            if dataset is None or not missing:
+                break
+            with suppress(OSError):  # another process writes at the same moment
+                dataset.add_columns(pa.schema(missing))
+            dataset = self.open()
+        return dataset
 
     @staticmethod
     def _compact(dataset: lance.LanceDataset) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -108,20 +108,6 @@ class JobRecord:
     waiting_for: str | None = None
     """The job that this one waits for: one of the same work that was there before it."""
 
-    # `_history.get(job_id)` gives a list of one in Geneva on Ray: a record reads as that, too.
-
-    def __len__(self) -> int:
-        """One."""
-        return 1
-
-    def __getitem__(self, place: int) -> JobRecord:
-        """`db._history.get(job_id)[0]` is the record."""
-        return (self,)[place]
-
-    def __iter__(self) -> Iterator[JobRecord]:
-        """The record itself."""
-        return iter((self,))
-
     @property
     def launched_at(self) -> datetime:
         """When it was created, by Geneva's name."""
@@ -214,6 +200,14 @@ class SameWork:
     unfinished: tuple[str, ...] = ()
     """Those whose end is not on record: they run, or died."""
     finished: frozenset[str] = frozenset()
+
+
+class OneJob(list[JobRecord]):
+    """A job as a list of one, which it is in Geneva on Ray; it reads as the job itself, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        """What the job has."""
+        return getattr(self[0], name)
 
 
 class JobHistory:
@@ -318,9 +312,13 @@ class JobHistory:
         ]
         return max(records, key=lambda record: record.created_at, default=None)
 
-    def get(self, job_id: str) -> JobRecord:
+    def job(self, job_id: str) -> JobRecord:
         """One job; JobNotFoundError when there is none of that id."""
         return self.as_of_now([self._recorded(job_id)])[0]
+
+    def get(self, job_id: str) -> OneJob:
+        """One job, as `db._history` gives it."""
+        return OneJob([self.job(job_id)])
 
     def jobs(self, job_ids: Iterable[str]) -> Sequence[JobRecord]:
         """Some jobs, as they are on record; those that are on none are left out."""
