@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from geneva import Connection, JobFuture, JobResult, JobStatus, udf
+import geneva
+from geneva import Connection, JobFuture, JobResult, JobStatus, skip_on_error, udf
 from geneva.errors import (
     ColumnNotFoundError,
     JobCancelledError,
@@ -243,3 +244,23 @@ def test_a_full_disk_is_said_in_a_sentence_wherever_it_is_met(
         with pytest.raises(StorageFullError, match="run again"):
             table.backfill("c")
     assert table.backfill("c").rows_committed == 2
+
+
+def test_keys_in_errors_of_functions_are_hidden(tmp_path: Path) -> None:
+    place = tmp_path / "db"
+    db = geneva.connect(place, runner=InProcessRunner, env={"KEY": "s3cr3tvalue"})
+    table = make_table(db, [3])
+
+    def call(id: int) -> int:
+        raise ValueError("GET https://example.org/?key=s3cr3tvalue")
+
+    skipping = udf(call, data_type=pa.int64(), on_error=skip_on_error())
+    table.add_columns({"a": skipping, "b": udf(call, data_type=pa.int64())})
+    table.backfill("a")
+    with pytest.raises(UDFExecutionError, match=r"key=\*\*\*") as caught:
+        table.backfill("b")
+    assert "s3cr3t" not in str(caught.value)
+    assert all(record.message.endswith("key=***") for record in table.get_errors())
+    files = [path.read_bytes() for path in (place / "_geneva").rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert not any(b"s3cr3tvalue" in content for content in files)

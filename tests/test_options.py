@@ -73,8 +73,9 @@ def test_an_option_by_another_word() -> None:
         assert read({"budget": 2}).changed() == {"max_cost": 2}
         with pytest.raises(UserInputError, match=r"budget is another word for max_cost.* 2 and 3"):
             read({"budget": 2, "max_cost": 3})
-        with pytest.raises(UserInputError, match="max_cost must be a number above 0"):
-            read({"budget": -1})
+        for wrong in (-1, 0, float("nan"), float("inf")):
+            with pytest.raises(UserInputError, match="max_cost must be a number above 0"):
+                read({"budget": wrong})
     assert read_refresh_options({"source_task_size": 5}) == JobOptions(task_size=5)
     with pytest.raises(UserInputError, match="another word for task_size"):
         read_refresh_options({"source_task_size": 5, "task_size": 6})

@@ -386,6 +386,7 @@ class Job:
                 is_running=self._is_running,
                 record_errors=self._record_errors,
                 record_output=output.record,
+                hide=output.redacted,
                 permit=self._services.permit,
             )
             stack.callback(self._clear_limits)

@@ -9,6 +9,7 @@ the settings in the job history are made from these.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping
@@ -127,7 +128,7 @@ def _read_seconds(name: str, value: Any) -> float | None:
 
 def _read_amount(name: str, value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (is_number and value > 0):
+    if value is not None and not (is_number and 0 < value < math.inf):
         raise UserInputError(f"{name} must be a number above 0, not {value!r}.")
     return value
 

@@ -152,6 +152,7 @@ HEADERS["Retry-After"] = "3"
             True,
             0.0,
         ),
+        (SimpleError(status=429, headers={"Retry-After": "1e400"}), True, None),
         (ValueError("429"), False, None),
     ],
 )

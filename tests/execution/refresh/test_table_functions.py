@@ -25,6 +25,7 @@ from geneva.errors import (
     TableChangedError,
     TypeMismatchError,
     UDFError,
+    UDFOutputError,
     UnreadableFragmentsError,
     UserInputError,
 )
@@ -950,4 +951,14 @@ def test_a_type_error_names_the_partition(local_db: Connection) -> None:
     source = local_db.create_table("ids", pa.table({"id": [1]}))
     view = local_db.create_udtf_view("v", source=source.query(), udtf=total)
     with pytest.raises(UDFError, match=r'partition {"id": 1}: TypeError: no sum'):
+        view.refresh()
+
+
+@pytest.mark.parametrize("made", [[None], [[None]], [{"n": 1}, None], [pa.table({"n": [1]}), None]])
+def test_none_is_no_row(local_db: Connection, source: Table, made: list[Any]) -> None:
+    schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+    view = local_db.create_udtf_view(
+        "v", source=source.query(), udtf=udtf(lambda rows: made, name="n", output_schema=schema)
+    )
+    with pytest.raises(UDFOutputError, match="yielded None, which is no row"):
         view.refresh()

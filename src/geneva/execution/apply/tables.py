@@ -23,6 +23,9 @@ def rows_of_tables(
 
     It may be tables, batches, data frames, dicts and tuples. Refuse tables that don't fit.
     """
+    for row, yielded in enumerate(partitions):
+        if any(item is None for item in _flat(yielded or ())):
+            refuse(first_row + row, "yielded None, which is no row: yield nothing instead")
     if not any(_is_table(item) for yielded in partitions for item in yielded or ()):
         return [None if yielded is None else _flat(yielded) for yielded in partitions]
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -63,7 +64,8 @@ def _seconds(value: Any) -> float | None:
     if hasattr(value, "total_seconds"):
         return max(0.0, float(value.total_seconds()))
     try:
-        return max(0.0, float(value))
+        number = float(value)
+        return max(0.0, number) if math.isfinite(number) else None
     except (TypeError, ValueError):
         pass
     try:

@@ -38,6 +38,8 @@ class JobControl:
     """Keeps what is known of rows that failed."""
     record_output: Callable[[str, str, bool], None] = lambda task, text, shown: None
     """Keeps what a task printed: which one, the text, and whether it was seen already."""
+    hide: Callable[[str], str] = str
+    """Hides keys in a text of the user's function."""
     permit: MakePermit = permit_any
     """Lets a function run, or refuses it. Asked in every round: a column may have changed."""
 

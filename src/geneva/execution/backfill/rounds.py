@@ -241,6 +241,7 @@ class Round:
 
     def _book(self, report: TaskReport) -> None:
         """Book what a task did; raise what ends the job."""
+        report = report.without_secrets(self._control.hide)
         self._ledger.reported(report)
         for result in report.results:
             self._unmatched[result.fragment_id] += result.rows_unmatched

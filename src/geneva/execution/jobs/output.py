@@ -68,16 +68,17 @@ class OutputKeeper:
     def _show_text(self, text: str) -> None:
         """Show what a task has printed just now."""
         if self._show is not None:
-            self._show(TaskOutput(self._job_id, "", self._redacted(text)))
+            self._show(TaskOutput(self._job_id, "", self.redacted(text)))
 
-    def _redacted(self, text: str) -> str:
+    def redacted(self, text: str) -> str:
+        """The text without the keys that the connection knows."""
         for secrets in self._hidden:
             text = secrets.redact(text)
         return text
 
     def record(self, task: str, text: str, shown: bool = False) -> None:  # noqa: FBT001, FBT002
         """Take what a task printed; `shown`: it was seen as it was printed."""
-        text = self._redacted(text)
+        text = self.redacted(text)
         output = TaskOutput(self._job_id, task, text)
         if self._show is not None and not shown:
             self._show(output)

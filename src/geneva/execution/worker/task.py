@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from geneva.model.computation import Computation, Permit
@@ -183,6 +184,15 @@ class RowFailure:
         """As text, for a checkpoint."""
         return json.dumps(asdict(self))
 
+    def without_secrets(self, hide: Callable[[str], str]) -> RowFailure:
+        """The same with its texts as they may be shown and kept."""
+        return replace(
+            self,
+            message=hide(self.message),
+            traceback=hide(self.traceback),
+            preview=hide(self.preview),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
@@ -258,6 +268,24 @@ class TaskReport:
     """The end of what was printed and logged while it ran."""
     riders: tuple[TaskReport, ...] = ()
     """The reports of the task's riders, in their order. The reading is in the task's own."""
+
+    def without_secrets(self, hide: Callable[[str], str]) -> TaskReport:
+        """The same with the texts of failures as they may be shown and kept."""
+        if self.failure is None and not any(result.failures for result in self.results):
+            return self
+        failure = self.failure
+        if failure is not None:
+            failure = replace(
+                failure,
+                message=hide(failure.message),
+                traceback=hide(failure.traceback),
+                failures=tuple(row.without_secrets(hide) for row in failure.failures),
+            )
+        results = tuple(
+            replace(result, failures=tuple(row.without_secrets(hide) for row in result.failures))
+            for result in self.results
+        )
+        return replace(self, failure=failure, results=results)
 
     def to_json(self) -> str:
         """The report as text, as it travels."""

@@ -500,7 +500,7 @@ def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
     """Write down the field ids of columns and of their inputs, in one commit."""
     schema = dataset.schema
     fields = FieldsNow.of(dataset)
-    found = [read_definition(schema, name) for name in names]
+    found = [read_definition(schema, name) for name in names if name in schema.names]
     there = [d for d in found if d is not None and all(has_path(schema, p) for p in d.inputs)]
     known = [rebound(definition, fields) for definition in there]
     if known:
