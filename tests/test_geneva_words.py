@@ -491,12 +491,12 @@ class TestJobs:
         table.add_columns({"x": tripled(calls)})
         job_id = table.backfill("x").job_id
         history = local_db._history
-        (found,) = history.job(job_id)
-        assert found is found[0]
-        assert (len(found), found.status, found.input_columns) == (1, "DONE", ["id"])
+        found = history.get(job_id)
+        (record,) = found
+        assert (len(found), found.status, record.input_columns) == (1, "DONE", ["id"])
         assert [j.job_id for j in history.list_jobs(table_name="t", status="DONE")] == [job_id]
         history.set_completed(job_id, status="CANCELLED")
-        assert history.job(job_id)[0].status == "DONE", "it had ended"
+        assert history.get(job_id)[0].status == "DONE", "it had ended"
         with pytest.raises(UserInputError, match="says itself how it ended"):
             history.set_completed(job_id, status="DONE")
 
