@@ -30,6 +30,7 @@ from geneva.errors import (
     TableChangedError,
     TableNotFoundError,
     UDFError,
+    UDFIntegrityError,
 )
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
@@ -68,6 +69,8 @@ from geneva.storage.lance.damage import damage_reason, is_damage, is_storage_ful
 from geneva.storage.lance.dataset import dropped_meanwhile, has_versions
 
 _LOG = logging.getLogger("geneva")
+_OF_DROPPED_TABLES = (JobError, TableChangedError, UDFIntegrityError)
+"""What else jobs end with whose table is gone: which of its files is missed first is chance."""
 _NOTE_SECONDS = 0.25
 """A commit goes on record this much later, if nothing else goes on record before."""
 
@@ -290,7 +293,7 @@ class Job:
                 f"{self._work.column!r} of table {self._work.table!r}: {damage_reason(error)}. "
                 "Make room and run again: what was saved before is kept."
             )
-        elif is_damage(error) or isinstance(error, JobError | TableChangedError):
+        elif is_damage(error) or isinstance(error, _OF_DROPPED_TABLES):
             cause = self._dropped()
         if cause is not None:
             cause.job_id = self.job_id

@@ -339,7 +339,7 @@ assert "pyspark" not in sys.modules
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
-    assert "UDF 'f' on 2 rows of table 't'" in done.stdout
+    assert "Function 'f' on 2 rows of table 't'" in done.stdout
 
 
 def test_the_command(local_db: Connection, calls: Calls, capsys: pytest.CaptureFixture[str]):
