@@ -347,7 +347,9 @@ async def async_text(db: Any, t: Any) -> Any:
     found = await (await t.search("text17", query_type="fts")).limit(3).to_arrow()
     by_query = await t.query().nearest_to_text("text17").limit(3).to_list()
     both = t.query().nearest_to(VECTOR).nearest_to_text("word1").rerank(RRFReranker()).limit(3)
-    return found.schema.names, [r["id"] for r in by_query], (await both.to_arrow()).schema.names
+    words = t.vector_search(VECTOR).nearest_to_text("word1").rerank(RRFReranker()).limit(3)
+    names = [(await query.to_arrow()).schema.names for query in (both, words)]
+    return found.schema.names, [r["id"] for r in by_query], names
 
 
 async def async_columns(db: Any, t: Any) -> Any:

@@ -130,7 +130,7 @@ class RowsFunction:
         return rows if isinstance(rows, _LiveRows) and not rows.function.is_bound else None
 
 
-def _evolvable(kind: type[Any], *more: str) -> None:
+def evolvable_rows(kind: type[Any], *more: str) -> None:
     """Let `attrs.evolve(chunker, version=..., num_gpus=...)` copy a function that yields rows.
 
     These, and `more`, are options of the UDF that it is made of.
@@ -176,7 +176,7 @@ class Chunker(RowsFunction):
         return f"<Chunker {plain(self.name)}({plain(inputs)}) -> rows of ({plain(columns)})>"
 
 
-_evolvable(Chunker, "input_columns")
+evolvable_rows(Chunker, "input_columns")
 
 
 @overload

@@ -27,11 +27,11 @@ from geneva.udf.call import (
 from geneva.udf.chunker import (
     Chunker,
     RowsFunction,
-    _evolvable,
     _LiveRows,
     _Rows,
     chunker,
     declared_struct,
+    evolvable_rows,
 )
 from geneva.udf.declare import UDF, UDFArgType, UDFOptions, udf
 from geneva.udf.records import OutputSchema
@@ -70,7 +70,7 @@ class UDTF(RowsFunction):
         )
 
 
-_evolvable(UDTF)
+evolvable_rows(UDTF)
 
 
 @overload

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 def input_values(batch: pa.RecordBatch, udf: UDF) -> list[list[Any]]:
     """Return the columns of a batch as a SCALAR UDF sees them, as its annotations say."""
     forms = itertools.zip_longest(batch.columns, udf.file_inputs, udf.python_inputs)
-    return [
-        blob_values(column)
-        if is_file
-        else python_values(column)
-        if container is None
-        else plain_values(column, container)
-        for column, is_file, container in forms
-    ]
+    return [_values_of(column, kind, is_file=bool(is_file)) for column, is_file, kind in forms]
+
+
+def _values_of(column: pa.Array, container: type[Any] | None, *, is_file: bool) -> list[Any]:
+    if is_file:
+        return blob_values(column)
+    return python_values(column) if container is None else plain_values(column, container)
 
 
 def plain_values(array: pa.Array, container: type[Any]) -> list[Any]:

@@ -23,11 +23,12 @@ def rows_of_tables(
 
     It may be tables, batches, data frames, dicts and tuples. Refuse tables that don't fit.
     """
-    for row, yielded in enumerate(partitions):
-        if any(item is None for item in _flat(yielded or ())):
-            refuse(first_row + row, "yielded None, which is no row: yield nothing instead")
+    rows = [None if yielded is None else _flat(yielded) for yielded in partitions]
+    for place, made in enumerate(rows):
+        if any(item is None for item in made or ()):
+            refuse(first_row + place, "yielded None, which is no row: yield nothing instead")
     if not any(_is_table(item) for yielded in partitions for item in yielded or ()):
-        return [None if yielded is None else _flat(yielded) for yielded in partitions]
+        return rows
     return [
         None if yielded is None else _rows(yielded, struct, refuse, first_row + row)
         for row, yielded in enumerate(partitions)
