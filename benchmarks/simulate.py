@@ -126,7 +126,8 @@ def simulate(job: Job, costs: Costs, seed: int = 0) -> Result:
             if left[part.plan.fragment_id] == 0:
                 ready += 1
         is_last = not queue and not batches
-        while ready and (rule.is_due(ready, now - last_end, last_cost) or is_last):
+        quiet = batches[0][0] - now if batches else 0.0  # until the next tasks end
+        while ready and (rule.is_due(ready, now - last_end, last_cost, quiet) or is_last):
             last_cost, ready = costs.commit_seconds, max(0, ready - (rule.files or ready))
             now = last_end = now + last_cost
             result.commits.append(now)

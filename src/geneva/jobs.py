@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
@@ -249,7 +249,8 @@ class Job:
         """Writes events of commits behind."""
         self._writes = threading.Event()
         """Set when another event is about to be written, and those of commits with it."""
-        self._tidying: Future[None] | None = None
+        self._behind: list[Future[None]] = []
+        """What is done while the job goes on; it is not over before that is."""
         self._announced = False
         self._earlier = SameWork()
         self._runners: list[Runner] = []
@@ -273,8 +274,12 @@ class Job:
         """Run to the end in this thread. What it raises has the job's id as `job_id`."""
         try:
             with driven_here(self.job_id):
-                return self._run()
+                result = self._run()
+                for work in self._behind:
+                    work.result()
+                return result
         except BaseException as error:
+            wait(self._behind)
             with suppress(AttributeError, TypeError):
                 error.job_id = self.job_id  # type: ignore[attr-defined]
             if isinstance(error, UDFError):
@@ -329,11 +334,7 @@ class Job:
             if cause is not error:
                 raise cause from error
             raise
-        try:
-            self._record(self._ended(JobStatus.DONE))
-        finally:
-            if self._tidying is not None:
-                self._tidying.result()
+        self._record(self._ended(JobStatus.DONE))
         return self._result()
 
     def _begin(self, event: JobEvent) -> None:
@@ -391,21 +392,29 @@ class Job:
                 record_output=output.record,
                 hide=output.redacted,
                 permit=self._services.permit,
+                behind=self._do_behind,
             )
             stack.callback(self._clear_limits)
             self._follow(self._work.run(control))
-            # Many requests to a store, which nobody has to wait for but the caller.
-            tidy = partial(self._tidy, others=heartbeat.used or bool(self._dead))
-            self._tidying = in_background("geneva-tidy", partial(copy_context().run, tidy))
+            if not self.progress.rows_left:
+                self._do_behind(partial(self._tidy, [*self._behind]))
+            if heartbeat.used or self._dead:
+                self._do_behind(self._remove_dead)
 
-    def _tidy(self, *, others: bool) -> None:
-        """Remove what is of no use any more, of dead jobs too where there may be any."""
-        if not self.progress.rows_left:
+    def _do_behind(self, work: Callable[[], object]) -> None:
+        """Do what is many requests to a store, and for nobody to wait for but the caller."""
+
+        def run() -> None:
             with _logged("tidy up after", self.job_id):
-                self._work.tidy()
-        if others:
-            with _logged("tidy up before", self.job_id):
-                self._remove_dead()
+                work()
+
+        self._behind = [one for one in self._behind if not one.done() or one.exception()]
+        self._behind.append(in_background("geneva-tidy", partial(copy_context().run, run)))
+
+    def _tidy(self, before: Sequence[Future[None]]) -> None:
+        """Remove what is of no use any more; what `before` deletes need not be found first."""
+        wait(before)
+        self._work.tidy()
 
     def _is_running(self, job_id: str) -> bool:
         """Whether a job runs. One that doesn't, and left a tag on this job's table, died."""

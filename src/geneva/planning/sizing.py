@@ -37,6 +37,10 @@ _COMMIT_SECONDS = 5.0
 """So soon readers see what is finished, where commits are cheap."""
 _COMMIT_COST_RATIO = 20
 """Committing may cost one twentieth of a job's time, however large the table's manifest is."""
+_GATHER_SECONDS = 0.25
+"""What is due waits until no task has ended for so long: equal tasks end together ..."""
+_MAX_GATHER_SECONDS = 1.0
+"""... but not longer than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +330,15 @@ class CommitRule:
     files: int | None = None
     """Exactly so many files per commit; None: all that are finished, by time."""
 
-    def is_due(self, ready: int, seconds: float, last_cost_seconds: float) -> bool:
-        """Whether to publish `ready` files, `seconds` after the last commit, or the beginning."""
+    def is_due(
+        self, ready: int, seconds: float, last_cost_seconds: float, quiet_seconds: float
+    ) -> bool:
+        """Whether to publish `ready` files, `seconds` after the last commit, or the beginning.
+
+        The last one of them came `quiet_seconds` ago.
+        """
         if self.files is not None:
             return ready >= self.files
-        pause = max(_COMMIT_SECONDS, last_cost_seconds * _COMMIT_COST_RATIO)
-        return ready > 0 and seconds >= pause
+        late = seconds - max(_COMMIT_SECONDS, last_cost_seconds * _COMMIT_COST_RATIO)
+        gathered = quiet_seconds >= _GATHER_SECONDS or late >= _MAX_GATHER_SECONDS
+        return ready > 0 and late >= 0 and gathered

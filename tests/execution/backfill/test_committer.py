@@ -88,6 +88,8 @@ def test_by_default_all_that_is_ready_is_published_by_time(table: Table) -> None
     assert committer.commit_next(prepared, flush=False) is None
     now[0] += 5.0
     committer.add(files[1])
+    assert committer.commit_next(prepared, flush=False) is None, "others may end now, too"
+    now[0] += 0.3
     assert committer.commit_next(prepared, flush=False) is not None
     committer.add(files[2])
     now[0] += 19.0
@@ -140,8 +142,10 @@ def test_checkpoints_are_kept_until_their_fragment_is_published(table: Table) ->
         committer.add_checkpoint(key)
     for plan in prepared.plan.fragments:
         committer.add(prepared.staged_file(plan, f"{plan.fragment_id}.lance"))
-    committer.commit_next(prepared, flush=True)
-    assert {key.fragment_id for key in checkpoint_keys(table)} == {1}
+    done = committer.commit_next(prepared, flush=True)
+    assert done is not None
+    kept = {key for key in seen.checkpoints if key.path() not in done.unneeded}
+    assert {key.fragment_id for key in kept} == {1}
 
 
 def test_a_record_of_several_files_stays_until_the_last_is_published(table: Table) -> None:
@@ -155,8 +159,9 @@ def test_a_record_of_several_files_stays_until_the_last_is_published(table: Tabl
     committer.add_checkpoint(CheckpointKey(prefixes[0], 0), [0, 1, 2])
     for file in files:
         committer.add(file)
-        committer.commit_next(prepared, flush=False)
-        assert staged_records(table) == [0, 1, 2], "fragment 1 didn't land: its file is kept"
+        done = committer.commit_next(prepared, flush=False)
+        assert done is not None
+        assert not done.unneeded, "fragment 1 didn't land: its file is kept"
 
 
 def test_a_later_run_finds_the_files_of_a_shared_record(table: Table, calls: Calls) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -309,3 +311,73 @@ class TestLostJobs:
         assert history.close_lost("j")
         assert not history.close_lost("nope")
         assert self.written(tmp_path) == before
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_job_sees_those_of_its_work_that_were_announced_before_it(
+    tmp_path: Path, seed: int
+) -> None:
+    """Whoever wrote them, and whatever became of the files since; an oracle keeps the order."""
+    rng, numbers = Random(seed), itertools.count()
+    uri = str(tmp_path / "db")
+    here = [JobHistory(uri, Secrets()) for _ in range(3)]
+    begun: list[tuple[str, str]] = []
+    ended: set[str] = set()
+    for _ in range(40):
+        history = rng.choice(here)
+        step = rng.choice(["announce", "announce", "end", "compact", "note", "drop"])
+        running = [job_id for job_id, _ in begun if job_id not in ended]
+        if step == "announce":
+            job_id, work = f"job-{next(numbers)}", rng.choice(["a", "b", 'with "quotes" and %'])
+            event = created(job_id)
+            found = history.announce(
+                [replace(event, payload={**event.payload, "work": work})], work
+            )
+            same = [other for other, theirs in begun if theirs == work]
+            assert found.unfinished == tuple(other for other in same if other not in ended)
+            assert found.finished == ended.intersection(same)
+            begun.append((job_id, work))
+        elif step == "end" and running:
+            job_id = rng.choice(running)
+            final = rng.choice([status for status in JobStatus if status.is_final])
+            history.append([changed(job_id, final, START)])
+            ended.add(job_id)
+        elif step == "note" and running:
+            history.append([JobEvent(rng.choice(running), "committed", {"metrics": {"n": 1}})])
+        elif step == "compact" and begun:
+            lance.dataset(f"{uri}/_geneva/jobs.lance").optimize.compact_files()
+        elif step == "drop" and begun and rng.random() < 0.3:
+            shutil.rmtree(f"{uri}/_geneva/jobs.lance")
+            begun.clear()
+            ended.clear()
+            here = [JobHistory(uri, Secrets()), *rng.sample(here, 2)]
+            # The first one is new; others remember files of a history that is gone.
+            here[1:] = [replace_last(one) for one in here[1:]]
+
+
+def replace_last(history: JobHistory) -> JobHistory:
+    """The history as another job of the same connection sees it: no handle is kept for that."""
+    history._last = "", None
+    return history
+
+
+def test_of_the_history_only_what_is_new_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    scanner = lance.LanceDataset.scanner
+
+    def counting(self: lance.LanceDataset, *args: Any, **options: Any) -> Any:
+        reads.append(len(options["fragments"]))
+        return scanner(self, *args, **options)
+
+    ours, theirs = (JobHistory(str(tmp_path / "db"), Secrets()) for _ in range(2))
+    monkeypatch.setattr(lance.LanceDataset, "scanner", counting)
+    for number in range(3):
+        ours.announce([created(f"ours-{number}")], "work")
+        ours.append([changed(f"ours-{number}", JobStatus.DONE, START)])
+    assert reads == [], "what was written here is known"
+    theirs.announce([created("theirs")], "work")
+    assert reads == [6]
+    ours.announce([created("ours-3")], "work")
+    assert reads == [6, 1]

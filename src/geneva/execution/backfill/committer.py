@@ -12,7 +12,6 @@ from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.tracing import span
 from geneva.planning.sizing import CommitRule
 from geneva.render.plain import plain
-from geneva.storage.checkpoints.cleanup import delete_keys
 from geneva.storage.checkpoints.staging import open_checkpoints, record_staged
 from geneva.storage.checkpoints.store import CheckpointKey
 from geneva.storage.columns.publish import CommitOutcome, commit_columns
@@ -27,6 +26,8 @@ class Commit:
 
     outcome: CommitOutcome
     seconds: float
+    unneeded: tuple[str, ...] = ()
+    """Checkpoints that are of no use any more."""
 
 
 class Committer(Protocol):
@@ -78,6 +79,7 @@ class TableCommitter:
         """Nothing is ready yet."""
         self._job_id, self._max_retries, self._publish = job_id, max_retries, publish
         self._clock, self._last_end, self._last_cost = clock, clock(), 0.0
+        self._last_added = self._last_end
         self._ready: list[StagedFile] = []
         self._checkpoints: dict[int, set[str]] = {}
         """Keys in the checkpoint store, by fragment that they are of use for."""
@@ -89,6 +91,7 @@ class TableCommitter:
     def add(self, file: StagedFile) -> None:
         """Take a file that is ready to be published."""
         self._ready.append(file)
+        self._last_added = self._clock()
 
     def add_checkpoint(self, key: CheckpointKey, shared_by: Sequence[int] = ()) -> None:
         """Take a checkpoint that is of no use once the fragments that share it are published."""
@@ -103,19 +106,18 @@ class TableCommitter:
         """Publish the next group of files; None: it is not worth a commit yet."""
         rule = CommitRule(prepared.request.options.commit_granularity)
         started = self._clock()
-        due = rule.is_due(len(self._ready), started - self._last_end, self._last_cost)
+        waited, quiet = started - self._last_end, started - self._last_added
+        due = rule.is_due(len(self._ready), waited, self._last_cost, quiet)
         if not self._ready or not (due or flush):
             return None
         group = self._take(rule.files)
         with span("geneva.commit", {"job_id": self._job_id, "fragments": len(group)}):
             outcome = self._publish(prepared, group, self._job_id, self._max_retries)
-        commit = Commit(outcome, self._clock() - started)
         self._log(prepared, outcome)
         self._record_lost(prepared, outcome)
-        self._delete_checkpoints(prepared, outcome)
         self._last_end = self._clock()
         self._last_cost = self._last_end - started
-        return commit
+        return Commit(outcome, self._last_cost, tuple(self._unneeded(prepared, outcome)))
 
     def _take(self, size: int | None) -> list[StagedFile]:
         """The next group; None: of any size. Lance publishes files of the same fields together."""
@@ -152,11 +154,10 @@ class TableCommitter:
                 record_staged(store, prepared.prefixes[file.fragment_id], file)
         self._on_record.difference_update(file.fragment_id for file, _ in outcome.lost)
 
-    def _delete_checkpoints(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> None:
-        """Delete those of published fragments, unless the user asked for checkpoints of a size."""
+    def _unneeded(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> list[str]:
+        """Checkpoints of published fragments, unless the user asked for some of a size."""
         done = [key for file in outcome.landed for key in self._published(file.fragment_id)]
-        if prepared.sizes.checkpoint_size is None:
-            delete_keys(open_checkpoints(prepared.ref), done)
+        return done if prepared.sizes.checkpoint_size is None else []
 
     def _published(self, fragment_id: int) -> Iterator[str]:
         """Keys that nobody needs any more once a fragment is published."""

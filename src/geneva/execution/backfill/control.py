@@ -42,6 +42,8 @@ class JobControl:
     """Hides keys in a text of the user's function."""
     permit: MakePermit = permit_any
     """Lets a function run, or refuses it. Asked in every round: a column may have changed."""
+    behind: Callable[[Callable[[], object]], object] = lambda work: work()
+    """Does what the job need not wait for, while it goes on: tidying up is requests to a store."""
 
 
 @dataclass(frozen=True, slots=True)

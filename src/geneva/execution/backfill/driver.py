@@ -46,7 +46,14 @@ def run_backfills(
             # Most often one version for all of them.
             for run in {run.version: run for run in active}.values():
                 planned, control = run.planned, run.control
-                pins.enter_context(pinned(planned.dataset, control.job_id, control.is_running))
+                pins.enter_context(
+                    pinned(
+                        planned.dataset,
+                        control.job_id,
+                        control.is_running,
+                        behind=control.behind,
+                    )
+                )
             try:
                 outcomes = run_rounds(rounds)
             except BudgetExceededError:

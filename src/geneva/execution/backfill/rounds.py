@@ -34,6 +34,7 @@ from geneva.model.tables import TableRef
 from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.sharing import gains_by_sharing, shared_reads
 from geneva.render.text import one_line
+from geneva.storage.checkpoints.cleanup import delete_keys
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import CheckpointKey, index_keys
 from geneva.storage.columns.staged_files import StagedFile
@@ -336,6 +337,9 @@ class Round:
 
     def _book_commit(self, commit: Commit) -> None:
         outcome = commit.outcome
+        if commit.unneeded:
+            store = open_checkpoints(self._prepared.ref)
+            self._control.behind(partial(delete_keys, store, commit.unneeded))
         self._table_changed = self._table_changed or outcome.moved_on
         lost = [file for file, _ in outcome.lost]
         self._landed += len(outcome.landed)

@@ -6,7 +6,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import lance
@@ -27,15 +29,18 @@ def pinned(
     is_running: Callable[[str], bool],
     *,
     may_fail: bool = False,
+    behind: Callable[[Callable[[], object]], object] = lambda work: work(),
 ) -> Iterator[None]:
     """Keep the version of `dataset` from being cleaned up while a job reads it.
 
     A job may pin several versions at a time. What dead jobs pinned is released on the way.
     `may_fail`: go on without a pin where none can be made, on a table that may only be read.
+    `behind` releases pins while the job goes on; each time by a handle of its own, as no two
+    threads may change tags by the same.
     """
     tag = f"{_JOB_TAG}{job_id}.{uuid.uuid4().hex[:8]}"
+    behind(partial(_release_dead, copy(dataset), is_running))
     try:
-        release_dead_tags(dataset, is_running)
         dataset.tags.create(tag, dataset.version)
     except (OSError, ValueError):
         if not may_fail:
@@ -43,8 +48,17 @@ def pinned(
     try:
         yield
     finally:
-        with suppress(OSError, ValueError):
-            dataset.tags.delete(tag)
+        behind(partial(_release, copy(dataset), tag))
+
+
+def _release_dead(dataset: lance.LanceDataset, is_running: Callable[[str], bool]) -> None:
+    with suppress(OSError, ValueError):  # then the next job does
+        release_dead_tags(dataset, is_running)
+
+
+def _release(dataset: lance.LanceDataset, tag: str) -> None:
+    with suppress(OSError, ValueError):
+        dataset.tags.delete(tag)
 
 
 def tags_on(dataset: lance.LanceDataset, branch: str | None) -> list[str]:
@@ -110,5 +124,4 @@ def release_dead_tags(dataset: lance.LanceDataset, is_running: Callable[[str], b
     """Unpin the versions of jobs that no longer run, so that they can be cleaned up."""
     for name in job_tags(dataset):
         if not is_running(_job_of(name)):
-            with suppress(OSError, ValueError):
-                dataset.tags.delete(name)
+            _release(dataset, name)

@@ -9,6 +9,7 @@ import lance
 import pyarrow as pa
 
 from geneva.model.tables import Secrets
+from geneva.storage.lance.dataset import file_path
 
 _COMPACT_AT_FRAGMENTS = 200
 _ADD_ATTEMPTS = 5
@@ -16,10 +17,10 @@ _ADD_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far somebody has read: the version, and the fragments that it had."""
+    """How far somebody has read: the version, and the files that it had."""
 
     version: int = 0
-    fragments: frozenset[int] = frozenset()
+    files: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +54,17 @@ class AppendOnlyTable:
     def read_new(self, cursor: Cursor) -> tuple[pa.Table, bool, Cursor]:
         """The rows since `cursor`, whether they are all there are, and where reading ended.
 
-        A compaction puts rows that were read into new fragments: then all are read again.
+        A compaction puts rows that were read into new files: then all are read again.
         """
         dataset = self.open()
         version = 0 if dataset is None else int(dataset.version)
         if dataset is None or version == cursor.version:
             return self.schema.empty_table(), dataset is None, replace(cursor, version=version)
-        fragments = dataset.get_fragments()
-        now = Cursor(version, frozenset(f.fragment_id for f in fragments))
-        if version < cursor.version or not cursor.fragments <= now.fragments:
+        fragments = by_file(dataset)
+        now = Cursor(version, frozenset(fragments))
+        if version < cursor.version or not cursor.files <= now.files:
             return dataset.to_table(), True, now
-        new = [f for f in fragments if f.fragment_id not in cursor.fragments]
+        new = [fragment for file, fragment in fragments.items() if file not in cursor.files]
         rows = dataset.scanner(fragments=new).to_table() if new else self.schema.empty_table()
         return rows, False, now
 
@@ -115,6 +116,14 @@ class AppendOnlyTable:
         except OSError:
             # Another process compacts at the same moment: one of the two is enough.
             return
+
+
+def by_file(dataset: lance.LanceDataset) -> dict[str, lance.LanceFragment]:
+    """The fragments of such a table in order, by the first file of each.
+
+    A file is never written again under its name, whatever becomes of the table; ids are.
+    """
+    return {file_path(f.metadata.files[0]): f for f in dataset.get_fragments()}
 
 
 def quoted(text: str) -> str:

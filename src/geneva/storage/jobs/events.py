@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from geneva.model.tables import Secrets
 from geneva.model.uris import table_uri
 from geneva.render import html
 from geneva.render.text import timestamp
-from geneva.storage.jobs.append_only import AppendOnlyTable, Cursor, quoted
+from geneva.storage.jobs.append_only import AppendOnlyTable, Cursor, by_file, quoted
 
 _SCHEMA = pa.schema(
     [
@@ -232,6 +232,8 @@ class JobHistory:
         self._is_lost, self._watch, self._request_cancel = is_lost, watch, request_cancel
         self._last: tuple[str, lance.LanceDataset | None] = "", None
         """The job that wrote last, and the table after that."""
+        self._landmarks: dict[str, tuple[_Landmark, ...]] = {}
+        """The beginnings and ends of jobs in files of the table that were read or written here."""
 
     def append(self, events: Sequence[JobEvent]) -> None:
         """Write events, in one commit."""
@@ -245,6 +247,8 @@ class JobHistory:
         """Write events; remember the table as it was then, for the next ones of that job."""
         landed = self._table.append(_rows(events), after)
         self._last = events[-1].job_id, landed
+        *_, own = by_file(landed)
+        self._landmarks[own] = tuple(found for event in events for found in _landmark(event))
         return landed
 
     def announce(self, events: Sequence[JobEvent], work: str | None) -> SameWork:
@@ -256,22 +260,40 @@ class JobHistory:
         landed = self._append(events)
         if work is None:
             return SameWork()
-        begun = f"(kind = 'created' AND payload LIKE {quoted(f'%{_work_text(work)}%')})"
-        ended = " OR ".join(
-            f"payload LIKE {quoted(f'%{_status_text(status)}%')}"
-            for status in JobStatus
-            if status.is_final
-        )
-        condition = f"{begun} OR (kind = 'status' AND ({ended}))"
-        found = landed.to_table(columns=["job_id", "kind"], filter=condition).to_pylist()
         own = {event.job_id for event in events}
-        same = {row["job_id"]: None for row in found if row["kind"] == "created"}
-        over = {row["job_id"] for row in found if row["kind"] == "status"}
-        before = [job_id for job_id in same if job_id not in own]
+        same: dict[str, None] = {}
+        over: set[str] = set()
+        for found in self._landmarks_in(landed):
+            if found.work == work and found.job_id not in own:
+                same[found.job_id] = None
+            elif found.work is None:
+                over.add(found.job_id)
         return SameWork(
-            unfinished=tuple(job_id for job_id in before if job_id not in over),
-            finished=frozenset(job_id for job_id in before if job_id in over),
+            unfinished=tuple(job_id for job_id in same if job_id not in over),
+            finished=frozenset(job_id for job_id in same if job_id in over),
         )
+
+    def _landmarks_in(self, landed: lance.LanceDataset) -> Iterator[_Landmark]:
+        """The beginnings and ends of jobs in the table; only files that are new here are read."""
+        fragments, known = by_file(landed), self._landmarks
+        new = {f.fragment_id: file for file, f in fragments.items() if file not in known}
+        if new:
+            scanner = landed.scanner(
+                columns=["job_id", "at", "kind", "payload"],
+                filter=_LANDMARKS,
+                fragments=[fragments[file] for file in new.values()],
+                with_row_address=True,
+            )
+            rows = scanner.to_table()
+            read: dict[str, list[_Landmark]] = {file: [] for file in new.values()}
+            addresses = rows["_rowaddr"].to_pylist()
+            for address, event in zip(addresses, read_events(rows), strict=True):
+                read[new[address >> 32]].extend(_landmark(event))
+            known = known | {file: tuple(found) for file, found in read.items()}
+        # What a compaction has replaced is forgotten.
+        self._landmarks = known = {file: known[file] for file in fragments}
+        for found in known.values():
+            yield from found
 
     def list(
         self, table_name: str | None = None, status: JobStatus | str | None = None
@@ -414,12 +436,30 @@ def plain_id(job_id: object) -> str:
 # -------------------------------------------------------------------------------- on disk
 
 
-def _work_text(work: str) -> str:
-    return f'"work": {json.dumps(work)}'
+@dataclass(frozen=True, slots=True)
+class _Landmark:
+    """The beginning or the end of a job."""
+
+    job_id: str
+    work: str | None = None
+    """What it does, where it begins; None: it ends."""
 
 
-def _status_text(status: JobStatus) -> str:
-    return f'"status": {json.dumps(status.value)}'
+def _landmark(event: JobEvent) -> Iterator[_Landmark]:
+    work = event.payload.get("work")
+    if event.kind == "created" and isinstance(work, str):
+        yield _Landmark(event.job_id, work)
+    elif event.kind == "status" and event.payload.get("status") in _FINAL:
+        yield _Landmark(event.job_id)
+
+
+def _status_text(status: str) -> str:
+    return f'"status": {json.dumps(status)}'
+
+
+_ENDS = " OR ".join(f"payload LIKE {quoted(f'%{_status_text(status)}%')}" for status in _FINAL)
+_LANDMARKS = f"kind = 'created' OR (kind = 'status' AND ({_ENDS}))"
+"""The rows that may be beginnings or ends."""
 
 
 def _rows(events: Sequence[JobEvent]) -> pa.Table:
