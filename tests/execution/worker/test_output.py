@@ -109,12 +109,15 @@ def test_somebody_tidies_up_meanwhile(own_folder: Path):
 
 def killed_worker(folder: Path, job: str, task: str, waits: str = "") -> None:
     script = f"""
-        import os, signal, tempfile, time
+        import os, pathlib, signal, tempfile, time
+        def is_seen():
+            notes = pathlib.Path(tempfile.tempdir).rglob("*.seen")
+            return any(note.read_text() not in ("", "0") for note in notes)
         tempfile.tempdir = {str(folder)!r}
         from geneva.execution.worker.output import captured
         with captured({job!r}, {task!r}) as output:
             print("before the end", flush=True)
-            while {bool(waits)} and not output._handed_over:
+            while {bool(waits)} and not is_seen():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         """

@@ -30,6 +30,7 @@ from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.event_loop import event_loop
 from geneva.execution.apply.failures import CellFailure, describe_failure, raise_failed
 from geneva.execution.apply.limits import Limiter, TaskUsage
+from geneva.execution.apply.output import may_forbid_null
 from geneva.execution.apply.preparing import PrepareDied, close_prepare_pool, prepare_pool
 from geneva.execution.apply.steps import USER_FAILURES
 from geneva.execution.apply.timeouts import (
@@ -73,6 +74,8 @@ class Applier:
         self._call_cost = CallCost(once_per_row=once_per_row, timeout=udf.timeout)
         # Calls of an async function overlap: what a batch takes is a matter of its rows alone.
         self.cost = CallCost(once_per_row=True) if self.is_async else self._call_cost
+        is_optional = output.nullable and udf.nullable and not udf.unpacks
+        self._checks_nulls = not is_optional or may_forbid_null(output.type)
         self._own_usage = TaskUsage()
         self._is_warm = False
         with_pool = self.threads > 1 and not self.is_async
@@ -167,6 +170,7 @@ class Applier:
             threads,
             queries=self._queries,
             fields=self._fields,
+            checks_nulls=self._checks_nulls,
         )
 
     def ahead(

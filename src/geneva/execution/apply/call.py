@@ -67,6 +67,8 @@ class BatchCall:
     """The first call on the whole batch, where its inputs were prepared before."""
     queries: Queries | None = None
     """Of a table function: makes the queries that it is called with."""
+    checks_nulls: bool = True
+    """Whether there may be a NULL that is declared not to be."""
 
     def row_values(self) -> list[list[Any]]:
         """What a function that is called once per row gets, column by column."""
@@ -105,6 +107,8 @@ class BatchCall:
 
     def check_nulls(self, array: pa.Array, first_row: int = 0) -> None:
         """Refuse NULL where none is declared; rows that were skipped may be."""
+        if not self.checks_nulls:
+            return
         may_be_null = self.output.nullable and self.udf.nullable
         if not may_be_null and array.null_count:
             rows = (i + first_row for i, null in enumerate(array.is_null().to_pylist()) if null)

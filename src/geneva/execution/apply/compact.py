@@ -6,6 +6,8 @@ those of the whole, and some of Arrow's own kernels make garbage of strings that
 
 from __future__ import annotations
 
+from weakref import WeakValueDictionary
+
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -18,13 +20,20 @@ def compact(array: pa.Array) -> pa.Array:
     return array if is_compact(array) else pa.concat_arrays([array, array[:0]])
 
 
+_KNOWN: WeakValueDictionary[int, pa.RecordBatch] = WeakValueDictionary()
+"""Batches that are compact, by their ids: the reader looks ahead, so that a call need not."""
+
+
 def compact_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The same for all columns of a batch."""
+    if _KNOWN.get(id(batch)) is batch:
+        return batch
     columns = batch.columns
     copied = [compact(column) for column in columns]
-    if all(new is old for new, old in zip(copied, columns, strict=True)):
-        return batch
-    return pa.RecordBatch.from_arrays(copied, schema=batch.schema)
+    if not all(new is old for new, old in zip(copied, columns, strict=True)):
+        batch = pa.RecordBatch.from_arrays(copied, schema=batch.schema)
+    _KNOWN[id(batch)] = batch
+    return batch
 
 
 def is_compact(array: pa.Array) -> bool:

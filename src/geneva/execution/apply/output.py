@@ -44,6 +44,12 @@ def forbidden_null(array: pa.Array, field: pa.Field) -> str | None:
     return next((f"{field.name}.{path}" for path in inner if path is not None), None)
 
 
+def may_forbid_null(kind: pa.DataType) -> bool:
+    """Whether a type has a field or items, at any depth, that are declared not null."""
+    inner = [kind.field(i) for i in range(kind.num_fields)]
+    return any(not field.nullable or may_forbid_null(field.type) for field in inner)
+
+
 Refuse = Callable[[int | None, str], NoReturn]
 
 
@@ -127,7 +133,8 @@ def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: i
     An array of a type is taken when the column holds all values of that type. Python objects, also
     in numpy arrays and pandas Series, are looked at one by one.
     """
-    values = _python_values(result)
+    is_array = isinstance(result, (pa.Array, pa.ChunkedArray))
+    values = None if is_array else _python_values(result)
     if values is not None:
         return values_to_array(values, kind, refuse, first_row)
     try:
@@ -140,7 +147,7 @@ def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: i
             f"returned a {type(result).__name__}: {repr_text(result)}; a batch UDF returns one "
             f"value per row, as a pa.Array, numpy array, list or pandas Series",
         )
-    if not holds(_storage(kind), _storage(array.type)):
+    if array.type != kind and not holds(_storage(kind), _storage(array.type)):
         refuse(
             None,
             f"returned an array of {array.type}, which the column can't hold without loss; "
