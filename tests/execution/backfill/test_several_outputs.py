@@ -656,6 +656,7 @@ class TestElsewhere:
     ) -> None:
         table = make_table(local_db, (4, 4))
         table.add_columns(sizes(calls))
+        calls.clear()
         dropped: list[str] = []
 
         def publish(*commit: Any) -> CommitOutcome:
@@ -669,6 +670,7 @@ class TestElsewhere:
             table.backfill("h")
         assert table.schema.names == ["id", "h"]
         assert by_id(table, "h") == {i: 2 * i + 1000 for i in (*range(8), 20)}
+        assert calls.taken() == [*range(8), 20], "what was computed for both is taken over for one"
         dropped.clear()
         table.add_columns(sizes(calls))
         with publishing(local_db, publish), pytest.raises(ColumnChangedError, match="'w'"):

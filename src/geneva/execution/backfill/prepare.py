@@ -41,7 +41,7 @@ from geneva.planning.notes import (
 from geneva.planning.ranges import disjoint
 from geneva.planning.sizing import Part
 from geneva.storage.checkpoints.reuse import Reuse, reuse_within
-from geneva.storage.checkpoints.store import without_where
+from geneva.storage.checkpoints.store import work_of
 from geneva.storage.columns.definitions import computation_of, with_present_inputs
 from geneva.storage.columns.staged_files import StagedFile
 from geneva.storage.columns.validity import adoption_signature, output_file, signature_of
@@ -315,17 +315,15 @@ def _right_already(scope: Scope, survey: Survey, needed: Sequence[FragmentPlan])
     return fragments, rows
 
 
-def useful_prefixes(
-    snapshot: TableSnapshot, definitions: Iterable[ColumnDefinition]
-) -> frozenset[str]:
-    """The checkpoint prefixes, without their where part, that backfills may look for now."""
+def useful_work(snapshot: TableSnapshot, definitions: Iterable[ColumnDefinition]) -> frozenset[str]:
+    """What backfills may look for now: the prefixes of checkpoints without names and clauses."""
     request = BackfillRequest()
     # Columns that one call fills together have one.
     each = {definition.computation_id: definition for definition in definitions}
     present = (with_present_inputs(definition, snapshot.fields) for definition in each.values())
     computations = [computation_of(snapshot, definition) for definition in present]
     return frozenset(
-        without_where(work_identity(computation, request, snapshot.ref, fragment).prefix())
+        work_of(work_identity(computation, request, snapshot.ref, fragment).prefix())
         for computation in computations
         for fragment in snapshot.fragments
     )

@@ -37,8 +37,9 @@ from geneva.model.computation import StagedKeys
 from geneva.model.tables import OnMissing, TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.render.text import agree, count
-from geneva.storage.checkpoints.cleanup import drop_column_leftovers, is_idle
+from geneva.storage.checkpoints.cleanup import drop_leftovers, is_idle
 from geneva.storage.checkpoints.pins import pinned
+from geneva.storage.checkpoints.store import is_of_column
 from geneva.storage.lance.dataset import Dataset, open_dataset, open_pinned
 from geneva.storage.lance.transactions import files_of_jobs
 from geneva.storage.loads.lookup import open_lookup
@@ -255,7 +256,7 @@ class LoadWork:
 
     def tidy(self) -> None:
         """Drop what this load and others before it have staged, unless another one runs."""
-        drop_column_leftovers(self.ref, self.column, set())
+        drop_leftovers(self.ref, partial(is_of_column, column=self.column), set())
         open_folder(self.ref, self.request.version).delete()
         delete_loads(self.ref, partial(is_idle, self.ref))
 
