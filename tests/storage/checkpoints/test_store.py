@@ -358,6 +358,13 @@ class TestDamage:
     def test_foreign_files(self, data: bytes, tmp_path: Path) -> None:
         assert self.damaged(tmp_path / "d", data) is None
 
+    def test_json_reads_as_it_was_written(self, tmp_path: Path) -> None:
+        store = LanceCheckpointStore(str(tmp_path))
+        values = pa.array(['{"a":  1}', None], pa.json_())
+        written = pa.record_batch([values, pa.array([0, 1])], ["x", "_rowaddr"])
+        store["udf-k_frag-0_range-0-2"] = written
+        assert store["udf-k_frag-0_range-0-2"].equals(written)
+
     def test_a_file_under_another_name_is_not_believed(self, tmp_path: Path) -> None:
         store = LanceCheckpointStore(str(tmp_path))
         store["udf-a"] = batch(1)

@@ -201,17 +201,19 @@ class LoadWork:
         subject = LoadSubject.of(self.ref, self.request, keys)
         planned = prepare(subject, self._backfill(), make_runner=self.make_runner)
         unchanged = recorded_unchanged(planned)
-        unchanged |= unchanged_fragments(planned.without(unchanged), job, control.job_id)
+        compared = unchanged_fragments(planned.without(unchanged), job, control.job_id)
+        unchanged, unmatched = unchanged.union(compared), sum(compared.values())
         if self.request.source.can_be_known_again:
             record_unchanged(planned, unchanged)
         spent = time.monotonic() - started
         prepared = replace(planned, request=self._backfill(spent)).without(unchanged)
         if prepared.plan.is_empty:
-            return JobProgress(total=0, seconds=spent)
+            return JobProgress(total=0, seconds=spent, unmatched_rows=unmatched)
         progress = run_backfill(prepared, control)
         return replace(
             progress,
             loaded_rows=progress.committed - progress.unmatched_rows,
+            unmatched_rows=progress.unmatched_rows + unmatched,
             seconds=progress.seconds + spent,
         )
 

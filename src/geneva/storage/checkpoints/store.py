@@ -32,6 +32,7 @@ _MARK_LENGTH = 12
 _DELETES_AT_ONCE = 16
 _KEY_METADATA = "geneva.checkpoint.key"
 _CHECKSUM_METADATA = "geneva.checkpoint.crc32"
+_JSON_METADATA = "geneva.checkpoint.json"
 _SEPARATOR = re.compile(r"_(?=(?:ver|col|where|uri|srcfiles|frag|range)-)")
 """Where a part of a key begins."""
 _TAIL = re.compile(
@@ -134,12 +135,13 @@ class LanceCheckpointStore(CheckpointStore):
 
     def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
         """Write the file; the name appears when it is complete."""
-        writer = self._session.open_writer(_file_name(key), schema=value.schema)
+        written = _without_json(value)
+        writer = self._session.open_writer(_file_name(key), schema=written.schema)
         # Never `with`: leaving the block by an exception would publish a truncated file.
         writer.add_schema_metadata(_KEY_METADATA, key)
         writer.add_schema_metadata(_CHECKSUM_METADATA, str(checksum(value)))
-        columns = [writable(column) for column in value.columns]
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=value.schema))
+        columns = [writable(column) for column in written.columns]
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=written.schema))
         writer.close()
 
     def __getitem__(self, key: str) -> pa.RecordBatch:
@@ -159,7 +161,7 @@ class LanceCheckpointStore(CheckpointStore):
             if type(error).__name__ != "PanicException":
                 raise
             raise KeyError(key) from error
-        batch = single_batch(table)
+        batch = _with_json(single_batch(table))
         if _metadata_text(metadata, _CHECKSUM_METADATA) != str(checksum(batch)):
             raise KeyError(key)
         return batch
@@ -190,6 +192,25 @@ class LanceCheckpointStore(CheckpointStore):
         """The keys of all files, sorted."""
         keys = (_key_of(path) for path in self._session.list())
         return sorted(key for key in keys if key is not None and key.startswith(prefix or ""))
+
+
+def _without_json(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """JSON columns as their texts: Lance would write them in a form of its own, and read that."""
+    for place, column in enumerate(batch.schema):
+        if isinstance(column.type, pa.JsonType):
+            texts = column.with_type(column.type.storage_type).with_metadata({_JSON_METADATA: ""})
+            batch = batch.set_column(place, texts, batch.column(place).storage)
+    return batch
+
+
+def _with_json(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """What `_without_json` was given."""
+    for place, column in enumerate(batch.schema):
+        if _JSON_METADATA.encode() in (column.metadata or {}):
+            kind = pa.json_(column.type)
+            values = pa.ExtensionArray.from_storage(kind, batch.column(place))
+            batch = batch.set_column(place, pa.field(column.name, kind), values)
+    return batch
 
 
 def _file_name(key: str) -> str:
