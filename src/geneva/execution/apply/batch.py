@@ -31,7 +31,7 @@ from geneva.execution.apply.event_loop import event_loop
 from geneva.execution.apply.failures import CellFailure, describe_failure, raise_failed
 from geneva.execution.apply.limits import Limiter, TaskUsage
 from geneva.execution.apply.preparing import PrepareDied, close_prepare_pool, prepare_pool
-from geneva.execution.apply.steps import USER_FAILURES
+from geneva.execution.apply.steps import failure_of
 from geneva.execution.apply.timeouts import (
     Guard,
     end_process,
@@ -268,8 +268,9 @@ class Applier:
             if self.is_async:
                 return event_loop().run(self.udf.func.live_async())
             return self.udf.func.live()
-        except USER_FAILURES as error:
-            raise_failed(self.udf, self.output, error, None, batch, doing="could not be set up")
+        except BaseException as error:  # noqa: BLE001  raised on where it is no failure
+            failed = failure_of(error)
+            raise_failed(self.udf, self.output, failed, None, batch, doing="could not be set up")
 
 
 def _unknown_row() -> None:
