@@ -317,8 +317,8 @@ class Round:
     def _record_errors(self, failed: Iterable[tuple[int, RowFailure]]) -> None:
         if not Limits.from_json(self._prepared.computation.error_policy).store_errors:
             return
-        uri, plan = self._prepared.ref.uri, self._prepared.plan
-        if records := error_records(self._control.job_id, uri, plan, failed):
+        own, job_id = self._prepared, self._control.job_id
+        if records := error_records(job_id, own.ref.uri, own.computation, own.plan, failed):
             self._control.record_errors(records)
 
     def _check_failed(self) -> None:
