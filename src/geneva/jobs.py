@@ -390,7 +390,7 @@ class Job:
                 is_running=self._is_running,
                 record_errors=self._record_errors,
                 record_output=output.record,
-                hide=output.redacted,
+                hidden=services.hidden,
                 permit=self._services.permit,
                 behind=self._do_behind,
             )

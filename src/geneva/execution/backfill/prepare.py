@@ -18,7 +18,7 @@ from geneva.execution.runner import Runner
 from geneva.execution.worker.task import ColumnWork, FileWork, PartWork
 from geneva.model.computation import Computation, Permit
 from geneva.model.rows import RowRange
-from geneva.model.tables import ColumnDefinition, Sizes, TableRef
+from geneva.model.tables import ColumnDefinition, Secrets, Sizes, TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.planning.backfill import (
     Action,
@@ -94,7 +94,13 @@ class PreparedBackfill:
             make_runner=self.make_runner,
         )
 
-    def column_work(self, job_id: str, permit: Permit | None, shared_uri: str = "") -> ColumnWork:
+    def column_work(
+        self,
+        job_id: str,
+        permit: Permit | None,
+        shared_uri: str = "",
+        hidden: tuple[Secrets, ...] = (),
+    ) -> ColumnWork:
         """What every task of the job shares."""
         computation, request = self.computation, self.request
         limits = Limits.from_json(computation.error_policy)
@@ -110,6 +116,7 @@ class PreparedBackfill:
             max_cost=request.options.max_cost,
             max_failed=limits.max_failed(self.plan.rows_to_compute),
             permit=permit,
+            hidden=hidden,
         )
 
     def without(self, fragment_ids: Collection[int]) -> PreparedBackfill:

@@ -80,7 +80,8 @@ class Round:
         self._ledger, self._committer = state.ledger, state.committer
         self._plans = {plan.fragment_id: plan for plan in prepared.plan.fragments}
         permit = control.permit(prepared.ref, prepared.computation)
-        self._work = prepared.column_work(control.job_id, permit, control.shared_uri)
+        shared = control.shared_uri
+        self._work = prepared.column_work(control.job_id, permit, shared, control.hidden)
         self._tasks = TaskQueue(prepared, self._work, one_by_one=in_haste)
         self._dispatcher = Dispatcher(prepared, self._tasks, state.ledger, state.job_runner)
         self._polled, self._poll_cost = time.monotonic(), 0.0
@@ -242,7 +243,6 @@ class Round:
 
     def _book(self, report: TaskReport) -> None:
         """Book what a task did; raise what ends the job."""
-        report = report.without_secrets(self._control.hide)
         self._ledger.reported(report)
         for result in report.results:
             self._unmatched[result.fragment_id] += result.rows_unmatched
