@@ -17,7 +17,7 @@ from geneva.errors import (
     TypeMismatchError,
     UserInputError,
 )
-from geneva.execution.backfill.prepare import useful_work
+from geneva.execution.backfill.prepare import useful_checkpoints
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.model.computation import RECEIPT_PREFIX, MakePermit, receipt_name
 from geneva.model.tables import ColumnDefinition, TableRef
@@ -32,7 +32,7 @@ from geneva.storage.checkpoints.cleanup import (
     remove_leftovers,
 )
 from geneva.storage.checkpoints.pins import release_dead_tags
-from geneva.storage.checkpoints.store import is_of_column, work_of
+from geneva.storage.checkpoints.store import is_of_column
 from geneva.storage.columns.definitions import (
     FunctionSource,
     columns_of,
@@ -635,13 +635,12 @@ def cleanup(
     forget_attempts(ref)
     definitions = read_definitions(dataset.schema)
     own = [d for d in definitions.values() if not reads_source(d.arrow_field)]
-    useful = useful_work(read_snapshot(dataset, ref), own)
+    useful = useful_checkpoints(dataset, read_snapshot(dataset, ref), own)
     return remove_leftovers(
         ref,
         dataset,
         lambda key: (
-            work_of(key.prefix) in useful
-            or any(is_of_column(key.prefix, column) for column in refreshed)
+            useful(key.prefix) or any(is_of_column(key.prefix, column) for column in refreshed)
         ),
         older_than,
     )

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,7 +86,10 @@ class History:
 
     def steps(self, count: int) -> None:
         ends = [self.raises, self.raises, self.refused, self.refused, self.cancelled]
-        changes = [self.drop, self.rename, self.rename, self.compact, self.append, self.update]
+        changes = [
+            *(self.drop, self.rename, self.rename, self.compact, self.append, self.update),
+            self.clean_up,
+        ]
         anew = [self.add_again, self.alter]
         for _ in range(count):
             for act in (self.random.choice(ends), self.random.choice(changes)):
@@ -187,6 +191,10 @@ class History:
 
     def compact(self) -> None:
         self.table.compact_files()
+
+    def clean_up(self) -> None:
+        """What a plan can use stays."""
+        self.table.cleanup_checkpoints(timedelta(0))
 
     def append(self) -> None:
         new = {max(self.xs) + 1, max(self.xs) + 2}

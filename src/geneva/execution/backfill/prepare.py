@@ -41,10 +41,15 @@ from geneva.planning.notes import (
 from geneva.planning.ranges import disjoint
 from geneva.planning.sizing import Part
 from geneva.storage.checkpoints.reuse import Reuse, reuse_within
-from geneva.storage.checkpoints.store import work_of
+from geneva.storage.checkpoints.store import is_of_computation, work_of
 from geneva.storage.columns.definitions import computation_of, with_present_inputs
 from geneva.storage.columns.staged_files import StagedFile
-from geneva.storage.columns.validity import adoption_signature, output_file, signature_of
+from geneva.storage.columns.validity import (
+    adoption_signature,
+    output_file,
+    readers_of,
+    signature_of,
+)
 from geneva.storage.lance.dataset import (
     Dataset,
     FragmentFacts,
@@ -322,15 +327,37 @@ def _right_already(scope: Scope, survey: Survey, needed: Sequence[FragmentPlan])
     return fragments, rows
 
 
-def useful_work(snapshot: TableSnapshot, definitions: Iterable[ColumnDefinition]) -> frozenset[str]:
-    """What backfills may look for now: the prefixes of checkpoints without names and clauses."""
+def useful_checkpoints(
+    dataset: Dataset, snapshot: TableSnapshot, definitions: Iterable[ColumnDefinition]
+) -> Callable[[str], bool]:
+    """Which checkpoints backfills may take over now, by their prefix. No data is read.
+
+    Those of the very work that is left; and where a column is not known to be right everywhere, all
+    of its function's: its rows look results up by their receipts.
+    """
     request = BackfillRequest()
     # Columns that one call fills together have one.
     each = {definition.computation_id: definition for definition in definitions}
     present = (with_present_inputs(definition, snapshot.fields) for definition in each.values())
     computations = [computation_of(snapshot, definition) for definition in present]
-    return frozenset(
+    work = frozenset(
         work_of(work_identity(computation, request, snapshot.ref, fragment).prefix())
         for computation in computations
         for fragment in snapshot.fragments
     )
+    unfinished = [c for c in computations if not _is_right(dataset, snapshot, c)]
+    return lambda prefix: (
+        work_of(prefix) in work
+        or any(
+            is_of_computation(prefix, computation.id, version)
+            for computation in unfinished
+            for version in (computation.version, *computation.kept_versions)
+        )
+    )
+
+
+def _is_right(dataset: Dataset, snapshot: TableSnapshot, computation: Computation) -> bool:
+    """Whether the files alone show that all values are right."""
+    readers = readers_of(dataset, snapshot, computation)
+    filled = [fragment for fragment in snapshot.fragments if fragment.live_rows]
+    return all(reader.by_files(f).right.is_full for reader in readers for f in filled)
