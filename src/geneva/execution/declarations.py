@@ -106,8 +106,8 @@ def add_udf_columns(
             _check_new_column(ref, dataset, name, field, new.udf)
             refuse_two_of_a_name(added, name)
             added.add(name)
-        inputs = inputs_of(new.udf, new.input_columns, schema, new.names)
-        resolved.append((new, inputs, known))
+        inputs = inputs_of(new.udf, new.input_columns, schema, new.names) if known is None else ()
+        resolved.append((new, known.inputs if known is not None else inputs, known))
     _refuse_cycles(
         ref, dataset, {name: inputs for new, inputs, _ in resolved for name in new.names}
     )
@@ -145,6 +145,8 @@ def _known_group(
     same = [known for known in groups if known.udf_version == new.udf.version]
     if not same:
         return None
+    if new.input_columns is None and new.udf.input_columns is None:
+        return same[0]  # of all columns that there were: which ones is written down
     inputs = inputs_of(new.udf, new.input_columns, schema, new.names)
     return next((known for known in same if known.inputs == inputs), None)
 

@@ -278,8 +278,8 @@ class LoadSubject:
         missing = [n for n in (self.key, *self.columns) if n not in snapshot.field_ids]
         if missing:
             raise ColumnChangedError(
-                f"Column {missing[0]!r} of table {self.ref.name!r} was dropped while columns were "
-                "being loaded. Look at the table, then load them again."
+                f"Column {missing[0]!r} of table {self.ref.name!r} was dropped or renamed while "
+                "columns were being loaded. Look at the table, then load them again."
             )
         outputs = tuple(bound_output(snapshot, name) for name in self.columns)
         identity = ["load_columns", *((output.name, output.field_ids) for output in outputs)]

@@ -336,7 +336,7 @@ def _verify_loaded(schema: pa.Schema, ref: TableRef, planned: Computation) -> No
     for output in planned.outputs:
         there = has_column(schema, output.name)
         if not there or value_type(schema.field(output.name).type) != output.type:
-            what = "changed its type" if there else "was dropped"
+            what = "changed its type" if there else "was dropped or renamed"
         elif read_definition(schema, output.name) is not None:
             what = "became a computed column"
         else:
