@@ -22,8 +22,19 @@ from geneva.errors import (
     UDFExecutionError,
 )
 from geneva.execution.runner import InProcessRunner
+from geneva.storage.checkpoints.store import errors_of
 from geneva.storage.jobs.events import JobHistory
-from support import Calls, by_id, column, connect, counted, make_table, publishing, tripled
+from support import (
+    Calls,
+    by_id,
+    checkpoint_store,
+    column,
+    connect,
+    counted,
+    make_table,
+    publishing,
+    tripled,
+)
 
 
 def slowly(id: int) -> int:
@@ -264,3 +275,26 @@ def test_keys_in_errors_of_functions_are_hidden(tmp_path: Path) -> None:
     files = [path.read_bytes() for path in (place / "_geneva").rglob("*") if path.is_file()]
     assert len(files) > 3
     assert not any(b"s3cr3tvalue" in content for content in files)
+
+
+def test_keys_in_errors_are_hidden_before_anything_is_stored(tmp_path: Path) -> None:
+    """In checkpoints as well, which may stay for long where a job was not ended well."""
+    db = geneva.connect(tmp_path / "db", runner=InProcessRunner, env={"KEY": "s3cr3tvalue"})
+    table = make_table(db, [3])
+
+    def call(id: int) -> int:
+        raise ValueError("GET https://example.org/?key=s3cr3tvalue")
+
+    def refuse(*_: Any) -> Any:
+        raise OSError("the store is away")
+
+    table.add_columns({"a": udf(call, data_type=pa.int64(), on_error=skip_on_error())})
+    with publishing(db, refuse), pytest.raises(OSError, match="the store is away"):
+        table.backfill("a", checkpoint_size=1)
+    store = checkpoint_store(table)
+    texts = [t for key in store.list_keys() for t in errors_of(store[key]).values()]
+    assert len(texts) == 3
+    assert all("key=***" in text and "s3cr3t" not in text for text in texts)
+    found = table.get_errors()
+    assert len(found) == 3
+    assert all(record.message.endswith("key=***") for record in found)

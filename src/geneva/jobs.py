@@ -154,15 +154,15 @@ class JobResult(str):
         followed = f" after job {', '.join(self.followed)}, which did the same" * bool(
             self.followed
         )
+        unmatched = self.progress.unmatched_rows
+        missing = f", {unmatched:,} not in the source" * bool(unmatched)
         if not self.progress.total and not self.rows_committed:
             leaving = self.progress.rows_leaving
             gone = f"{count(leaving, 'source row')} gone, " * bool(leaving)
-            return f"{gone}nothing to {'compute' if gone else 'do'}{followed}"
-        if self.progress.loaded_rows or self.progress.unmatched_rows:
-            missing = f", {self.progress.unmatched_rows:,} not in the source"
+            return f"{gone}nothing to {'compute' if gone else 'do'}{missing}{followed}"
+        if self.progress.loaded_rows or unmatched:
             return (
-                f"{count(self.progress.loaded_rows, 'row')} loaded"
-                f"{missing * bool(self.progress.unmatched_rows)} in "
+                f"{count(self.progress.loaded_rows, 'row')} loaded{missing} in "
                 f"{self.progress.seconds:.1f} s{followed}"
             )
         reused = f", {self.rows_reused:,} reused" * bool(self.rows_reused)
@@ -390,7 +390,7 @@ class Job:
                 is_running=self._is_running,
                 record_errors=self._record_errors,
                 record_output=output.record,
-                hide=output.redacted,
+                hidden=services.hidden,
                 permit=self._services.permit,
                 behind=self._do_behind,
             )

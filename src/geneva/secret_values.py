@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from geneva.errors import UserInputError
@@ -63,6 +63,13 @@ class Secrets(Mapping[str, str]):
     def plain(self) -> dict[str, str] | None:
         """The options as the storage libraries want them; None when there are none."""
         return dict(self._options) or None
+
+
+def redacted(text: str, hidden: Iterable[Secrets]) -> str:
+    """A text without the values of several mappings."""
+    for secrets in hidden:
+        text = secrets.redact(text)
+    return text
 
 
 def _mapping(what: str, given: Any) -> Mapping[Any, Any]:

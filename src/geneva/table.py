@@ -551,7 +551,8 @@ class Table(TableMethods):
                 computed column.
             n: How many rows; of a table function, how many partitions: those of the first rows,
                 with all rows that they have.
-            where: SQL condition on the rows to try.
+            where: SQL condition on the rows to try. A table function sees no others, and the
+                estimate is for these.
         """
         from geneva.execution.preview import partition_trial, run_preview
 

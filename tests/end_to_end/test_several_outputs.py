@@ -64,6 +64,21 @@ def test_a_killed_worker_is_replaced(tmp_path: Path, calls: Calls) -> None:
     assert all(len(f.metadata.files) == 2 for f in dataset.get_fragments())
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_sibling_is_dropped_while_workers_compute(tmp_path: Path, calls: Calls) -> None:
+    table = make_table(connect(tmp_path / "db", None), (30, 30))
+    table.add_columns(sizes(calls, seconds=0.02))
+    job = table.backfill_async("h", checkpoint_size=5)
+    while calls.count < 10:
+        assert not job.done()
+        time.sleep(0.02)
+    table.drop_columns("w")
+    job.result()
+    assert calls.taken() == list(range(60)), "what was computed for both is taken over for one"
+    assert table.to_arrow().sort_by("id")["h"].to_pylist() == [2 * i + 1_000 for i in range(60)]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_driver(tmp_path: Path, calls: Calls) -> None:

@@ -177,6 +177,9 @@ def test_a_table_function_is_called_for_the_first_partitions(local_db: Connectio
     some = gathered.test(table, 2, where="id > 12")
     assert some.values.to_pylist() == [[{"ids": [13]}], [{"ids": [14]}]]
     assert calls.taken() == [0, 6]
+    assert "the table " in str(shown)
+    assert "rows with id > 12 " in str(some), "the estimate is for what the function would see"
+    assert "the table " not in str(some)
     assert table.preview(gathered, where="id < 0").values.to_pylist() == []
     assert (calls.count, local_db.list_jobs(), local_db.table_names()) == (0, [], ["shops"])
 

@@ -197,3 +197,24 @@ def test_wrong_declarations_say_what_is_wrong(declare: Callable[[], Any], messag
 
 def len_of(body: str) -> int:
     return len(body)
+
+
+def test_batches_are_record_batches() -> None:
+    schema = pa.schema([("text", pa.string())])
+
+    def array(text: pa.Array) -> pa.RecordBatch:
+        raise AssertionError
+
+    def two(text: pa.RecordBatch, other: pa.RecordBatch) -> pa.RecordBatch:
+        raise AssertionError
+
+    for function in (array, two):
+        with pytest.raises(
+            InvalidUDFError, match=r"batch=True it is called with one pa\.RecordBatch"
+        ):
+            chunker(function, batch=True, output_schema=schema)
+
+    def plain(batch, more=None):  # type: ignore[no-untyped-def]
+        raise AssertionError
+
+    assert chunker(plain, batch=True, output_schema=schema).batch

@@ -17,7 +17,7 @@ from geneva.errors import (
     TypeMismatchError,
     UserInputError,
 )
-from geneva.execution.backfill.prepare import useful_prefixes
+from geneva.execution.backfill.prepare import useful_checkpoints
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.model.computation import RECEIPT_PREFIX, MakePermit, receipt_name
 from geneva.model.tables import ColumnDefinition, TableRef
@@ -32,7 +32,7 @@ from geneva.storage.checkpoints.cleanup import (
     remove_leftovers,
 )
 from geneva.storage.checkpoints.pins import release_dead_tags
-from geneva.storage.checkpoints.store import is_of_column, without_where
+from geneva.storage.checkpoints.store import is_of_column
 from geneva.storage.columns.definitions import (
     FunctionSource,
     columns_of,
@@ -106,8 +106,8 @@ def add_udf_columns(
             _check_new_column(ref, dataset, name, field, new.udf)
             refuse_two_of_a_name(added, name)
             added.add(name)
-        inputs = inputs_of(new.udf, new.input_columns, schema, new.names)
-        resolved.append((new, inputs, known))
+        inputs = inputs_of(new.udf, new.input_columns, schema, new.names) if known is None else ()
+        resolved.append((new, known.inputs if known is not None else inputs, known))
     _refuse_cycles(
         ref, dataset, {name: inputs for new, inputs, _ in resolved for name in new.names}
     )
@@ -145,6 +145,8 @@ def _known_group(
     same = [known for known in groups if known.udf_version == new.udf.version]
     if not same:
         return None
+    if new.input_columns is None and new.udf.input_columns is None:
+        return same[0]  # of all columns that there were: which ones is written down
     inputs = inputs_of(new.udf, new.input_columns, schema, new.names)
     return next((known for known in same if known.inputs == inputs), None)
 
@@ -635,13 +637,12 @@ def cleanup(
     forget_attempts(ref)
     definitions = read_definitions(dataset.schema)
     own = [d for d in definitions.values() if not reads_source(d.arrow_field)]
-    useful = useful_prefixes(read_snapshot(dataset, ref), own)
+    useful = useful_checkpoints(dataset, read_snapshot(dataset, ref), own)
     return remove_leftovers(
         ref,
         dataset,
         lambda key: (
-            without_where(key.prefix) in useful
-            or any(is_of_column(key.prefix, column) for column in refreshed)
+            useful(key.prefix) or any(is_of_column(key.prefix, column) for column in refreshed)
         ),
         older_than,
     )

@@ -69,9 +69,11 @@ class Preview:
     cost: float
     """What the function reported by `geneva.report_usage`."""
     estimate: Estimate | None
-    """For all rows of the table; None: no row was computed."""
+    """For all rows of the table, or what `whole` says; None: no row was computed."""
     unit: str = "row"
     """What a call is for: a row, or a partition."""
+    whole: str = "the table"
+    """What the estimate is for: a table function that was tried with a clause saw no other rows."""
 
     @property
     def ok(self) -> bool:
@@ -121,14 +123,14 @@ class Preview:
             if used and self.estimate is not None:
                 whole = used / rows * self.estimate.rows
                 facts.append(
-                    (name, f"{used / rows:,.6g} a {self.unit}, {whole:,.6g} for the table")
+                    (name, f"{used / rows:,.6g} a {self.unit}, {whole:,.6g} for {self.whole}")
                 )
         if self.failures:
             facts.append(("failed", f"{len(self.failures)} of {count(rows, self.unit)}"))
             told = dict.fromkeys(f"{f.exception_type}: {f.message}" for f in self.failures)
             facts += [("because", shorten(text, _MAX_REASON_CHARS)) for text in [*told][:3]]
         if self.estimate is not None:
-            facts.append(("the table", str(self.estimate)))
+            facts.append((self.whole, str(self.estimate)))
         return facts
 
     def _title(self) -> str:
@@ -185,6 +187,8 @@ class Trial:
     """What is shown of the inputs, where these are not."""
     queries: PartitionQueries | None = None
     """Makes what a table function is called with."""
+    whole: str = "the table"
+    """What there is in all."""
 
 
 def partition_trial(udtf: UDTF, query: ViewQuery, ref: TableRef, dataset: Dataset, n: int) -> Trial:
@@ -222,6 +226,7 @@ def partition_trial(udtf: UDTF, query: ViewQuery, ref: TableRef, dataset: Datase
         inputs=pa.record_batch({"partition": pa.array(names, pa.string()), "rows": lists}),
         total=total,
         unit="partition",
+        whole="the table" if query.where is None else f"rows with {query.where}",
         shown=common.append_column("rows", pa.array([len(own) for own in rows], pa.int64())),
         queries=PartitionQueries(PartitionRows(Source(ref, version, values)), uuid.uuid4().hex),
     )
@@ -290,6 +295,7 @@ def _tried(trial: Trial, table: str, slots: int) -> Preview:
         cost=usage.cost,
         estimate=Estimate(by, trial.total, slots, trial.unit) if has_estimate else None,
         unit=trial.unit,
+        whole=trial.whole,
     )
 
 

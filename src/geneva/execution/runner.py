@@ -22,6 +22,7 @@ import cloudpickle
 import pyarrow as pa
 
 from geneva.errors import JobCancelledError
+from geneva.execution.apply.pauses import JOB_ENDED, JobEnded
 from geneva.execution.worker.surroundings import Surroundings, enter_job
 from geneva.model.computation import Resources
 
@@ -116,7 +117,12 @@ class InProcessRunner:
     def _call(self, function: Callable[[T], str], item: T) -> str:
         if self._cancelled.is_set():
             raise JobCancelledError("The job was cancelled before this task started.")
-        report = function(item)
+        # Pauses between calls end with the job. The context is this call's own.
+        JOB_ENDED.set(self._cancelled)
+        try:
+            report = function(item)
+        except JobEnded:
+            raise JobCancelledError("The job was cancelled while this task waited.") from None
         if self._cancelled.is_set():
             # Spark throws away the answer of a killed task; so does its stand-in.
             raise JobCancelledError("The job was cancelled while this task ran.")

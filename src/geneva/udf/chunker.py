@@ -237,7 +237,9 @@ def chunker(
         called = _called_part(target)
         shown = name or name_of(called)
         arg_type = UDFArgType.RECORD_BATCH
-        if not batch:
+        if batch:
+            _check_takes_batch(shown, called)
+        else:
             arg_type, _ = call_shape(shown, called, input_columns)
         struct = declared_struct("Chunker", shown, output_schema, data_type) or _annotated(
             shown, called
@@ -308,6 +310,21 @@ def _annotated(name: str, called: Any) -> pa.StructType:
         f"Chunker '{name}': can't tell the columns of its rows, because {reason}. Pass them, for "
         f'example @chunker(output_schema=pa.schema([("text", pa.string())])).'
     )
+
+
+def _check_takes_batch(name: str, called: Any) -> None:
+    """Refuse a function with batch=True that says that it takes something else."""
+    annotations = annotations_of_call(called)
+    known = signature_of(called)
+    parameters = [*known.parameters.values()] if known is not None else []
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    others = [p for p in needed if annotations.get(p, Any) not in (Any, pa.RecordBatch)]
+    if len(needed) > 1 or others:
+        raise InvalidUDFError(
+            f"Chunker '{name}': with batch=True it is called with one pa.RecordBatch, and its "
+            f"parameters are {', '.join(needed)}. Say which columns the batch has with "
+            "input_columns=[...]."
+        )
 
 
 def _takes_batch(batch: pa.RecordBatch) -> Any:

@@ -362,11 +362,27 @@ def test_exit_and_cancellation_from_inside_are_failures():
             sys.exit(3)
         if id == 2:
             raise asyncio.CancelledError
+        if id == 4:
+            raise GeneratorExit
         return id
 
-    applied = run(udf(exits, on_error=skip_on_error()), 4)
-    assert [f.exception_type for f in applied.failures] == ["SystemExit", "RuntimeError"]
-    assert values(udf(exits, on_error=skip_on_error()), 4) == [0, None, None, 3]
+    applied = run(udf(exits, on_error=skip_on_error()), 5)
+    kinds = ["SystemExit", "RuntimeError", "RuntimeError"]
+    assert [f.exception_type for f in applied.failures] == kinds
+    assert values(udf(exits, on_error=skip_on_error()), 5) == [0, None, None, 3, None]
+
+
+def test_rows_in_messages_are_counted_as_in_those_of_plain_functions(local_db: Connection):
+    async def fails(id: int) -> int:
+        if id == 3:
+            raise ValueError("no")
+        return id
+
+    table = make_table(local_db, (4,))
+    table.add_columns({"y": udf(fails, batch_size=2)})
+    with pytest.raises(UDFExecutionError) as raised:
+        table.backfill("y")
+    assert "row 3 (of rows [2, 4)): UDF 'fails' failed on row 1 of the batch" in str(raised.value)
 
 
 def test_nothing_is_left_in_the_loop():

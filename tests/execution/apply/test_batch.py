@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime
 import decimal
@@ -23,7 +24,7 @@ from geneva.errors import UDFExecutionError, UDFOutputError
 from geneva.execution.apply.batch import Applier, CellFailure
 from geneva.execution.apply.row_values import python_values
 from geneva.udf.declare import UDF, udf
-from geneva.udf.policy import Retry
+from geneva.udf.policy import Retry, skip_on_error
 
 UTC = datetime.UTC
 
@@ -510,6 +511,26 @@ def test_exits_and_stops_are_failures_too(threads: int):
     for error in (SystemExit(3), StopIteration(), RuntimeError("x")):
         failure = failure_of(_raising(error), batch_of(0, 1, 2), threads)
         assert (failure.row, failure.exception_type) == (1, type(error).__name__)
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "error", [GeneratorExit("x"), asyncio.CancelledError("x"), Panic("x")], ids=repr
+)
+def test_whatever_else_it_raises_is_a_failure(error: BaseException, threads: int):
+    failure = failure_of(_raising(error), batch_of(0, 1, 2), threads)
+    assert (failure.row, failure.exception_type) == (1, "RuntimeError")
+    assert failure.message == f"the function raised {type(error).__name__}: x"
+
+    @udf(on_error=skip_on_error())
+    def skipped(x: int) -> int:
+        raise error
+
+    assert run(skipped, batch_of(0, 1), threads).null_count == 2
 
 
 @pytest.mark.parametrize("threads", [1, 2])

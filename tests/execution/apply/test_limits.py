@@ -21,7 +21,14 @@ import pytest
 import geneva
 from api_server import serving
 from geneva import RateLimit, Skip, udf
-from geneva.errors import BudgetExceededError, InvalidUDFError, UDFExecutionError, UserInputError
+from geneva.errors import (
+    BudgetExceededError,
+    InvalidUDFError,
+    JobCancelledError,
+    JobTimeoutError,
+    UDFExecutionError,
+    UserInputError,
+)
 from geneva.execution.apply.batch import Applier
 from geneva.execution.apply.limits import Limiter, LocalState, TaskUsage
 from geneva.execution.apply.throttling import is_throttled, retry_after
@@ -283,6 +290,32 @@ def test_a_service_that_refuses_forever_is_a_failure(local_db: Connection):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "async", "threads"])
+@pytest.mark.parametrize("end", ["cancel", "timeout"])
+def test_the_end_of_a_job_ends_its_pauses(local_db: Connection, calls: Calls, kind: str, end: str):
+    """A service that says to come back tomorrow: nobody waits for it, and no call is made then."""
+
+    def refused(id: int) -> int:
+        calls.note([id])
+        raise SimpleError(retry_after=86_400)
+
+    async def refused_later(id: int) -> int:
+        return refused(id)
+
+    table = make_table(local_db, (2, 2))
+    limit = RateLimit(requests_per_minute=60_000)
+    table.add_columns({"y": udf(refused_later if kind == "async" else refused, rate_limit=limit)})
+    threads = {"intra_applier_concurrency": 2} if kind == "threads" else {}
+    job = table.backfill_async("y", **threads, **({"timeout": 0.5} if end == "timeout" else {}))
+    if end == "cancel":
+        while not calls.count:
+            time.sleep(0.01)
+        job.cancel()
+    with pytest.raises(JobCancelledError if end == "cancel" else JobTimeoutError):
+        job.result(timeout=20)
+    assert 1 <= calls.count <= 4
+
+
 def test_all_workers_share_the_limit(local_db: Connection):
     """Two tasks at once, 32 calls at once in each: 20 calls a second over both."""
     with serving() as service:

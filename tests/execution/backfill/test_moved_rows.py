@@ -245,3 +245,19 @@ def test_results_of_rows_that_moved_many_times_are_found_by_their_receipts(
     table.backfill("c")
     assert calls.rows == []
     assert by_id(table, "c") == {i: i * 3 for i in range(8)}
+
+
+def test_results_of_every_kind_are_taken_over(local_db: Connection, calls: Calls) -> None:
+    """JSON as well, which Lance reads in another form than it was given: called for twice."""
+    table = make_table(local_db, (4, 4))
+    table.add_columns({"c": counted(calls, as_json, data_type=pa.json_())})
+    backfill_and_die(table, "c")
+    assert calls.taken() == list(range(8))
+    table.compact_files()
+    table.backfill("c")
+    assert calls.count == 0
+    assert by_id(table, "c") == {i: f'{{"id":{i}}}' for i in range(8)}
+
+
+def as_json(id: int) -> str:
+    return f'{{"id":{id}}}'

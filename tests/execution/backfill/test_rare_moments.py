@@ -27,10 +27,10 @@ from geneva.execution.runner import InProcessRunner
 from geneva.model.rows import RowRange
 from geneva.options import JobOptions
 from geneva.storage.checkpoints import cleanup
-from geneva.storage.checkpoints.cleanup import drop_column_leftovers
+from geneva.storage.checkpoints.cleanup import drop_leftovers
 from geneva.storage.checkpoints.pins import pinned
 from geneva.storage.checkpoints.staging import open_checkpoints, read_work
-from geneva.storage.checkpoints.store import CheckpointKey
+from geneva.storage.checkpoints.store import CheckpointKey, is_of_column
 from geneva.storage.lance import transactions
 from support import Calls, publishing
 
@@ -276,6 +276,6 @@ def test_a_job_that_begins_while_another_one_tidies_up_keeps_its_checkpoints(
 
         with monkeypatch.context() as patched:
             patched.setattr(cleanup, "read_work", listed)
-            assert drop_column_leftovers(table.ref, "c", set()) == 0
+            assert drop_leftovers(table.ref, partial(is_of_column, column="c"), set()) == 0
         assert store.list_keys() == [fresh]
-    assert drop_column_leftovers(table.ref, "c", set()) == 1
+    assert drop_leftovers(table.ref, partial(is_of_column, column="c"), set()) == 1

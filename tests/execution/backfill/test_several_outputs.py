@@ -385,6 +385,30 @@ class TestDropping:
         with pytest.raises(ColumnExistsError):
             table.add_columns(size)
 
+    def test_added_again_where_all_columns_are_read(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        """All that there were when the others were declared, and no column that came since."""
+        schema = pa.schema([("w", pa.int64()), ("h", pa.int64())])
+
+        def size(batch: pa.RecordBatch) -> pa.RecordBatch:
+            calls.note(batch.schema.names)
+            return pa.record_batch([batch.column(0), batch.column(0)], schema=schema)
+
+        table = make_table(local_db, (4,))
+        table.add_columns(udf(size, output_schema=schema))
+        table.backfill("w")
+        table.add_columns({"later": "id + 1"})
+        kept = files(table, "w")
+        table.drop_columns("h")
+        table.add_columns(udf(size, output_schema=schema))
+        table.backfill("h")
+        assert set(calls.taken()) == {"id"}
+        assert files(table, "w") == kept
+        assert both(table) == {i: (i, i) for i in range(4)}
+        with pytest.raises(ColumnExistsError, match="'w' already exists"):
+            table.add_columns(udf(size, output_schema=schema))
+
     def test_added_again_after_a_compaction_and_a_renaming(
         self, local_db: Connection, calls: Calls
     ) -> None:
@@ -656,6 +680,7 @@ class TestElsewhere:
     ) -> None:
         table = make_table(local_db, (4, 4))
         table.add_columns(sizes(calls))
+        calls.clear()
         dropped: list[str] = []
 
         def publish(*commit: Any) -> CommitOutcome:
@@ -669,6 +694,7 @@ class TestElsewhere:
             table.backfill("h")
         assert table.schema.names == ["id", "h"]
         assert by_id(table, "h") == {i: 2 * i + 1000 for i in (*range(8), 20)}
+        assert calls.taken() == [*range(8), 20], "what was computed for both is taken over for one"
         dropped.clear()
         table.add_columns(sizes(calls))
         with publishing(local_db, publish), pytest.raises(ColumnChangedError, match="'w'"):

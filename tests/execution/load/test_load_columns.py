@@ -144,6 +144,18 @@ def test_sources(local_db: Connection, tmp_path: Path, source: Callable[[Path], 
     assert staged(table) == []
 
 
+def test_rows_without_a_match_are_counted_where_nothing_changes(local_db: Connection) -> None:
+    """Also in fragments that keep their files, because they have been looked up as well."""
+    table = make_table(local_db, [[3, 1], [7], [9]])
+    table.load_columns(ROWS, "id", ["v"])
+    again = table.load_columns(ROWS, "id", ["v"])
+    assert str(again).startswith("DONE: nothing to do, 2 not in the source (")
+    more = pa.table({"id": [1, 3, 9], "v": ["other", "c", "z"]})
+    result = table.load_columns(more, "id", ["v"])
+    assert str(result).startswith("DONE: 3 rows loaded, 1 not in the source in ")
+    assert result.progress.unmatched_rows == 1
+
+
 def test_a_format_is_given(local_db: Connection, tmp_path: Path) -> None:
     table = make_table(local_db, [[1]])
     path = write(tmp_path / "rows.data")
@@ -239,6 +251,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[GenevaError], str]] = {
         {"source": pa.table({"id": pa.array([2**63], pa.uint64()), "v": ["a"]})},
         TypeMismatchError,
         "not every uint64 can be int64",
+    ),
+    "JSON": (
+        {"source": pa.table({"id": [1], "j": pa.array(["{}"], pa.json_())}), "columns": ["j"]},
+        TypeMismatchError,
+        "JSON, which load_columns can't load",
     ),
     "values of another type": (
         {"source": pa.table({"id": [1], "n": ["a"]}), "columns": ["n"]},
@@ -566,6 +583,32 @@ def test_a_column_that_is_dropped_meanwhile(local_db: Connection) -> None:
 
     with publishing(local_db, drop), pytest.raises(ColumnChangedError, match=r"'v'.*was dropped"):
         table.load_columns(ROWS, "id", ["v"])
+
+
+PAIR = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+HALF = pa.struct([("a", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "lacking"),
+    [
+        (HALF, PAIR, "b"),
+        (pa.struct([("n", HALF)]), pa.struct([("n", PAIR)]), "n.b"),
+        (pa.list_(HALF), pa.list_(PAIR), "b"),
+        (pa.map_(pa.string(), HALF), pa.map_(pa.string(), PAIR), "b"),
+    ],
+    ids=str,
+)
+def test_fields_that_the_source_lacks_are_not_made_null(
+    local_db: Connection, given: pa.DataType, kind: pa.DataType, lacking: str
+) -> None:
+    data = pa.table({"id": [1], "s": pa.nulls(1, kind)})
+    table = local_db.create_table("s", data)
+    before = table.version
+    with pytest.raises(TypeMismatchError, match=f"no field '{lacking}'"):
+        table.load_columns(pa.table({"id": [1], "s": pa.nulls(1, given)}), "id", ["s"])
+    assert table.version == before
+    table.load_columns(data, "id", ["s"])
 
 
 # ------------------------------------------------------------------------------------------- jobs

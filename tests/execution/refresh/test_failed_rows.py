@@ -109,6 +109,8 @@ def test_documents_that_a_chunker_skipped(
     assert [(e.table_name, e.column_name, e.exception_type) for e in found] == [
         ("v", "words", "ValueError")
     ] * 2
+    assert {(*e.input_columns, *e.output_columns) for e in found} == {("id", "text", "word")}
+    assert {e.table_version for e in found} == {source.version}, "that inputs were read from"
     # The address leads to the document.
     rows = source.search().where(f"_rowid in {tuple(e.row_id for e in found)}").to_arrow()
     assert sorted(rows["id"].to_pylist()) == [2, 5]

@@ -450,7 +450,9 @@ class TestFailures:
         (error,) = view.get_errors()
         assert (error.column_name, error.exception_type) == ("total", "ValueError")
         assert error.row_id is None
-        assert '{"customer": "ann"}' in error.input_preview
+        assert error.input_preview == """partition='{"customer": "ann"}'"""
+        assert error.table_version == source.version
+        assert not {*error.input_columns, *error.output_columns} & {"__chunks", "partition"}
         view.refresh()
         assert calls.count == 0
         broken.unlink()

@@ -28,7 +28,11 @@ from geneva.storage.checkpoints.store import (
     _key_of,
     checksum,
     index_keys,
+    is_of_clause,
     is_of_column,
+    is_of_computation,
+    without_names,
+    work_of,
 )
 from support import (
     Calls,
@@ -119,6 +123,22 @@ class TestKeys:
             and sorted(one.source_files) == sorted(other.source_files)
         )
         assert (one.prefix() == other.prefix()) == same
+
+    @given(IDENTITIES, NAMES, NAMES, NAMES)
+    def test_a_key_is_of_its_computation_whatever_it_is_called(
+        self, identity: WorkIdentity, called: str, version: str, clause: str
+    ) -> None:
+        mine = replace(identity, computation="mine", udf_version=version, where=clause)
+        prefix = replace(mine, column=called, udf_name=called).prefix()
+        assert is_of_computation(prefix, "mine", version)
+        assert not is_of_computation(prefix, "mine", f"{version}1")
+        assert not is_of_computation(prefix, "yours")
+        assert is_of_clause(prefix, clause)
+        assert not is_of_clause(prefix, f"{clause}1")
+        assert without_names(prefix) == without_names(mine.prefix())
+        assert work_of(prefix) == work_of(replace(mine, where="other").prefix())
+        for other in (replace(mine, udf_version="x"), replace(mine, computation="yours")):
+            assert (work_of(prefix) == work_of(other.prefix())) == (mine == other)
 
     @given(st.text())
     @example("udf-a_frag-1_range-5-3")
@@ -337,6 +357,13 @@ class TestDamage:
     @pytest.mark.parametrize("data", [b"", b"hello", b"\0" * 4096, b"LANC" * 100, b"ARROW1\0\0"])
     def test_foreign_files(self, data: bytes, tmp_path: Path) -> None:
         assert self.damaged(tmp_path / "d", data) is None
+
+    def test_json_reads_as_it_was_written(self, tmp_path: Path) -> None:
+        store = LanceCheckpointStore(str(tmp_path))
+        values = pa.array(['{"a":  1}', None], pa.json_())
+        written = pa.record_batch([values, pa.array([0, 1])], ["x", "_rowaddr"])
+        store["udf-k_frag-0_range-0-2"] = written
+        assert store["udf-k_frag-0_range-0-2"].equals(written)
 
     def test_a_file_under_another_name_is_not_believed(self, tmp_path: Path) -> None:
         store = LanceCheckpointStore(str(tmp_path))

@@ -314,7 +314,9 @@ class CallsAhead:
 
 
 def _count_from(start: int, error: UDFError) -> None:
-    """Name the row of an error by its place behind `start`."""
+    """Name the row of an error by its place behind `start`, as the error of a batch does."""
     failure: CellFailure | None = getattr(error, "failure", None)
     if failure is not None and failure.row is not None:
-        error.failure = replace(failure, row=failure.row - start)  # type: ignore[attr-defined]
+        row = failure.row - start
+        error.args = (str(error).replace(f"row {failure.row} ", f"row {row} ", 1),)
+        error.failure = replace(failure, row=row)  # type: ignore[attr-defined]

@@ -28,11 +28,16 @@ from geneva.execution.apply.by_row import RowByRow
 from geneva.execution.apply.call import Applied, BatchCall, Queries, Strategy
 from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.event_loop import event_loop
-from geneva.execution.apply.failures import CellFailure, describe_failure, raise_failed
+from geneva.execution.apply.failures import (
+    CellFailure,
+    describe_failure,
+    kept_preview,
+    raise_failed,
+)
 from geneva.execution.apply.limits import Limiter, TaskUsage
 from geneva.execution.apply.output import may_forbid_null
 from geneva.execution.apply.preparing import PrepareDied, close_prepare_pool, prepare_pool
-from geneva.execution.apply.steps import USER_FAILURES
+from geneva.execution.apply.steps import failure_of
 from geneva.execution.apply.timeouts import (
     Guard,
     end_process,
@@ -224,8 +229,7 @@ class Applier:
         action, _ = self.udf.on_error.decide(error, attempt, again=False)
         if action is not Action.SKIP:
             raise_failed(self.udf, self.output, error, 0, batch, attempt=attempt)
-        shown = batch if self.udf.on_error.store_inputs else None
-        failure = describe_failure(error, 0, attempt, shown)
+        failure = describe_failure(error, 0, attempt, kept_preview(self.udf, batch, 0))
         nothing = self._batch_call(batch).columns(pa.nulls(1, self.output.type))
         return Applied(nothing, (failure,))
 
@@ -272,8 +276,9 @@ class Applier:
             if self.is_async:
                 return event_loop().run(self.udf.func.live_async())
             return self.udf.func.live()
-        except USER_FAILURES as error:
-            raise_failed(self.udf, self.output, error, None, batch, doing="could not be set up")
+        except BaseException as error:  # noqa: BLE001  raised on where it is no failure
+            failed = failure_of(error)
+            raise_failed(self.udf, self.output, failed, None, batch, doing="could not be set up")
 
 
 def _unknown_row() -> None:

@@ -15,7 +15,14 @@ from geneva.errors import UDFError
 from geneva.execution.apply.call import BatchCall
 from geneva.execution.apply.output import records_to_array, values_to_array
 from geneva.execution.apply.row_values import input_values
-from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, Wait, drive
+from geneva.execution.apply.steps import (
+    USER_FAILURES,
+    Call,
+    Steps,
+    Wait,
+    drive,
+    failure_of,
+)
 from geneva.execution.apply.tables import rows_of_tables
 from geneva.udf.declare import UDFArgType
 from geneva.udf.policy import Action
@@ -64,9 +71,9 @@ class RowByRow:
                     return values
                 # map takes a StopIteration out of the function for the end of the columns.
                 raise StopIteration
-            except USER_FAILURES as error:
+            except BaseException as error:  # noqa: BLE001  raised on where it is no failure
                 row = len(values)
-                values.append(self._settled(error, row, function, columns))
+                values.append(self._settled(failure_of(error), row, function, columns))
 
     def _call_threaded(
         self, pool: ThreadPoolExecutor, function: Callable[..., Any], columns: list[list[Any]]
@@ -83,10 +90,12 @@ class RowByRow:
                 try:
                     try:
                         values[row] = function(*rows[row])
-                    except USER_FAILURES as error:
-                        if self.call.udf.on_error.decide(error, 1)[0] is Action.FAIL:
-                            raise  # at once: describing it takes long, and the others run on
-                        values[row] = self._settled(error, row, function, columns)
+                    except BaseException as error:  # noqa: BLE001  as above
+                        failed = failure_of(error)
+                        if self.call.udf.on_error.decide(failed, 1)[0] is Action.FAIL:
+                            # At once: describing it takes long, and the others run on.
+                            raise failed from failed.__cause__
+                        values[row] = self._settled(failed, row, function, columns)
                 except BaseException as error:  # noqa: BLE001  raised below, in order
                     failures[row] = error
 

@@ -14,6 +14,7 @@ from geneva.execution.apply.failures import (
     MAX_TRACEBACKS,
     CellFailure,
     describe_failure,
+    kept_preview,
     raise_failed,
     refusal,
 )
@@ -90,7 +91,7 @@ class BatchCall:
 
     def skip(self, error: BaseException, row: int, attempt: int) -> None:
         """Keep what happened to a row that is skipped."""
-        shown = self.batch if self.udf.on_error.store_inputs else None
+        shown = kept_preview(self.udf, self.batch, row)
         in_full = len(self.failures) < MAX_TRACEBACKS
         self.failures[row] = describe_failure(error, row, attempt, shown, in_full=in_full)
 

@@ -91,11 +91,14 @@ def describe_failure(
     error: BaseException,
     row: int,
     attempt: int,
-    batch: pa.RecordBatch | None,
+    shown: str,
     *,
     in_full: bool = True,
 ) -> CellFailure:
-    """Describe a failed row, cut to what is worth keeping; `in_full`: with its traceback."""
+    """Describe a failed row, cut to what is worth keeping; `in_full`: with its traceback.
+
+    `shown` are its inputs, in short.
+    """
     is_output = isinstance(error, UDFOutputError)
     name = type(error).__name__
     if isinstance(error, UDFTimeoutError):
@@ -107,7 +110,7 @@ def describe_failure(
         message=str(error)[:_MAX_MESSAGE_CHARS],
         traceback=user_traceback(error)[-_MAX_TRACEBACK_CHARS:] if has_traceback else "",
         attempt=attempt,
-        preview=preview(batch, row) if batch is not None else "",
+        preview=shown,
     )
 
 
@@ -120,7 +123,10 @@ def preview(batch: pa.RecordBatch, row: int) -> str:
 
 def kept_preview(udf: UDF, batch: pa.RecordBatch, row: int | None) -> str:
     """The inputs of a failed row as they are kept: not at all, where the UDF says so."""
-    return preview(batch, row) if row is not None and udf.on_error.store_inputs else ""
+    if row is None or not udf.on_error.store_inputs:
+        return ""
+    # What describes a partition: its key comes first, the rest is for us.
+    return preview(batch.select([0]) if udf.arg_type is UDFArgType.QUERY else batch, row)
 
 
 def with_failure(error: UDFError, failure: CellFailure) -> UDFError:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from geneva.errors import BudgetExceededError
+from geneva.execution.apply.pauses import pause, pause_async
 from geneva.execution.apply.steps import USER_FAILURES
 from geneva.execution.apply.throttling import is_throttled, pause_of
 from geneva.model.tables import Secrets
@@ -143,12 +144,12 @@ class Limiter:
 
         def call(*args: Any) -> Any:
             for attempt in itertools.count(1):
-                self._sleep(self._start(args if inputs is None else inputs))
+                pause(self._start(args if inputs is None else inputs))
                 try:
                     return function(*args)
                 except USER_FAILURES as error:
-                    pause = self._pause(error, attempt)
-                self._sleep(pause)
+                    refused = self._pause(error, attempt)
+                pause(refused)
             return None
 
         return call
@@ -160,19 +161,15 @@ class Limiter:
 
         async def call(*args: Any) -> Any:
             for attempt in itertools.count(1):
-                await asyncio.sleep(await asyncio.to_thread(self._start, args))
+                await pause_async(await asyncio.to_thread(self._start, args))
                 try:
                     return await function(*args)
                 except USER_FAILURES as error:
                     failed = error
-                await asyncio.sleep(await asyncio.to_thread(self._pause, failed, attempt))
+                await pause_async(await asyncio.to_thread(self._pause, failed, attempt))
             return None
 
         return call
-
-    def _sleep(self, seconds: float) -> None:
-        if seconds > 0:
-            time.sleep(seconds)
 
     def _start(self, args: tuple[Any, ...]) -> float:
         """Reserve a call; return the seconds until it may be made."""
@@ -213,11 +210,11 @@ class Limiter:
         """Seconds to wait before a refused call is made again; raise what is no refusal."""
         if not is_throttled(error) or attempt >= self._limit.max_attempts:
             raise error
-        pause = pause_of(error, attempt)
+        seconds = pause_of(error, attempt)
         if callable(close := getattr(error, "close", None)):
             close()  # urllib's errors hold the connection
         with self._lock:
-            until = self._clock() + pause
+            until = self._clock() + seconds
             if until > self._paused_until:
                 self._paused_until = until
                 # What was reserved before is not used in the pause: it would come all at once.
@@ -225,7 +222,7 @@ class Limiter:
                     if reserved is not None:
                         reserved.left = 0.0
                 self._state.update(lambda state: _pause_all(state, until))
-        return pause
+        return seconds
 
 
 def _pause_all(state: State, until: float) -> None:

@@ -8,13 +8,16 @@ a function is called.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from geneva.execution.apply.pauses import JobEnded, pause, pause_async
+from geneva.execution.apply.timeouts import Expired
+
 USER_FAILURES = (Exception, SystemExit)
-"""Whatever the user's function raises is its failure. KeyboardInterrupt is not: it passes."""
+"""Failures of the user's function, as steps are told of them."""
+_NO_FAILURES = (KeyboardInterrupt, Expired, JobEnded)
 
 T = TypeVar("T")
 
@@ -36,19 +39,34 @@ class Wait:
 Steps: TypeAlias = Generator[Call | Wait, Any, T]
 
 
+def failure_of(error: BaseException) -> BaseException:
+    """The failure that it is when the user's function raises something; or raise it on.
+
+    Whatever it raises is its failure: a panic of a library in Rust, too, or a CancelledError. But
+    Ctrl-C is not, nor what ends a call from outside. To steps a GeneratorExit would mean to close.
+    """
+    if isinstance(error, _NO_FAILURES):
+        raise error
+    if isinstance(error, USER_FAILURES):
+        return error
+    said = RuntimeError(f"the function raised {type(error).__name__}: {error}")
+    said.__cause__ = error
+    return said
+
+
 def drive(steps: Steps[T], function: Callable[..., Any]) -> T:
     """Carry steps out in this thread."""
     try:
         step = next(steps)
         while True:
             if isinstance(step, Wait):
-                time.sleep(step.seconds)
+                pause(step.seconds)
                 step = steps.send(None)
                 continue
             try:
                 answer = function(*step.args)
-            except USER_FAILURES as error:
-                step = steps.throw(error)
+            except BaseException as error:  # noqa: BLE001  raised on where it is no failure
+                step = steps.throw(failure_of(error))
             else:
                 step = steps.send(answer)
     except StopIteration as end:
@@ -62,23 +80,34 @@ async def drive_async(steps: Steps[T], function: Callable[..., Awaitable[Any]]) 
         step = next(steps)
         while True:
             if isinstance(step, Wait):
-                await asyncio.sleep(step.seconds)
+                await pause_async(step.seconds)
                 step = steps.send(None)
                 continue
             try:
                 answer = await function(*step.args)
-            except USER_FAILURES as error:
-                step = steps.throw(error)
             except asyncio.CancelledError:
                 if _is_cancelled():
                     raise
                 # Not by us: something inside the function was.
                 step = steps.throw(RuntimeError("the call was cancelled from inside"))
+            except GeneratorExit as error:
+                if not _is_running():
+                    raise  # this coroutine is closed
+                step = steps.throw(failure_of(error))
+            except BaseException as error:  # noqa: BLE001  raised on where it is no failure
+                step = steps.throw(failure_of(error))
             else:
                 step = steps.send(answer)
     except StopIteration as end:
         value: T = end.value
         return value
+
+
+def _is_running() -> bool:
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:  # no event loop runs here
+        return False
 
 
 def _is_cancelled() -> bool:

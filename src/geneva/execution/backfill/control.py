@@ -13,6 +13,7 @@ from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.progress import JobProgress, ProgressListener
 from geneva.execution.runner import Runner
 from geneva.model.computation import MakePermit, permit_any
+from geneva.model.tables import Secrets
 from geneva.storage.jobs.failures import ErrorRecord
 
 
@@ -38,8 +39,8 @@ class JobControl:
     """Keeps what is known of rows that failed."""
     record_output: Callable[[str, str, bool], None] = lambda task, text, shown: None
     """Keeps what a task printed: which one, the text, and whether it was seen already."""
-    hide: Callable[[str], str] = str
-    """Hides keys in a text of the user's function."""
+    hidden: tuple[Secrets, ...] = ()
+    """What no text of the user's function may show, wherever it is kept."""
     permit: MakePermit = permit_any
     """Lets a function run, or refuses it. Asked in every round: a column may have changed."""
     behind: Callable[[Callable[[], object]], object] = lambda work: work()

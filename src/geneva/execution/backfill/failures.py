@@ -24,6 +24,7 @@ from geneva.errors import (
 )
 from geneva.execution.worker.task import PartFailure, RowFailure
 from geneva.model.addresses import row_address
+from geneva.model.computation import Computation
 from geneva.planning.backfill import BackfillPlan
 from geneva.render.plain import plain
 from geneva.render.text import count
@@ -96,10 +97,21 @@ def all_unreadable(errors: Sequence[UnreadableFragmentsError]) -> UnreadableFrag
 
 
 def error_records(
-    job_id: str, uri: str, plan: BackfillPlan, failed: Iterable[tuple[int, RowFailure]]
+    job_id: str,
+    uri: str,
+    computation: Computation,
+    plan: BackfillPlan,
+    failed: Iterable[tuple[int, RowFailure]],
 ) -> list[ErrorRecord]:
-    """What the error table keeps of failed rows of the table at `uri`, each with its fragment."""
+    """What the error table keeps of failed rows of the table at `uri`, each with its fragment.
+
+    Versions and columns are those that users know: of the source that inputs were read from, and
+    not of hidden tables in between.
+    """
     now = datetime.now(UTC)
+    rows = computation.partition_rows
+    source = rows.source if rows is not None else computation.source
+    inputs = [name for name, _ in rows.source.expressions] if rows is not None else plan.inputs
     return [
         ErrorRecord(
             job_id=job_id,
@@ -115,11 +127,18 @@ def error_records(
             input_preview=row.preview,
             at=now,
             table_uri=uri,
-            table_version=plan.version,
+            table_version=source.version if source is not None else plan.version,
             udf_name=plan.udf_name,
             udf_version=plan.udf_version,
-            input_columns=list(plan.inputs),
-            output_columns=list(plan.columns) or [plan.column],
+            input_columns=list(inputs),
+            output_columns=_filled(computation, plan),
         )
         for fragment_id, row in failed
     ]
+
+
+def _filled(computation: Computation, plan: BackfillPlan) -> list[str]:
+    """The columns that a call was to fill: of a function that makes rows, those of its rows."""
+    if plan.shown.makes_rows:
+        return [field.name for field in computation.outputs[0].type.value_type]
+    return list(plan.columns) or [plan.column]

@@ -18,7 +18,7 @@ from geneva.execution.runner import Runner
 from geneva.execution.worker.task import ColumnWork, FileWork, PartWork
 from geneva.model.computation import Computation, Permit
 from geneva.model.rows import RowRange
-from geneva.model.tables import ColumnDefinition, Sizes, TableRef
+from geneva.model.tables import ColumnDefinition, Secrets, Sizes, TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.planning.backfill import (
     Action,
@@ -41,10 +41,15 @@ from geneva.planning.notes import (
 from geneva.planning.ranges import disjoint
 from geneva.planning.sizing import Part
 from geneva.storage.checkpoints.reuse import Reuse, reuse_within
-from geneva.storage.checkpoints.store import without_where
+from geneva.storage.checkpoints.store import is_of_computation, work_of
 from geneva.storage.columns.definitions import computation_of, with_present_inputs
 from geneva.storage.columns.staged_files import StagedFile
-from geneva.storage.columns.validity import adoption_signature, output_file, signature_of
+from geneva.storage.columns.validity import (
+    adoption_signature,
+    output_file,
+    readers_of,
+    signature_of,
+)
 from geneva.storage.lance.dataset import (
     Dataset,
     FragmentFacts,
@@ -94,7 +99,13 @@ class PreparedBackfill:
             make_runner=self.make_runner,
         )
 
-    def column_work(self, job_id: str, permit: Permit | None, shared_uri: str = "") -> ColumnWork:
+    def column_work(
+        self,
+        job_id: str,
+        permit: Permit | None,
+        shared_uri: str = "",
+        hidden: tuple[Secrets, ...] = (),
+    ) -> ColumnWork:
         """What every task of the job shares."""
         computation, request = self.computation, self.request
         limits = Limits.from_json(computation.error_policy)
@@ -110,6 +121,7 @@ class PreparedBackfill:
             max_cost=request.options.max_cost,
             max_failed=limits.max_failed(self.plan.rows_to_compute),
             permit=permit,
+            hidden=hidden,
         )
 
     def without(self, fragment_ids: Collection[int]) -> PreparedBackfill:
@@ -315,17 +327,37 @@ def _right_already(scope: Scope, survey: Survey, needed: Sequence[FragmentPlan])
     return fragments, rows
 
 
-def useful_prefixes(
-    snapshot: TableSnapshot, definitions: Iterable[ColumnDefinition]
-) -> frozenset[str]:
-    """The checkpoint prefixes, without their where part, that backfills may look for now."""
+def useful_checkpoints(
+    dataset: Dataset, snapshot: TableSnapshot, definitions: Iterable[ColumnDefinition]
+) -> Callable[[str], bool]:
+    """Which checkpoints backfills may take over now, by their prefix. No data is read.
+
+    Those of the very work that is left; and where a column is not known to be right everywhere, all
+    of its function's: its rows look results up by their receipts.
+    """
     request = BackfillRequest()
     # Columns that one call fills together have one.
     each = {definition.computation_id: definition for definition in definitions}
     present = (with_present_inputs(definition, snapshot.fields) for definition in each.values())
     computations = [computation_of(snapshot, definition) for definition in present]
-    return frozenset(
-        without_where(work_identity(computation, request, snapshot.ref, fragment).prefix())
+    work = frozenset(
+        work_of(work_identity(computation, request, snapshot.ref, fragment).prefix())
         for computation in computations
         for fragment in snapshot.fragments
     )
+    unfinished = [c for c in computations if not _is_right(dataset, snapshot, c)]
+    return lambda prefix: (
+        work_of(prefix) in work
+        or any(
+            is_of_computation(prefix, computation.id, version)
+            for computation in unfinished
+            for version in (computation.version, *computation.kept_versions)
+        )
+    )
+
+
+def _is_right(dataset: Dataset, snapshot: TableSnapshot, computation: Computation) -> bool:
+    """Whether the files alone show that all values are right."""
+    readers = readers_of(dataset, snapshot, computation)
+    filled = [fragment for fragment in snapshot.fragments if fragment.live_rows]
+    return all(reader.by_files(f).right.is_full for reader in readers for f in filled)

@@ -80,7 +80,8 @@ class Round:
         self._ledger, self._committer = state.ledger, state.committer
         self._plans = {plan.fragment_id: plan for plan in prepared.plan.fragments}
         permit = control.permit(prepared.ref, prepared.computation)
-        self._work = prepared.column_work(control.job_id, permit, control.shared_uri)
+        shared = control.shared_uri
+        self._work = prepared.column_work(control.job_id, permit, shared, control.hidden)
         self._tasks = TaskQueue(prepared, self._work, one_by_one=in_haste)
         self._dispatcher = Dispatcher(prepared, self._tasks, state.ledger, state.job_runner)
         self._polled, self._poll_cost = time.monotonic(), 0.0
@@ -242,7 +243,6 @@ class Round:
 
     def _book(self, report: TaskReport) -> None:
         """Book what a task did; raise what ends the job."""
-        report = report.without_secrets(self._control.hide)
         self._ledger.reported(report)
         for result in report.results:
             self._unmatched[result.fragment_id] += result.rows_unmatched
@@ -317,8 +317,8 @@ class Round:
     def _record_errors(self, failed: Iterable[tuple[int, RowFailure]]) -> None:
         if not Limits.from_json(self._prepared.computation.error_policy).store_errors:
             return
-        uri, plan = self._prepared.ref.uri, self._prepared.plan
-        if records := error_records(self._control.job_id, uri, plan, failed):
+        own, job_id = self._prepared, self._control.job_id
+        if records := error_records(job_id, own.ref.uri, own.computation, own.plan, failed):
             self._control.record_errors(records)
 
     def _check_failed(self) -> None:

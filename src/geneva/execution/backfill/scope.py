@@ -75,10 +75,10 @@ def work_identity(
     """What the work on a fragment is.
 
     The file of its present values is a source too: so that a clause that is run again after its
-    result was committed is new work, and one that is run again after a crash isn't. The column's
-    UUID is one as well, and those of all columns that a call fills together: a column that was
-    dropped and added again is another one. And so is which
-    rows are deleted: they come back when an old version is restored.
+    result was committed is new work, and one that is run again after a crash isn't. So are the
+    UUIDs of the columns that a call fills together: one that was dropped and added again is another
+    column, and its values are computed again. And so is which rows are deleted: they come back when
+    an old version is restored.
     """
     base = output_file(computation, fragment)
     return WorkIdentity(
@@ -87,11 +87,11 @@ def work_identity(
         column=computation.name,
         where=request.work_where or "",
         uri=ref.uri,
+        computation=computation.id,
         source_files=(
             *signature_of(computation, fragment),
             *((base,) if base else ()),
             f"deleted:{fragment.deletions}",
-            f"column:{computation.id}",
             *(f"output:{o.column_id}" for o in computation.outputs if o.field),
         ),
     )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from geneva.errors import ColumnChangedError
 from geneva.model.computation import Computation
 from geneva.model.tables import ColumnDefinition, TableRef
-from geneva.storage.columns.definitions import computation_of, with_present_inputs
+from geneva.storage.columns.definitions import (
+    columns_of,
+    computation_of,
+    present_column,
+    with_present_inputs,
+)
 from geneva.storage.columns.publish import verify_column
 from geneva.storage.columns.validity import Validity
 from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
@@ -40,8 +45,11 @@ class ColumnSubject:
     definition: ColumnDefinition
 
     def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
-        """The column, with its inputs as they are called now."""
-        present = with_present_inputs(self.definition, snapshot.fields)
+        """The column, as it and its inputs are called now."""
+        name = present_column(snapshot.schema, self.definition.uuid)
+        if name is None:
+            raise self._dropped(snapshot)
+        present = with_present_inputs(replace(self.definition, name=name), snapshot.fields)
         missing = [path for path in present.inputs if path not in snapshot.field_ids]
         if missing:
             raise ColumnChangedError(
@@ -50,13 +58,21 @@ class ColumnSubject:
                 "computed is kept. Point the UDF at another column with alter_columns."
             )
         computation = computation_of(snapshot, present)
-        if present.uuid not in {output.column_id for output in computation.outputs}:
-            raise ColumnChangedError(
-                f"Column {present.name!r} of table {self.ref.name!r} was dropped meanwhile. What "
-                "was computed is kept, and the columns that are filled with it go on without it."
-            )
         verify_column(snapshot.schema, self.ref, computation)
         return computation
+
+    def _dropped(self, snapshot: TableSnapshot) -> ColumnChangedError:
+        definition, kept = self.definition, ""
+        others = columns_of(snapshot.schema, definition) if definition.group else ()
+        if others:
+            named = ", ".join(map(repr, others))
+            kept = (
+                f" What was computed is kept: backfill({others[0]!r}) takes over what the same "
+                f"calls have made for {named}."
+            )
+        return ColumnChangedError(
+            f"Column {definition.name!r} of table {self.ref.name!r} was dropped meanwhile.{kept}"
+        )
 
     def source_check(self, dataset: Dataset, computation: Computation) -> SourceCheck | None:
         """There is no source."""

@@ -28,7 +28,13 @@ from geneva.storage.checkpoints.reuse import (
     reused_rows,
 )
 from geneva.storage.checkpoints.staging import Place, StoredWork, open_checkpoints, read_work
-from geneva.storage.checkpoints.store import CheckpointKey, head_of, without_where
+from geneva.storage.checkpoints.store import (
+    CheckpointKey,
+    is_of_clause,
+    is_of_computation,
+    without_names,
+    work_of,
+)
 from geneva.storage.columns.provenance import read_provenance
 from geneva.storage.columns.staged_files import StagedFile, staged_file_is_whole
 from geneva.storage.columns.validity import Validity, output_file
@@ -71,8 +77,8 @@ def find_unpublished(
     keys = stored.keys
     found, used = _same_work(scope, states, prefixes, stored)
     _log_mismatches(scope, prefixes, keys)
-    results = _results_of_others(scope, prefixes, keys, used)
-    kept = _results_of_kept_versions(scope, prefixes, keys)
+    results = _results_of_others(scope, keys, used)
+    kept = _results_of_kept_versions(scope, keys)
     if len(results) or len(kept):
         # Where somebody wrote NULL over a result, it is asked for anew: that one was given out.
         given = {fragment_id: found.published for fragment_id, found in validity.items()}
@@ -96,6 +102,11 @@ def _same_work(
     if scope.request.selects_rows or scope.request.options.retry_failed:
         # A clause may select other rows by now: then results are looked up row by row.
         return Unpublished(tuple(states)), set()
+    # A file is committed by its field ids, so that names don't matter: columns may be called
+    # otherwise by now. A checkpoint is read under the present ones, or else looked up by receipt.
+    files = {
+        (without_names(prefix), i): ((prefix, i), f) for (prefix, i), f in stored.staged.items()
+    }
     staged: dict[int, StagedFile] = {}
     found: list[FragmentState] = []
     used: set[CheckpointKey] = set()
@@ -104,10 +115,10 @@ def _same_work(
         own = stored.keys.get((prefix, fragment_id), ())
         ranges = [key for key in own if key.rows is not None]
         used.update(ranges)
-        file = stored.staged.get((prefix, fragment_id))
-        if file is not None and _still_fits(scope, file, state):
+        place, file = files.get((without_names(prefix), fragment_id), (None, None))
+        if place is not None and file is not None and _still_fits(scope, file, state):
             staged[fragment_id] = file
-            used.add(CheckpointKey(prefix, fragment_id))
+            used.add(CheckpointKey(*place))
         checkpointed = tuple(key.rows for key in ranges if key.rows is not None)
         found.append(replace(state, checkpointed=checkpointed, staged=fragment_id in staged))
     return Unpublished(tuple(found), staged), used
@@ -115,12 +126,13 @@ def _same_work(
 
 def _log_mismatches(scope: Scope, prefixes: Mapping[int, str], keys: Keys) -> None:
     """Say which checkpoints of these fragments are of other data files than the fragments have."""
-    wanted = {fragment_id: without_where(prefix) for fragment_id, prefix in prefixes.items()}
-    heads = {head_of(prefix) for prefix in wanted.values()}
+    wanted = {fragment_id: work_of(prefix) for fragment_id, prefix in prefixes.items()}
+    computation = scope.computation
     others = [
         key
         for (prefix, fragment_id), found in keys.items()
-        if head_of(other := without_where(prefix)) in heads and other != wanted.get(fragment_id)
+        if is_of_computation(prefix, computation.id, computation.version)
+        and work_of(prefix) != wanted.get(fragment_id)
         for key in found
     ]
     if others:
@@ -157,39 +169,48 @@ def _still_fits(scope: Scope, file: StagedFile, state: FragmentState) -> bool:
     return known.intersect(state.live) == wanted
 
 
-def _results_of_others(
-    scope: Scope, prefixes: Mapping[int, str], keys: Keys, used: set[CheckpointKey]
-) -> ResultIndex:
-    """All other results of the computation, of whatever fragment and clause."""
-    heads = {head_of(prefix) for prefix in prefixes.values()}
-    others = (key for found in keys.values() for key in found if head_of(key.prefix) in heads)
+def _results_of_others(scope: Scope, keys: Keys, used: set[CheckpointKey]) -> ResultIndex:
+    """All other results of the computation, of whatever fragment, and of columns of any name.
+
+    Those of a clause are for the rows that were asked for by it; where none is given, any will do.
+    """
+    computation, request = scope.computation, scope.request
+    asks = request.selects_rows or request.options.retry_failed
+    others = (
+        key
+        for (prefix, _), found in keys.items()
+        if is_of_computation(prefix, computation.id, computation.version)
+        and (not asks or is_of_clause(prefix, request.work_where or ""))
+        for key in found
+    )
     return read_results(
         scope.ref,
         open_checkpoints(scope.ref),
-        scope.computation,
+        computation,
         (key for key in others if key not in used),
         _moved_rows(scope),
-        with_failed=not scope.request.options.retry_failed,
+        with_failed=not request.options.retry_failed,
     )
 
 
-def _results_of_kept_versions(scope: Scope, prefixes: Mapping[int, str], keys: Keys) -> ResultIndex:
+def _results_of_kept_versions(scope: Scope, keys: Keys) -> ResultIndex:
     """Values that other versions of the function gave, where these count as right.
 
     Not where rows are asked for: those are to be computed by this version.
     """
+    computation = scope.computation
     if scope.request.selects_rows or scope.request.options.retry_failed:
         return ResultIndex(())
-    parts = tuple(
-        f"_{scope.identity(scope.facts[fragment_id]).rows_part(version)}"
-        for fragment_id in list(prefixes)[:1]
-        for version in scope.computation.kept_versions
-    )
     return read_results(
         scope.ref,
         open_checkpoints(scope.ref),
-        scope.computation,
-        (k for found in keys.values() for k in found if head_of(k.prefix).endswith(parts)),
+        computation,
+        (
+            key
+            for (prefix, _), found in keys.items()
+            if any(is_of_computation(prefix, computation.id, v) for v in computation.kept_versions)
+            for key in found
+        ),
         {},
         with_failed=False,
     )

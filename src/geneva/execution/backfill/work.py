@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,8 +13,9 @@ from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.model.tables import TableRef
 from geneva.planning.backfill import BackfillPlan
-from geneva.storage.checkpoints.cleanup import drop_column_leftovers
-from geneva.storage.columns.definitions import commit_has_receipts
+from geneva.storage.checkpoints.cleanup import drop_leftovers
+from geneva.storage.checkpoints.store import is_of_column, is_of_computation
+from geneva.storage.columns.definitions import commit_has_receipts, read_definitions
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.lance.transactions import files_of_jobs
 
@@ -213,6 +214,24 @@ class BackfillWork:
                 # With a size that was asked for, checkpoints are kept on purpose.
                 keeps_own = step.sizes.checkpoint_size is not None
                 own = set(step.prefixes.values()) if keeps_own else set()
-                drop_column_leftovers(step.ref, step.plan.column, own)
+                drop_leftovers(step.ref, _is_left_by(step), own)
                 if step.computation.older_than_receipts:
                     commit_has_receipts(open_dataset(step.ref), step.computation)
+
+
+def _is_left_by(step: PreparedBackfill) -> Callable[[str], bool]:
+    """Which checkpoints are of a computation, or of an earlier column of the same name.
+
+    A column that was renamed is there under another name: what is kept for it stays.
+    """
+    computation = step.computation
+    present = read_definitions(open_dataset(step.ref).schema).values()
+    others = {found.computation_id for found in present} - {computation.id}
+
+    def is_left(prefix: str) -> bool:
+        if is_of_computation(prefix, computation.id):
+            return True
+        is_named = is_of_column(prefix, computation.name)
+        return is_named and not any(is_of_computation(prefix, other) for other in others)
+
+    return is_left

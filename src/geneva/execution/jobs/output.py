@@ -12,6 +12,7 @@ from types import TracebackType
 from geneva.execution.worker.live_output import LiveReader
 from geneva.execution.worker.output import lost_output, output_folder
 from geneva.model.tables import Secrets
+from geneva.secret_values import redacted
 from geneva.storage.jobs.output import OutputStore, TaskOutput
 
 _LOG = logging.getLogger("geneva")
@@ -72,9 +73,7 @@ class OutputKeeper:
 
     def redacted(self, text: str) -> str:
         """The text without the keys that the connection knows."""
-        for secrets in self._hidden:
-            text = secrets.redact(text)
-        return text
+        return redacted(text, self._hidden)
 
     def record(self, task: str, text: str, shown: bool = False) -> None:  # noqa: FBT001, FBT002
         """Take what a task printed; `shown`: it was seen as it was printed."""

@@ -161,16 +161,49 @@ def _check_castable(given: pa.DataType, field: pa.Field, where: str) -> None:
 def _existing(ref: TableRef, field: pa.Field, request: LoadRequest) -> pa.Field:
     source = request.source
     given = source.schema.field(field.name)
-    _refuse_blob(field, f"table {ref.name!r}")
-    _refuse_blob(given, source.name)
+    _refuse_kind(field, f"table {ref.name!r}")
+    _refuse_kind(given, source.name)
     if not field.nullable and request.on_missing is OnMissing.NULL:
         raise UserInputError(
             f"Column {field.name!r} of table {ref.name!r} can't be NULL, as on_missing='null' "
             "would make it in rows that the source has no key for."
         )
     staged = pa.field(field.name, _plain_type(field.type), nullable=field.nullable)
-    _check_castable(given.type, staged, f"{source.name}, for table {ref.name!r}")
+    where = f"{source.name}, for table {ref.name!r}"
+    _check_castable(given.type, staged, where)
+    lacking = _lacking(given.type, staged.type)
+    if lacking is not None:
+        raise TypeMismatchError(
+            f"Column {field.name!r} of {where}: it has no field {lacking!r}. A load replaces whole "
+            f"values: what rows have in {lacking!r} would be lost. Put the field into the source, "
+            "or load into a column of another name."
+        )
     return staged
+
+
+def _lacking(given: pa.DataType, kind: pa.DataType) -> str | None:
+    """A field of the structs in a type that those of another one don't have, by its path."""
+    given, kind = _plain_type(given), _plain_type(kind)
+    if isinstance(given, pa.BaseExtensionType) or isinstance(kind, pa.BaseExtensionType):
+        return None
+    if pt.is_struct(kind) and pt.is_struct(given):
+        there = {field.name: field.type for field in given}
+        for field in kind:
+            if field.name not in there:
+                return str(field.name)
+            below = _lacking(there[field.name], field.type)
+            if below is not None:
+                return f"{field.name}.{below}"
+        return None
+    if pt.is_nested(kind) and pt.is_nested(given):
+        pairs = zip(_inside(given), _inside(kind), strict=True)
+        return next((found for pair in pairs if (found := _lacking(*pair)) is not None), None)
+    return None
+
+
+def _inside(kind: pa.DataType) -> list[pa.DataType]:
+    """The types of the items of a list, or of the keys and values of a map."""
+    return [kind.key_type, kind.item_type] if pt.is_map(kind) else [kind.value_type]
 
 
 def _new(ref: TableRef, dataset: Dataset, name: str, source: LoadSource) -> pa.Field:
@@ -180,7 +213,7 @@ def _new(ref: TableRef, dataset: Dataset, name: str, source: LoadSource) -> pa.F
         raise UserInputError(f"Column {name!r} of table {ref.name!r} is Geneva's own.")
     refuse_taken_name(ref.name, dataset.schema, name)
     given = source.schema.field(name)
-    _refuse_blob(given, source.name)
+    _refuse_kind(given, source.name)
     kind = _plain_type(_stored_type(given.type))
     complaint = why_not_storable(str(dataset.data_storage_version), kind)
     if complaint is None and pt.is_null(kind):
@@ -200,7 +233,20 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
     return pa.binary() if pt.is_binary_view(kind) else kind
 
 
-def _refuse_blob(field: pa.Field, where: str) -> None:
+def _holds_json(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.extension_name.endswith(".json")
+    below = (kind.field(i).type for i in range(kind.num_fields)) if pt.is_nested(kind) else ()
+    return any(map(_holds_json, below))
+
+
+def _refuse_kind(field: pa.Field, where: str) -> None:
+    """Refuse columns whose values are something else when they are read back."""
+    if _holds_json(field.type):
+        raise TypeMismatchError(
+            f"Column {field.name!r} of {where} is {field.type}, JSON, which load_columns can't "
+            "load. Load it as string, into a column of another name."
+        )
     if holds_blob(field):
         raise UserInputError(
             f"Column {field.name!r} of {where} is a blob column, which load_columns can't load. "
@@ -232,8 +278,8 @@ class LoadSubject:
         missing = [n for n in (self.key, *self.columns) if n not in snapshot.field_ids]
         if missing:
             raise ColumnChangedError(
-                f"Column {missing[0]!r} of table {self.ref.name!r} was dropped while columns were "
-                "being loaded. Look at the table, then load them again."
+                f"Column {missing[0]!r} of table {self.ref.name!r} was dropped or renamed while "
+                "columns were being loaded. Look at the table, then load them again."
             )
         outputs = tuple(bound_output(snapshot, name) for name in self.columns)
         identity = ["load_columns", *((output.name, output.field_ids) for output in outputs)]

@@ -8,7 +8,7 @@ computed from its columns, and views of them, then have nothing to look at eithe
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -39,13 +39,19 @@ class FragmentsToCompare:
 
 
 def find_unchanged(item: FragmentsToCompare) -> str:
-    """Say in which fragments no value would change. This is shipped to workers."""
+    """Say in which fragments no value would change, and how many of their rows have no match.
+
+    This is shipped to workers.
+    """
     dataset = open_pinned(item.work.ref, item.work.version, item.work.job_id)
-    same = [fragment for fragment in item.fragments if _is_same(item.work, dataset, fragment)]
-    return json.dumps(same)
+    found = {
+        fragment: _unmatched_if_same(item.work, dataset, fragment) for fragment in item.fragments
+    }
+    return json.dumps([[i, unmatched] for i, unmatched in found.items() if unmatched is not None])
 
 
-def _is_same(work: ColumnWork, dataset: Dataset, fragment: int) -> bool:
+def _unmatched_if_same(work: ColumnWork, dataset: Dataset, fragment: int) -> int | None:
+    """The rows whose key is not in the source; None: values of the fragment would change."""
     computation, program = work.computation, live_program(work)
     outputs = [output.name for output in computation.outputs]
     names = list(dict.fromkeys([*computation.input_paths, *outputs]))
@@ -55,19 +61,26 @@ def _is_same(work: ColumnWork, dataset: Dataset, fragment: int) -> bool:
         fragments=[dataset.get_fragment(fragment)],
         batch_size=rows_of_types(kinds, _BATCH_ROWS) or _WIDE_BATCH_ROWS,
     )
+    unmatched = 0
     for batch in scanner.to_batches():
         try:
-            values = program.run(batch.select(list(computation.read_paths))).values
+            applied = program.run(batch.select(list(computation.read_paths)))
         except UnmatchedKeyError:
-            return False  # a row that came since: the load itself says so
-        pairs = zip(outputs, values, strict=True)
+            return None  # a row that came since: the load itself says so
+        pairs = zip(outputs, applied.values, strict=True)
         if not all(equal_rows(batch.column(name), new).all() for name, new in pairs):
-            return False
-    return True
+            return None
+        unmatched += applied.unmatched
+    return unmatched
 
 
-def unchanged_fragments(prepared: PreparedBackfill, job: StagingJob, job_id: str) -> frozenset[int]:
-    """The fragments of a plan that have what the source has; the others get new files."""
+def unchanged_fragments(
+    prepared: PreparedBackfill, job: StagingJob, job_id: str
+) -> Mapping[int, int]:
+    """The fragments of a plan that have what the source has; the others get new files.
+
+    With how many of their rows have a key that is not in the source.
+    """
     found = [
         plan.fragment_id
         for plan in prepared.plan.fragments
@@ -79,7 +92,7 @@ def unchanged_fragments(prepared: PreparedBackfill, job: StagingJob, job_id: str
     work = prepared.column_work(job_id, None)
     items = [FragmentsToCompare(work, tuple(found[i::shares])) for i in range(shares)]
     texts = job.run(find_unchanged, items)
-    return frozenset(fragment for text in texts for fragment in json.loads(text))
+    return dict(pair for text in texts for pair in json.loads(text))
 
 
 # ------------------------------------------------------------------- remembered for the same load

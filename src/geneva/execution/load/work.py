@@ -37,8 +37,9 @@ from geneva.model.computation import StagedKeys
 from geneva.model.tables import OnMissing, TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.render.text import agree, count
-from geneva.storage.checkpoints.cleanup import drop_column_leftovers, is_idle
+from geneva.storage.checkpoints.cleanup import drop_leftovers, is_idle
 from geneva.storage.checkpoints.pins import pinned
+from geneva.storage.checkpoints.store import is_of_column
 from geneva.storage.lance.dataset import Dataset, open_dataset, open_pinned
 from geneva.storage.lance.transactions import files_of_jobs
 from geneva.storage.loads.lookup import open_lookup
@@ -200,17 +201,19 @@ class LoadWork:
         subject = LoadSubject.of(self.ref, self.request, keys)
         planned = prepare(subject, self._backfill(), make_runner=self.make_runner)
         unchanged = recorded_unchanged(planned)
-        unchanged |= unchanged_fragments(planned.without(unchanged), job, control.job_id)
+        compared = unchanged_fragments(planned.without(unchanged), job, control.job_id)
+        unchanged, unmatched = unchanged.union(compared), sum(compared.values())
         if self.request.source.can_be_known_again:
             record_unchanged(planned, unchanged)
         spent = time.monotonic() - started
         prepared = replace(planned, request=self._backfill(spent)).without(unchanged)
         if prepared.plan.is_empty:
-            return JobProgress(total=0, seconds=spent)
+            return JobProgress(total=0, seconds=spent, unmatched_rows=unmatched)
         progress = run_backfill(prepared, control)
         return replace(
             progress,
             loaded_rows=progress.committed - progress.unmatched_rows,
+            unmatched_rows=progress.unmatched_rows + unmatched,
             seconds=progress.seconds + spent,
         )
 
@@ -255,7 +258,7 @@ class LoadWork:
 
     def tidy(self) -> None:
         """Drop what this load and others before it have staged, unless another one runs."""
-        drop_column_leftovers(self.ref, self.column, set())
+        drop_leftovers(self.ref, partial(is_of_column, column=self.column), set())
         open_folder(self.ref, self.request.version).delete()
         delete_loads(self.ref, partial(is_idle, self.ref))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from geneva.execution.backfill.prepare import PreparedBackfill
@@ -13,7 +14,8 @@ from geneva.execution.refresh.prepare import PreparedRefresh
 from geneva.model.tables import TableRef
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
-from geneva.storage.checkpoints.cleanup import drop_column_leftovers
+from geneva.storage.checkpoints.cleanup import drop_leftovers
+from geneva.storage.checkpoints.store import is_of_column
 
 if TYPE_CHECKING:
     from geneva.execution.backfill.control import JobControl
@@ -145,4 +147,4 @@ class RefreshWork:
         """Drop the checkpoints of all groups."""
         for filled in self._every_filled:
             for group in filled.groups:
-                drop_column_leftovers(filled.ref, group.name, set())
+                drop_leftovers(filled.ref, partial(is_of_column, column=group.name), set())

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import wait
 
 from geneva.errors import SQLExecutionError, UDFOutputError
+from geneva.execution.apply.pauses import JobEnded
 from geneva.execution.worker.batches import BatchRunner, Event
 from geneva.execution.worker.pacing import Deadline
 from geneva.execution.worker.poison_rows import PoisonSearch, note_key
@@ -268,6 +269,11 @@ def _run_threads(columns: Sequence[Pipeline], legs: Sequence[Leg], deadline: Dea
                 column.close()
             failed.column.fail(failed.error)
             failed.column.close()
+        except JobEnded:
+            for column in columns:
+                column.interrupt()
+                column.close()
+            raise
         except Stopped:
             if halt.is_set:
                 raise

@@ -244,19 +244,20 @@ def _part_failure(
     skipped.add(failed.skipped)
     failures = [*skipped.found.values()]
     rows, where = failed.rows, f"rows [{failed.rows.start}, {failed.rows.end})"
+    hide = task.work.hide
     if failed.at_fault is not None:
-        failures.append(failed.at_fault)
+        failures.append(failed.at_fault.without_secrets(hide))
         where = f"row {failed.at_fault.offset}"
     cell: CellFailure | None = getattr(failed.error, "failure", None)
     column = getattr(failed.error, "column", None) or task.work.computation.name
     return PartFailure(
         fragment_id=part.fragment_id,
         kind=type(failed.error).__name__,
-        message=(
+        message=hide(
             f"{_shown(task.work, column).place}, fragment {part.fragment_id}, {where} (of rows "
             f"[{rows.start}, {rows.end})): {failed.error}"
         ),
-        traceback=cell.traceback if cell is not None else "",
+        traceback=hide(cell.traceback) if cell is not None else "",
         failures=with_row_ids(task.dataset, part.fragment_id, failures),
     )
 

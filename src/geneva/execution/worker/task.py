@@ -9,10 +9,11 @@ from typing import Any
 
 from geneva.model.computation import Computation, Permit
 from geneva.model.rows import RowRange, RowSet
-from geneva.model.tables import Sizes, TableRef
+from geneva.model.tables import Secrets, Sizes, TableRef
 from geneva.planning.backfill import OutputPlan
 from geneva.planning.ranges import gaps
 from geneva.planning.sizing import Limit
+from geneva.secret_values import redacted
 from geneva.storage.checkpoints.reuse import Reuse
 from geneva.storage.columns.staged_files import StagedFile
 
@@ -40,6 +41,12 @@ class ColumnWork:
     """How many rows may fail before the job is given up; None: all of them."""
     permit: Permit | None = None
     """The driver's word that the function may run; None: there is none to run."""
+    hidden: tuple[Secrets, ...] = ()
+    """What no text may show that leaves the worker: in a report, or in a checkpoint."""
+
+    def hide(self, text: str) -> str:
+        """A text of the user's function without what is secret."""
+        return redacted(text, self.hidden)
 
     @property
     def bounds_lost_rows(self) -> bool:
@@ -268,24 +275,6 @@ class TaskReport:
     """The end of what was printed and logged while it ran."""
     riders: tuple[TaskReport, ...] = ()
     """The reports of the task's riders, in their order. The reading is in the task's own."""
-
-    def without_secrets(self, hide: Callable[[str], str]) -> TaskReport:
-        """The same with the texts of failures as they may be shown and kept."""
-        if self.failure is None and not any(result.failures for result in self.results):
-            return self
-        failure = self.failure
-        if failure is not None:
-            failure = replace(
-                failure,
-                message=hide(failure.message),
-                traceback=hide(failure.traceback),
-                failures=tuple(row.without_secrets(hide) for row in failure.failures),
-            )
-        results = tuple(
-            replace(result, failures=tuple(row.without_secrets(hide) for row in result.failures))
-            for result in self.results
-        )
-        return replace(self, failure=failure, results=results)
 
     def to_json(self) -> str:
         """The report as text, as it travels."""

@@ -56,13 +56,14 @@ def without_use(
     return [path for path, is_useful in stored.items() if not is_useful]
 
 
-def drop_column_leftovers(ref: TableRef, column: str, keep: set[str]) -> int:
-    """Delete a column's checkpoints, those under the prefixes in `keep` aside.
+def drop_leftovers(ref: TableRef, is_own: Callable[[str], bool], keep: set[str]) -> int:
+    """Delete the checkpoints whose prefix is one's own, those under the prefixes in `keep` aside.
 
     Nothing while another job works on the table.
     """
     store = open_checkpoints(ref)
-    keys = read_work(store).of_column(column)
+    every = read_work(store).keys.items()
+    keys = [key for (prefix, _), found in every if is_own(prefix) for key in found]
     return delete_keys(store, _if_idle(ref, without_use(keys, lambda key: key.prefix in keep)))
 
 

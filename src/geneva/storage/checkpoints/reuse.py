@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from lance.file import LanceFileReader
 
-from geneva.model.computation import Computation
+from geneva.model.computation import RECEIPT_PREFIX, Computation
 from geneva.model.digests import Digests
 from geneva.model.rows import Mask, Offsets, RowRange, RowSet
 from geneva.model.tables import TableRef
@@ -232,14 +232,11 @@ def read_results(
     every = list(keys)
     staged = _staged_files(ref, store, computation, every)
     ranges = [key for key in every if key.rows is not None]
-    files = dict[str, RowSet | None]()
-    if len(computation.outputs) == 1:
-        # Checkpoints that went into a file that is there hold the same results as the file.
-        ranges = [key for key in ranges if (key.prefix, key.fragment_id) not in staged]
-        files = {file.path: None for file in staged.values()}
-    else:
-        # Not where just some of a row's outputs are new: the file has old values of the others.
-        files = {file.path: _not_saved(file, place, ranges) for place, file in staged.items()}
+    # A checkpoint has the results of a call, and a file of several outputs may have older values of
+    # some of them: where both are there, the checkpoint is read.
+    files: dict[str, RowSet | None] = {
+        file.path: _not_saved(file, place, ranges) for place, file in staged.items()
+    }
     files.update(own_files)
     found = itertools.chain(
         _results_of_checkpoints(store, computation, ranges),
@@ -277,8 +274,11 @@ def _results_of_checkpoints(
     name = computation.receipts[0].name
     written = [output.name for output in computation.written]
     for key in keys:
-        batch = read_checkpoint(store, key.path(), written)
-        if batch is not None:
+        try:
+            batch = store[key.path()]
+        except KeyError:
+            continue
+        if stored_as(batch.schema.names, written) is not None:
             digests = batch.column(DIGEST_COLUMN) if DIGEST_COLUMN in batch.schema.names else None
             yield _usable(BatchCheckpoint(key.path()), batch.column(name), None, digests)
 
@@ -367,10 +367,8 @@ def _receipts_of_file(
             storage_options=ref.storage_options.plain(),
             columns=[computation.receipts[0].name],
         )
-        # Names of columns may have changed since, those of receipts never do.
-        there = reader.metadata().schema.names
-        receipts = [receipt.name for receipt in computation.receipts]
-        if len(there) != len(computation.written) or there[len(computation.outputs) :] != receipts:
+        written = [output.name for output in computation.written]
+        if stored_as(reader.metadata().schema.names, written) is None:
             return None
         table = reader.read_all(batch_size=_WINDOW_ROWS).to_table()
     except BaseException as error:
@@ -383,15 +381,21 @@ def _receipts_of_file(
     return table.column(0).combine_chunks(), made.mask()
 
 
-def read_checkpoint(
-    store: CheckpointStore, key: str, columns: Collection[str]
-) -> pa.RecordBatch | None:
-    """A batch checkpoint that has some columns; None when it can't be used."""
-    try:
-        batch = store[key]
-    except KeyError:
+def stored_as(there: Sequence[str], wanted: Sequence[str]) -> list[str] | None:
+    """What a result calls the columns that are wanted of it; None: it doesn't have all of them.
+
+    A result has values, and then a receipt for each of them, in the same order. A receipt is called
+    after the identity of its column: so a value is found whatever its column was called then, and
+    whatever other columns the same calls filled. Where there are no receipts, names have to do.
+    """
+    receipts = [name for name in wanted if name.startswith(RECEIPT_PREFIX)]
+    if not receipts:
+        return [*wanted] if set(wanted) <= set(there) else None
+    first = next((i for i, n in enumerate(there) if n.startswith(RECEIPT_PREFIX)), len(there))
+    values = dict(zip(there[first:], there[:first], strict=False))
+    if not values.keys() >= set(receipts):
         return None
-    return batch if set(columns) <= set(batch.schema.names) else None
+    return [*(values[receipt] for receipt in receipts), *receipts]
 
 
 @dataclass(slots=True)
@@ -428,8 +432,8 @@ class ReusedValues:
             match origin:
                 case BatchCheckpoint(key):
                     batch = self.store[key]
-                    batch = batch.select([n for n in self.schema.names if n in batch.schema.names])
-                    return _BatchRows(batch) if batch.schema.types == self.schema.types else None
+                    names = self._stored_as(batch.schema)
+                    return _BatchRows(batch.select(names)) if names is not None else None
                 case PublishedRows(fragment_id):
                     return _TableRows(RowTaker(self.dataset, fragment_id, self.schema.names))
                 case DataFile(path):
@@ -437,9 +441,19 @@ class ReusedValues:
                         f"{self.ref.uri}/data/{path}",
                         storage_options=self.ref.storage_options.plain(),
                     )
-                    return _FileRows(reader) if int(reader.num_rows()) > last else None
+                    names = self._stored_as(reader.metadata().schema)
+                    if names is None or int(reader.num_rows()) <= last:
+                        return None
+                    return _FileRows(reader, names)
         except (KeyError, OSError, ValueError, RuntimeError):
             return None
+
+    def _stored_as(self, there: pa.Schema) -> list[str] | None:
+        """What the columns are called there; None where some are missing, or of other types."""
+        names = stored_as(there.names, self.schema.names)
+        if names is None or [there.field(name).type for name in names] != self.schema.types:
+            return None
+        return names
 
     def between(self, start: int, end: int) -> Piece | None:
         """The values of rows [start, end) that are taken over; None when there are none."""
@@ -486,10 +500,11 @@ class _FileRows:
     """Rows of a data file that is not, or no longer, part of the table."""
 
     reader: LanceFileReader
+    names: Sequence[str]
 
     def take(self, rows: Offsets) -> list[pa.Array]:
         table = self.reader.take_rows(rows.tolist(), batch_size=len(rows)).to_table()
-        return [column.combine_chunks() for column in table.columns]
+        return [table.column(name).combine_chunks() for name in self.names]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

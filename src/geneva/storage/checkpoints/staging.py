@@ -17,7 +17,6 @@ from geneva.storage.checkpoints.store import (
     CheckpointStore,
     LanceCheckpointStore,
     index_keys,
-    is_of_column,
 )
 from geneva.storage.columns.staged_files import StagedFile
 
@@ -101,15 +100,6 @@ class StoredWork:
 
     keys: dict[Place, list[CheckpointKey]]
     staged: dict[Place, StagedFile]
-
-    def of_column(self, column: str) -> list[CheckpointKey]:
-        """The keys of a column, of any UDF and any inputs."""
-        return [
-            key
-            for (prefix, _), own in self.keys.items()
-            if is_of_column(prefix, column)
-            for key in own
-        ]
 
 
 def read_work(store: CheckpointStore) -> StoredWork:

@@ -27,9 +27,12 @@ _MAX_FILE_NAME = 240
 """Longest file name: file systems take 255 bytes, and writers add a suffix of their own."""
 _FOLDER_NAME = 200
 """How much of a key that is longer than a file name may be goes into the name of each folder."""
+_MARK_LENGTH = 12
+"""Digits of a key's `srcfiles` that say which computation it is of."""
 _DELETES_AT_ONCE = 16
 _KEY_METADATA = "geneva.checkpoint.key"
 _CHECKSUM_METADATA = "geneva.checkpoint.crc32"
+_JSON_METADATA = "geneva.checkpoint.json"
 _SEPARATOR = re.compile(r"_(?=(?:ver|col|where|uri|srcfiles|frag|range)-)")
 """Where a part of a key begins."""
 _TAIL = re.compile(
@@ -132,12 +135,13 @@ class LanceCheckpointStore(CheckpointStore):
 
     def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
         """Write the file; the name appears when it is complete."""
-        writer = self._session.open_writer(_file_name(key), schema=value.schema)
+        written = _without_json(value)
+        writer = self._session.open_writer(_file_name(key), schema=written.schema)
         # Never `with`: leaving the block by an exception would publish a truncated file.
         writer.add_schema_metadata(_KEY_METADATA, key)
         writer.add_schema_metadata(_CHECKSUM_METADATA, str(checksum(value)))
-        columns = [writable(column) for column in value.columns]
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=value.schema))
+        columns = [writable(column) for column in written.columns]
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=written.schema))
         writer.close()
 
     def __getitem__(self, key: str) -> pa.RecordBatch:
@@ -157,7 +161,7 @@ class LanceCheckpointStore(CheckpointStore):
             if type(error).__name__ != "PanicException":
                 raise
             raise KeyError(key) from error
-        batch = single_batch(table)
+        batch = _with_json(single_batch(table))
         if _metadata_text(metadata, _CHECKSUM_METADATA) != str(checksum(batch)):
             raise KeyError(key)
         return batch
@@ -188,6 +192,25 @@ class LanceCheckpointStore(CheckpointStore):
         """The keys of all files, sorted."""
         keys = (_key_of(path) for path in self._session.list())
         return sorted(key for key in keys if key is not None and key.startswith(prefix or ""))
+
+
+def _without_json(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """JSON columns as their texts: Lance would write them in a form of its own, and read that."""
+    for place, column in enumerate(batch.schema):
+        if isinstance(column.type, pa.JsonType):
+            texts = column.with_type(column.type.storage_type).with_metadata({_JSON_METADATA: ""})
+            batch = batch.set_column(place, texts, batch.column(place).storage)
+    return batch
+
+
+def _with_json(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """What `_without_json` was given."""
+    for place, column in enumerate(batch.schema):
+        if _JSON_METADATA.encode() in (column.metadata or {}):
+            kind = pa.json_(column.type)
+            values = pa.ExtensionArray.from_storage(kind, batch.column(place))
+            batch = batch.set_column(place, pa.field(column.name, kind), values)
+    return batch
 
 
 def _file_name(key: str) -> str:
@@ -226,22 +249,23 @@ class WorkIdentity:
     uri: str
     source_files: tuple[str, ...]
     """The files behind the inputs, and the output's own where its values are carried over."""
+    computation: str = ""
+    """The identity of what is computed, which outlives the names of its columns."""
 
     def prefix(self) -> str:
         """The key prefix. Names stand in it as people wrote them, other texts as their digests."""
+        files = _md5(chr(10).join(sorted(self.source_files)))
+        mark = _mark(self.computation) if self.computation else ""
         return "_".join(
             (
                 f"udf-{_safe(self.udf_name)}",
-                self.rows_part(self.udf_version),
+                f"ver-{_safe(self.udf_version)}",
+                f"col-{_safe(self.column)}",
+                f"where-{_md5(self.where)}",
                 f"uri-{_md5(self.uri.rstrip('/'))}",
-                f"srcfiles-{_md5(chr(10).join(sorted(self.source_files)))}",
+                f"srcfiles-{mark}{files[len(mark) :]}",
             )
         )
-
-    def rows_part(self, udf_version: str) -> str:
-        """The parts of the prefix that name a version, the column and the rows asked for."""
-        column, where = _safe(self.column), _md5(self.where)
-        return f"ver-{_safe(udf_version)}_col-{column}_where-{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,19 +304,32 @@ class CheckpointKey:
         return key if key.path() == text else None
 
 
-def without_where(prefix: str) -> str:
-    """A prefix without the part that is of its where clause."""
-    return re.sub(r"_where-[0-9a-f]{32}_", "_", prefix)
+def without_names(prefix: str) -> str:
+    """A prefix without the names of function and columns, which may change: the work itself."""
+    version = prefix.partition("_ver-")[2].partition("_col-")[0]
+    return f"{version}_where-{prefix.rpartition('_where-')[2]}"
 
 
-def head_of(prefix: str) -> str:
-    """The part of a prefix that names the function, the column and the rows that were asked for."""
-    return prefix.rpartition("_uri-")[0]
+def work_of(prefix: str) -> str:
+    """A prefix without names and without its where clause: what was computed from what."""
+    return re.sub(r"_where-[0-9a-f]{32}_", "_", without_names(prefix))
 
 
 def is_of_column(prefix: str, column: str) -> bool:
-    """Whether a prefix is of work on a column, by whatever function."""
-    return head_of(prefix).rpartition("_where-")[0].endswith(f"_col-{_safe(column)}")
+    """Whether a prefix is of work on a column of that name, by whatever function."""
+    return prefix.rpartition("_where-")[0].endswith(f"_col-{_safe(column)}")
+
+
+def is_of_computation(prefix: str, computation: str, version: str | None = None) -> bool:
+    """Whether a prefix is of a computation, whatever its columns are called; `version`: by it."""
+    if not prefix.rpartition("_srcfiles-")[2].startswith(_mark(computation)):
+        return False
+    return version is None or f"_ver-{_safe(version)}_col-" in prefix
+
+
+def is_of_clause(prefix: str, where: str) -> bool:
+    """Whether a prefix is of work on the rows that a where clause selects."""
+    return f"_where-{_md5(where)}_" in prefix
 
 
 def index_keys(keys: Iterable[str]) -> dict[tuple[str, int], list[CheckpointKey]]:
@@ -316,6 +353,11 @@ def _safe(text: str) -> str:
     if len(quoted) <= _MAX_NAME_LENGTH:
         return quoted
     return f"{quoted[:_MAX_NAME_LENGTH]}~{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def _mark(computation: str) -> str:
+    """How the digest of the source files begins: with one of what is computed."""
+    return _md5(computation)[:_MARK_LENGTH]
 
 
 def _md5(text: str) -> str:

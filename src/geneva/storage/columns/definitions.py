@@ -467,6 +467,11 @@ def receipt_field(column_id: str) -> pa.Field:
     return pa.field(receipt_name(column_id), RECEIPT_TYPE, nullable=True, metadata=metadata)
 
 
+def present_column(schema: pa.Schema, column_id: str) -> str | None:
+    """What a computed column is called now; None: it is gone. Another of its name is not it."""
+    return next((field.name for field in schema if column_uuid(field) == column_id), None)
+
+
 def column_uuid(arrow_field: pa.Field) -> str | None:
     """The identity of a computed column, by its field; None for any other."""
     found = (arrow_field.metadata or {}).get(f"{_PREFIX}.uuid".encode())
@@ -509,11 +514,10 @@ def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
 
 def commit_has_receipts(dataset: lance.LanceDataset, computation: Computation) -> None:
     """Write down that every value of a column has a receipt: those without are people's now."""
-    found = [read_definition(dataset.schema, output.name) for output in computation.outputs]
     changed = {
-        d.name: {f"{_PREFIX}.receipts": json.dumps(True)}
-        for d in found
-        if d is not None and d.computation_id == computation.id and not d.has_receipts
+        name: {f"{_PREFIX}.receipts": json.dumps(True)}
+        for name, found in read_definitions(dataset.schema).items()
+        if found.computation_id == computation.id and not found.has_receipts
     }
     if changed:
         dataset.update_field_metadata(changed)

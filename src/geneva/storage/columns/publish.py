@@ -15,7 +15,7 @@ from lance.commit import CommitConflictError
 from geneva.errors import ColumnChangedError, UDFOutputError
 from geneva.model.computation import Carry, Computation, Load, Output
 from geneva.model.tables import ColumnDefinition, TableRef
-from geneva.storage.columns.definitions import read_definition
+from geneva.storage.columns.definitions import present_column, read_definition
 from geneva.storage.columns.dictionaries import DistinctValues, has_narrow_dictionary
 from geneva.storage.columns.provenance import named, parse_file_name, read_provenance
 from geneva.storage.columns.staged_files import StagedFile, data_file, read_columns, stage_nulls
@@ -300,17 +300,17 @@ def verify_column(schema: pa.Schema, ref: TableRef, planned: Computation) -> Non
     if not there:
         raise ColumnChangedError(
             f"Column {name!r} of table {ref.name!r} was dropped or replaced while it was being "
-            "computed. The finished work is kept in the checkpoint store. Look at the table, then "
-            "run the backfill again."
+            "computed. One that was added under its name is another column: its own backfill "
+            "computes it."
         )
     for output, definition in there:
         _verify_definition(ref, planned, output, definition)
 
 
 def _same_column(schema: pa.Schema, output: Output) -> ColumnDefinition | None:
-    """The definition of the very column that was planned; None: it is gone."""
-    found = read_definition(schema, output.name) if has_column(schema, output.name) else None
-    return found if found is not None and found.uuid == output.column_id else None
+    """The definition of the very column that was planned, by its present name; None: it is gone."""
+    name = present_column(schema, output.column_id)
+    return read_definition(schema, name) if name is not None else None
 
 
 def _verify_definition(
@@ -336,7 +336,7 @@ def _verify_loaded(schema: pa.Schema, ref: TableRef, planned: Computation) -> No
     for output in planned.outputs:
         there = has_column(schema, output.name)
         if not there or value_type(schema.field(output.name).type) != output.type:
-            what = "changed its type" if there else "was dropped"
+            what = "changed its type" if there else "was dropped or renamed"
         elif read_definition(schema, output.name) is not None:
             what = "became a computed column"
         else:
@@ -359,6 +359,13 @@ def _covers_live_rows(
     return provenance is not None and not live.minus(provenance.valid)
 
 
+def _fields_now(snapshot: TableSnapshot, output: Output) -> tuple[int, ...] | None:
+    """The field ids that a column has now; None: it is gone. A computed one may be renamed."""
+    column = output.column_id
+    name = present_column(snapshot.schema, column) if column else output.name
+    return snapshot.field_ids.get(name) if name is not None else None
+
+
 def _misfit(
     staged: StagedFile,
     fragment: FragmentFacts | None,
@@ -371,7 +378,7 @@ def _misfit(
         return "its fragment was rewritten or removed"
     if fragment.physical_rows != staged.physical_rows:
         return "its fragment has another number of rows"
-    if any(snapshot.field_ids.get(o.name) != o.field_ids for o in computation.written):
+    if any(_fields_now(snapshot, o) != o.field_ids for o in computation.written):
         return "the column's fields changed"
     if not _covers_live_rows(staged, snapshot.ref, dataset, fragment):
         return "deleted rows came back"

@@ -65,7 +65,7 @@ class ErrorRecord:
     # What follows is None in records of releases before 0.2.
     table_uri: str | None = None
     table_version: int | None = None
-    """The version that the inputs were read from."""
+    """The version that the inputs were read from: of a view's function, that of its source."""
     udf_name: str | None = None
     udf_version: str | None = None
     input_columns: Sequence[str] | None = None
