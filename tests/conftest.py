@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import Calls, RunnerFactory, connect
+from support import Calls, Prototypes, RunnerFactory, connect
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -100,6 +100,12 @@ def local_db(tmp_path: Path) -> Connection:
 def calls(tmp_path: Path) -> Calls:
     """An empty log of UDF calls, which any process can write to."""
     return Calls(str(tmp_path / "calls"))
+
+
+@pytest.fixture(scope="module")
+def prototypes(tmp_path_factory: pytest.TempPathFactory) -> Prototypes:
+    """Databases that the tests of a module begin with."""
+    return Prototypes(tmp_path_factory.mktemp("prototypes"))
 
 
 @pytest.fixture(scope="session")
