@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
 import geneva
-from geneva.cli import app
+from command_line import invoke
 from geneva.cli.summaries import list_tables, table_description
 from geneva.connection import Connection
 from geneva.errors import TableNotFoundError
@@ -158,7 +157,7 @@ def test_a_view_whose_source_is_gone_shows_what_there_is(db: Connection, calls: 
     assert (columns["y"]["stale_rows"], columns["y"]["error"]) == (2, None)
 
     def said(*command: str) -> str:
-        found = CliRunner().invoke(app, command)
+        found = invoke(command)
         assert found.exit_code == 0, found.output
         return found.stdout
 
@@ -176,7 +175,7 @@ def test_lists_have_one_shape(odd_db: Connection, command: str, key: str) -> Non
     """What can't be read has the keys of all others: programs need not ask which there are."""
     odd_db.create_materialized_view("w", odd_db.create_table("s", [{"a": 1}]).query())
     shutil.rmtree(Path(odd_db.uri) / "s.lance")
-    found = CliRunner().invoke(app, [*command.split(), odd_db.uri, "--json"])
+    found = invoke([*command.split(), odd_db.uri, "--json"])
     lines = json.loads(found.stdout)[key]
     assert {line["error"] is None for line in lines} == {True, False}
     assert {tuple(line) for line in lines} == {tuple(lines[0])}

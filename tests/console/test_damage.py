@@ -14,9 +14,8 @@ import pytest
 pytest.importorskip("starlette")
 
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
-from geneva.cli import app as command
+from command_line import invoke
 from geneva.connection import Connection
 from geneva.console import app
 from support import Calls, make_table, tripled
@@ -81,7 +80,7 @@ def test_a_page_of_its_own(folder: Path, name: str) -> None:
 
 def test_the_command(folder: Path) -> None:
     def run(*args: str) -> str:
-        result = CliRunner().invoke(command, [*args, str(folder)])
+        result = invoke([*args, str(folder)])
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -124,16 +123,16 @@ def test_odd_jobs_are_a_line_each(folder: Path) -> None:
         for job, kind, payload in ODD_JOBS
     ]
     schema = lance.dataset(jobs).schema
-    before = CliRunner().invoke(command, ["jobs", "list", str(folder)]).output.splitlines()
+    before = invoke(["jobs", "list", str(folder)]).output.splitlines()
     lance.write_dataset(pa.Table.from_pylist(rows, schema=schema), jobs, mode="append")
-    listed = CliRunner().invoke(command, ["jobs", "list", str(folder)])
+    listed = invoke(["jobs", "list", str(folder)])
     assert listed.exit_code == 0, listed.output
     lines = listed.output.splitlines()
     assert len(lines) == len(before) + len({job for job, _, _ in ODD_JOBS})
     assert "\x1b" not in listed.output
     assert max(map(len, lines)) < 300
     assert any(line.startswith(r"line\nbr") for line in lines)
-    shown = CliRunner().invoke(command, ["jobs", "show", str(folder), "line"])
+    shown = invoke(["jobs", "show", str(folder), "line"])
     assert r"line\nbreak\x1b[31m\n" in shown.output.splitlines()[0]
     client = TestClient(app(str(folder), hosts=["testserver"]))
     for page in (
