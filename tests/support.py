@@ -123,7 +123,7 @@ class Prototypes:
             unfinished = made.with_suffix(".unfinished")
             make(connect(unfinished, InProcessRunner), self, *args)
             unfinished.rename(made)
-        shutil.copytree(made, to)
+        shutil.copytree(made, to, dirs_exist_ok=True)
         for log in self.folder.glob("*.log"):
             log.unlink()
         return connect(to, InProcessRunner)
