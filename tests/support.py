@@ -118,7 +118,7 @@ class Prototypes:
 
     def copy(self, make: Callable[..., Any], to: Path, *args: Any) -> Connection:
         """Return a copy of what `make(db, self, *args)` fills, in which nothing was called yet."""
-        made = self.folder / "-".join([make.__name__, *map(str, args)])
+        made = self.folder / "-".join([make.__name__, *(getattr(a, "name", str(a)) for a in args)])
         if not made.exists():
             unfinished = made.with_suffix(".unfinished")
             make(connect(unfinished, InProcessRunner), self, *args)
