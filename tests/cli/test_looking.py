@@ -18,7 +18,7 @@ from geneva.cli.summaries import list_tables, table_description
 from geneva.connection import Connection
 from geneva.errors import TableNotFoundError
 from geneva.execution.runner import InProcessRunner
-from support import Calls, tripled
+from support import Calls, Prototypes, tripled
 
 SLOW = {
     "lancedb",
@@ -67,16 +67,19 @@ assert len(pyarrow.table({"a": [1]}).to_pandas()) == 1, "pandas is hidden, and n
 
 
 @pytest.fixture
-def db(tmp_path: Path, calls: Calls) -> Connection:
+def db(tmp_path: Path, prototypes: Prototypes) -> Connection:
     """A table with a computed column, and views of it: ours and LanceDB's."""
-    connection = geneva.connect(tmp_path / "db", runner=InProcessRunner)
+    prototypes.copy(a_table_and_views, tmp_path / "db")
+    return geneva.connect(tmp_path / "db", runner=InProcessRunner)
+
+
+def a_table_and_views(connection: Connection, prototypes: Prototypes) -> None:
     table = connection.create_table("t", pa.table({"id": [1, 2, 3]}))
-    table.add_columns({"x": tripled(calls)})
+    table.add_columns({"x": tripled(prototypes.calls())})
     table.backfill("x")
     table.add(pa.table({"id": [4]}))
     connection.create_materialized_view("v", table.query().where("id > 1")).refresh()
     connection.create_materialized_view("own", "t", select=["id"])
-    return connection
 
 
 @pytest.fixture

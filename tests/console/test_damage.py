@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from command_line import invoke
 from geneva.connection import Connection
 from geneva.console import app
-from support import Calls, make_table, tripled
+from support import Prototypes, make_table, tripled
 
 STABLE = {"new_table_enable_stable_row_ids": "true"}
 COMPUTED = {"virtual_column": "true", "virtual_column.format": "geneva-spark/1"}
@@ -26,14 +26,18 @@ BAD = ["computed", "empty", "manifest", "view_0", "view_1"]
 
 
 @pytest.fixture
-def folder(local_db: Connection, calls: Calls) -> Path:
+def folder(tmp_path: Path, prototypes: Prototypes) -> Path:
     """A database with a good table, a good view, and what nobody should have to see."""
-    table = make_table(local_db, [4], "good")
-    table.add_columns({"c": tripled(calls)})
+    return Path(prototypes.copy(damaged, tmp_path / "db").uri)
+
+
+def damaged(db: Connection, prototypes: Prototypes) -> None:
+    table = make_table(db, [4], "good")
+    table.add_columns({"c": tripled(prototypes.calls())})
     table.backfill("c")
-    source = local_db.create_table("source", pa.table({"x": [1]}), storage_options=STABLE)
-    local_db.create_materialized_view("a_view", source).refresh()
-    folder = Path(local_db.uri)
+    source = db.create_table("source", pa.table({"x": [1]}), storage_options=STABLE)
+    db.create_materialized_view("a_view", source).refresh()
+    folder = Path(db.uri)
     (folder / "empty.lance").mkdir()
     (folder / "manifest.lance" / "_versions").mkdir(parents=True)
     (folder / "manifest.lance" / "_versions" / "1.manifest").write_bytes(b"rubbish" * 10)
@@ -46,7 +50,6 @@ def folder(local_db: Connection, calls: Calls) -> Path:
     row = {"job_id": "bad-job", "at": None, "kind": "created", "payload": "{"}
     schema = lance.dataset(jobs).schema
     lance.write_dataset(pa.Table.from_pylist([row], schema=schema), jobs, mode="append")
-    return folder
 
 
 def write(folder: Path, name: str, schema: pa.Schema) -> None:
