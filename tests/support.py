@@ -92,6 +92,11 @@ class Calls:
         return rows
 
 
+def slow(*values: Any) -> Any:
+    """A case of a parametrized test that is left to the slow round."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def counted(calls: Calls, function: Callable[..., Any], **options: Any) -> UDF:
     """Make a UDF of a function that logs every call before it is made."""
 

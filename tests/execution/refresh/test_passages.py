@@ -19,7 +19,7 @@ from geneva.errors import GenevaError, UserInputError
 from geneva.execution.refresh import explode, layout
 from geneva.storage.lance import lists
 from geneva.view import MaterializedView
-from support import Calls, Prototypes, counted
+from support import Calls, Prototypes, counted, slow
 from view_support import STABLE
 
 WORDS = pa.schema([("word", pa.string()), ("place", pa.int64())])
@@ -184,7 +184,7 @@ class TestWhatStays:
         view.refresh()
         assert row_ids(view) == before
 
-    @pytest.mark.parametrize("kind", ["struct", "list", "dictionary", "vector"])
+    @pytest.mark.parametrize("kind", ["struct", "dictionary", slow("list"), slow("vector")])
     def test_carried_columns_of_any_type(
         self, local_db: Connection, calls: Calls, kind: str
     ) -> None:
