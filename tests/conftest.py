@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import Calls, RunnerFactory, connect
+from support import Calls, Prototypes, RunnerFactory, connect
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -58,10 +58,15 @@ QUICK_ON_SPARK = (
 )
 """Whose tests run on Spark in the quick round as well: one of each kind of behaviour."""
 
+OLDER_FORMATS = ("2.0", "2.1")
+"""Of Lance's files. Most of what is tested in each of them is quick in the newest alone."""
+
+QUICK_IN_EVERY_FORMAT = ("test_types.py::test_all", "test_types.py::test_what")
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the other tests' runs on Spark to the slow round, and begin with those that start it.
+    """Leave other runs on Spark and in older formats to the slow round; begin with those on Spark.
 
     Those that come first are one process's of `pytest -n 2`: just one has to start a JVM.
     """
@@ -70,6 +75,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = callspec.params if callspec is not None else {}
         name = item.nodeid.rpartition("/")[2]
         if params.get("runner") == "spark" and not name.startswith(QUICK_ON_SPARK):
+            item.add_marker(pytest.mark.slow)
+        is_older = str(params.get("version")) in OLDER_FORMATS
+        if is_older and not name.startswith(QUICK_IN_EVERY_FORMAT):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
@@ -100,6 +108,12 @@ def local_db(tmp_path: Path) -> Connection:
 def calls(tmp_path: Path) -> Calls:
     """An empty log of UDF calls, which any process can write to."""
     return Calls(str(tmp_path / "calls"))
+
+
+@pytest.fixture(scope="module")
+def prototypes(tmp_path_factory: pytest.TempPathFactory) -> Prototypes:
+    """Databases that the tests of a module begin with."""
+    return Prototypes(tmp_path_factory.mktemp("prototypes"))
 
 
 @pytest.fixture(scope="session")

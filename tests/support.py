@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ import geneva
 from geneva import UDF, udf
 from geneva.config import Settings
 from geneva.execution.backfill.committer import Publish, TableCommitter
-from geneva.execution.runner import Runner
+from geneva.execution.runner import InProcessRunner, Runner
 from geneva.storage.checkpoints.staging import read_work
 from geneva.storage.checkpoints.store import CheckpointKey, LanceCheckpointStore
 from geneva.storage.columns import publish as commit
@@ -91,6 +92,11 @@ class Calls:
         return rows
 
 
+def slow(*values: Any) -> Any:
+    """A case of a parametrized test that is left to the slow round."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def counted(calls: Calls, function: Callable[..., Any], **options: Any) -> UDF:
     """Make a UDF of a function that logs every call before it is made."""
 
@@ -103,6 +109,29 @@ def counted(calls: Calls, function: Callable[..., Any], **options: Any) -> UDF:
             calls.note(rows_of(args[0]), started)
 
     return udf(counting, **options)
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """Databases that are made once for the tests of a module; each test gets a copy of one."""
+
+    folder: Path
+
+    def calls(self, name: str = "calls") -> Calls:
+        """The log of UDF calls in the prototypes and in all of their copies."""
+        return Calls(str(self.folder / f"{name}.log"))
+
+    def copy(self, make: Callable[..., Any], to: Path, *args: Any) -> Connection:
+        """Return a copy of what `make(db, self, *args)` fills, in which nothing was called yet."""
+        made = self.folder / "-".join([make.__name__, *(getattr(a, "name", str(a)) for a in args)])
+        if not made.exists():
+            unfinished = made.with_suffix(".unfinished")
+            make(connect(unfinished, InProcessRunner), self, *args)
+            unfinished.rename(made)
+        shutil.copytree(made, to, dirs_exist_ok=True)
+        for log in self.folder.glob("*.log"):
+            log.unlink()
+        return connect(to, InProcessRunner)
 
 
 def rows_of(argument: Any) -> list[Any]:

@@ -346,9 +346,18 @@ async def async_text(db: Any, t: Any) -> Any:
     await t.create_index("s", config=FTS())
     found = await (await t.search("text17", query_type="fts")).limit(3).to_arrow()
     by_query = await t.query().nearest_to_text("text17").limit(3).to_list()
-    both = t.query().nearest_to(VECTOR).nearest_to_text("word1").rerank(RRFReranker()).limit(3)
-    words = t.vector_search(VECTOR).nearest_to_text("word1").rerank(RRFReranker()).limit(3)
-    names = [(await query.to_arrow()).schema.names for query in (both, words)]
+    queries = [
+        t.query().nearest_to(VECTOR),
+        t.query().nearest_to_text("word1"),
+        t.query().nearest_to(VECTOR).nearest_to_text("word1").rerank(RRFReranker()),
+        t.query().nearest_to_text("word1").nearest_to(VECTOR),
+        t.vector_search(VECTOR).nearest_to_text("word1"),
+        t.vector_search(VECTOR).select(["id", "s"]).nearest_to_text("word1"),
+        (await t.search(VECTOR)).nearest_to_text("word1"),
+        (await t.search("word1", query_type="fts")).nearest_to(VECTOR),
+        (await t.search("word1", query_type="fts")).nearest_to(VECTOR).select(["id"]),
+    ]
+    names = [(await query.limit(3).to_arrow()).schema.names for query in queries]
     return found.schema.names, [r["id"] for r in by_query], names
 
 

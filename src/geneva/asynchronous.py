@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from geneva.connection import Connection, connect
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Result = TypeVar("_Result")
-_DISTANCE = "_distance"
-_SCORES = {"AsyncVectorQuery": _DISTANCE, "AsyncFTSQuery": "_score"}
+_SCORES = {"AsyncVectorQuery": ("_distance",), "AsyncFTSQuery": ("_score",)}
 """What a search adds by itself to the columns that it was asked for; Lance wants it said."""
+_FURTHER = ("nearest_to", "nearest_to_text")
+"""What makes another kind of query of one."""
 _AT_ONCE = frozenset({"context", "local_ray_context", "is_remote"})
 """Of a connection, what waits for nothing."""
 
@@ -156,34 +158,40 @@ class AsyncTable:
 
     def query(self) -> Any:
         """LanceDB's query of the rows."""
-        return self._table._without_hidden(self._lancedb.query())
+        return self._shown(self._lancedb.query())
 
     def vector_search(self, query_vector: Any) -> Any:
         """LanceDB's search of the rows that are nearest to a vector."""
-        return self._nearest(self._lancedb.vector_search(query_vector))
-
-    def _nearest(self, found: Any) -> Any:
-        """A search by a vector. If words are added, there is no one distance to show."""
-        raw, selects = self._table._without_hidden(found, _DISTANCE), found.select
-        chosen: list[Any] = []
-
-        def select(columns: Any) -> Any:
-            chosen.append(columns)
-            return selects(columns)
-
-        def nearest_to_text(*args: Any, **options: Any) -> Any:
-            if not chosen:
-                self._table._without_hidden(raw)
-            return type(raw).nearest_to_text(raw, *args, **options)
-
-        raw.select, raw.nearest_to_text = select, nearest_to_text
-        return raw
+        return self._shown(self._lancedb.vector_search(query_vector))
 
     async def search(self, *args: Any, **options: Any) -> Any:
         """LanceDB's search, by a vector, words or both."""
-        found = await self._lancedb.search(*args, **options)
-        scores = [score for kind, score in _SCORES.items() if type(found).__name__ == kind]
-        return self._table._without_hidden(found, *scores)
+        return self._shown(await self._lancedb.search(*args, **options))
+
+    def _shown(self, found: Any, *, is_chosen: bool = False) -> Any:
+        """A query of all columns but Geneva's own, unless `is_chosen`, whatever it becomes.
+
+        A vector or words that are added to it make another kind of query, with another score.
+        """
+        kind, selects = type(found), found.select
+        if not is_chosen:
+            self._table._without_hidden(found, *_SCORES.get(kind.__name__, ()))
+
+        def select(columns: Any) -> Any:
+            nonlocal is_chosen
+            is_chosen = True
+            return selects(columns)
+
+        def further(method: str, *args: Any, **options: Any) -> Any:
+            if not is_chosen:
+                self._table._without_hidden(found)  # and without a score that is no longer there
+            return self._shown(getattr(kind, method)(found, *args, **options), is_chosen=is_chosen)
+
+        found.select = select
+        for method in _FURTHER:
+            if hasattr(kind, method):
+                setattr(found, method, partial(further, method))
+        return found
 
     def take_offsets(self, offsets: list[int]) -> Any:
         """Take rows by their place in the table."""

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
 
 import geneva
+from command_line import invoke
 from geneva import udf
-from geneva.cli import app
 from geneva.errors import StorageUnavailableError, UserInputError
 from geneva.storage.lance.database import _in_time, open_database
 
@@ -67,7 +67,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
+    result = invoke(list(arguments))
     assert isinstance(result.exception, SystemExit), (arguments, result.exception)
     return result
 

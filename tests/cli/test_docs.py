@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import geneva
-from geneva.cli import app
+from command_line import invoke
 from geneva.config import Settings
 from geneva.execution.runner import InProcessRunner
 
@@ -44,7 +43,7 @@ def printed(block: str) -> str:
         if line.startswith("$ "):
             name, *arguments = shlex.split(line.removeprefix("$ "))
             assert name == "geneva"
-            result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+            result = invoke(arguments, catch_exceptions=False)
             parts.append(f"{line}\n{result.output.rstrip()}\n")
     return "\n".join(parts)
 

@@ -9,12 +9,12 @@ import re
 
 import pyarrow as pa
 import pytest
+from click.testing import Result
 from rich.console import Console
-from typer.testing import CliRunner, Result
 
 import geneva
+from command_line import invoke
 from geneva import skip_on_error, udf
-from geneva.cli import app
 from geneva.cli.terminal import LogSentences, grid
 from geneva.config import Settings
 from geneva.execution.jobs.progress import JobProgress, ProgressBars
@@ -55,7 +55,7 @@ def db(made: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
+    result = invoke(list(arguments))
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert not ACTING.search(result.output), repr(result.output)
     return result

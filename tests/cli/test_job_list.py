@@ -9,10 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
+from command_line import invoke
 from geneva import connect
-from geneva.cli import app as command
 from geneva.console.job_pages import JobFilter, job_list, job_page
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
@@ -41,7 +40,7 @@ def ended(job_id: str, total: int) -> JobEvent:
 
 
 def shown(tmp_path: Path) -> dict[str, str]:
-    result = CliRunner().invoke(command, ["jobs", "list", str(tmp_path)])
+    result = invoke(["jobs", "list", str(tmp_path)])
     assert result.exit_code == 0, result.output
     return {line.split()[0]: line for line in result.stdout.splitlines()[2:]}
 
@@ -90,11 +89,11 @@ def test_what_a_job_printed_is_shown_and_harmless(history: JobHistory, tmp_path:
     add(history, "printed", 0, ended("printed", 3))
     text = "one\n\x1b]0;owned\x07<script>alert(1)</script>\n"
     OutputStore(str(tmp_path), Secrets()).append([TaskOutput("printed", "y, fragment 0", text)])
-    result = CliRunner().invoke(command, ["jobs", "logs", str(tmp_path), "print"])
+    result = invoke(["jobs", "logs", str(tmp_path), "print"])
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[:2] == ["--- y, fragment 0", "one"]
     assert "\x1b" not in result.stdout
-    result = CliRunner().invoke(command, ["jobs", "logs", str(tmp_path), "print", "--json"])
+    result = invoke(["jobs", "logs", str(tmp_path), "print", "--json"])
     assert json.loads(result.stdout)["tasks"][0]["text"] == text
     job = connect(tmp_path).get_job("printed")
     assert job.logs()[0].text == text
@@ -106,5 +105,5 @@ def test_what_a_job_printed_is_shown_and_harmless(history: JobHistory, tmp_path:
 
 def test_a_job_that_printed_nothing(history: JobHistory, tmp_path: Path) -> None:
     add(history, "silent", 0, ended("silent", 3))
-    result = CliRunner().invoke(command, ["jobs", "logs", str(tmp_path), "silent"])
+    result = invoke(["jobs", "logs", str(tmp_path), "silent"])
     assert "Nothing was printed" in result.stdout

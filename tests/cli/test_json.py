@@ -10,21 +10,23 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
+import command_line
 import geneva
-from geneva.cli import app
+from command_line import invoke
 from geneva.execution.runner import InProcessRunner
-from support import Calls, tripled
+from support import Prototypes, tripled
+
+
+def a_table_and_a_view(connection: geneva.Connection, prototypes: Prototypes) -> None:
+    table = connection.create_table("t", [{"id": i} for i in range(3)])
+    table.add_columns({"x": tripled(prototypes.calls())})
+    connection.create_materialized_view("v", table)
 
 
 @pytest.fixture
-def db(tmp_path: Path, calls: Calls) -> str:
-    connection = geneva.connect(tmp_path / "db", runner=InProcessRunner)
-    table = connection.create_table("t", [{"id": i} for i in range(3)])
-    table.add_columns({"x": tripled(calls)})
-    connection.create_materialized_view("v", table)
-    return str(tmp_path / "db")
+def db(tmp_path: Path, prototypes: Prototypes) -> str:
+    return prototypes.copy(a_table_and_a_view, tmp_path / "db").uri
 
 
 def commands() -> list[Any]:
@@ -68,7 +70,7 @@ def commands_of(group: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
 @cache
 def known_commands() -> dict[str, Any]:
     """Every command of the app, to look at."""
-    return commands_of(typer.main.get_command(app))
+    return commands_of(command_line.command())
 
 
 EVERY_COMMAND = sorted(known_commands())
@@ -96,7 +98,7 @@ def test_wrong_arguments(command: str) -> None:
     wrong = [[*named, "more"], [*command.split(), "--no-such-option"]]
     wrong += [command.split()] if any(p.required for p in known.params) else []
     for arguments in wrong:
-        result = CliRunner().invoke(app, [*arguments, "--json"])
+        result = invoke([*arguments, "--json"])
         error = only_document(result)["error"]
         assert (error["type"], error["exit_code"]) == ("UsageError", result.exit_code)
 
@@ -121,7 +123,7 @@ MORE = {
 def test_a_database_that_is_none(tmp_path: Path, place: str) -> None:
     for command in OF_A_DATABASE:
         arguments = given_names(command, db=place.format(folder=tmp_path), name="t")
-        result = CliRunner().invoke(app, [*arguments, *MORE.get(command, ()), "--json"])
+        result = invoke([*arguments, *MORE.get(command, ()), "--json"])
         assert result.exit_code != 0, command
         document = only_document(result)
         assert command == "doctor" or document["error"]["exit_code"] == result.exit_code
@@ -131,15 +133,13 @@ def interrupted_in(
     command: str, when: Callable[[Any], Any], capsys: pytest.CaptureFixture[str], *given: str
 ) -> tuple[Any, Any]:
     """What a command answers, and its exit code, whose function is `when` of its own one."""
-    root = typer.main.get_command(app)
-    here: Any = root
-    for word in command.split():
-        here = here.commands[word]
-    here.callback = when(here.callback)
-    for parameter in here.params:
-        parameter.required = False
-    with pytest.raises(SystemExit) as leaving:
-        root([*command.split(), *given, "--json"])
+    here = known_commands()[command]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(here, "callback", when(here.callback))
+        for parameter in here.params:
+            patched.setattr(parameter, "required", False)
+        with pytest.raises(SystemExit) as leaving:
+            command_line.command()([*command.split(), *given, "--json"])
     shown = capsys.readouterr().out
     assert shown.count("\n{") == 0
     return json.loads(shown), leaving.value.code
@@ -177,7 +177,7 @@ def test_an_answer_is_the_only_one(db: str, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(("command", "arguments"), commands())
 def test_a_failure_is_one_document(db: str, command: list[str], arguments: list[str]) -> None:
     given = [argument.format(db=db) for argument in arguments]
-    result = CliRunner().invoke(app, [*command, *given, "--json"])
+    result = invoke([*command, *given, "--json"])
     assert result.exit_code != 0
     document = json.loads(result.stdout)
     if command == ["doctor"]:
@@ -194,7 +194,7 @@ def test_a_failed_job_is_named(db: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         "geneva.connection.Connection._spark_runner", lambda self: InProcessRunner()
     )
-    result = CliRunner().invoke(app, ["backfill", db, "t", "x", "--udf", "bad:f", "--json"])
+    result = invoke(["backfill", db, "t", "x", "--udf", "bad:f", "--json"])
     error = json.loads(result.stdout)["error"]
     assert (error["type"], error["exit_code"]) == ("UDFExecutionError", result.exit_code)
     assert geneva.connect(db).get_job(error["job_id"]).status == "FAILED"
@@ -205,13 +205,13 @@ def test_the_demo_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "geneva.connection.Connection._spark_runner", lambda self: InProcessRunner()
     )
     given = ["demo", "--rows", "8", "--dir", str(tmp_path / "d"), "--json"]
-    told = only_document(CliRunner().invoke(app, given))
+    told = only_document(invoke(given))
     assert (told["database"], told["table"], told["rows"]) == (str(tmp_path / "d"), "pictures", 10)
     assert [job["rows_computed"] for job in told["jobs"]] == [8] * 3 + [2] * 3 + [0] * 3
-    again = only_document(CliRunner().invoke(app, given))
+    again = only_document(invoke(given))
     assert again["error"]["type"] == "UserInputError"
 
 
 def test_dropping_answers(db: str) -> None:
-    result = CliRunner().invoke(app, ["view", "drop", db, "v", "--yes", "--json"])
+    result = invoke(["view", "drop", db, "v", "--yes", "--json"])
     assert json.loads(result.stdout) == {"dropped": "v"}

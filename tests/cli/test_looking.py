@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner
 
 import geneva
-from geneva.cli import app
+from command_line import invoke
 from geneva.cli.summaries import list_tables, table_description
 from geneva.connection import Connection
 from geneva.errors import TableNotFoundError
 from geneva.execution.runner import InProcessRunner
-from support import Calls, tripled
+from support import Calls, Prototypes, tripled
 
 SLOW = {
     "lancedb",
@@ -68,16 +67,19 @@ assert len(pyarrow.table({"a": [1]}).to_pandas()) == 1, "pandas is hidden, and n
 
 
 @pytest.fixture
-def db(tmp_path: Path, calls: Calls) -> Connection:
+def db(tmp_path: Path, prototypes: Prototypes) -> Connection:
     """A table with a computed column, and views of it: ours and LanceDB's."""
-    connection = geneva.connect(tmp_path / "db", runner=InProcessRunner)
+    prototypes.copy(a_table_and_views, tmp_path / "db")
+    return geneva.connect(tmp_path / "db", runner=InProcessRunner)
+
+
+def a_table_and_views(connection: Connection, prototypes: Prototypes) -> None:
     table = connection.create_table("t", pa.table({"id": [1, 2, 3]}))
-    table.add_columns({"x": tripled(calls)})
+    table.add_columns({"x": tripled(prototypes.calls())})
     table.backfill("x")
     table.add(pa.table({"id": [4]}))
     connection.create_materialized_view("v", table.query().where("id > 1")).refresh()
     connection.create_materialized_view("own", "t", select=["id"])
-    return connection
 
 
 @pytest.fixture
@@ -158,7 +160,7 @@ def test_a_view_whose_source_is_gone_shows_what_there_is(db: Connection, calls: 
     assert (columns["y"]["stale_rows"], columns["y"]["error"]) == (2, None)
 
     def said(*command: str) -> str:
-        found = CliRunner().invoke(app, command)
+        found = invoke(command)
         assert found.exit_code == 0, found.output
         return found.stdout
 
@@ -176,7 +178,7 @@ def test_lists_have_one_shape(odd_db: Connection, command: str, key: str) -> Non
     """What can't be read has the keys of all others: programs need not ask which there are."""
     odd_db.create_materialized_view("w", odd_db.create_table("s", [{"a": 1}]).query())
     shutil.rmtree(Path(odd_db.uri) / "s.lance")
-    found = CliRunner().invoke(app, [*command.split(), odd_db.uri, "--json"])
+    found = invoke([*command.split(), odd_db.uri, "--json"])
     lines = json.loads(found.stdout)[key]
     assert {line["error"] is None for line in lines} == {True, False}
     assert {tuple(line) for line in lines} == {tuple(lines[0])}

@@ -72,12 +72,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_help_of_every_command_has_an_example_and_the_exit_codes() -> None:
-    from typer.testing import CliRunner
-
-    from geneva.cli import app
+    from command_line import invoke
 
     for command in EVERY:
-        shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "100"})
+        shown = invoke([*command.split(), "--help"], env={"COLUMNS": "100"})
         assert shown.exit_code == 0, command
         assert (
             f"Example:  geneva {command} ".split()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
 
 import geneva
+from command_line import invoke
 from geneva import udf
-from geneva.cli import app
 from geneva.config import Settings
 from geneva.execution.runner import InProcessRunner
 from geneva.trust import policy
@@ -53,7 +53,7 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
+    result = invoke(list(arguments))
     assert result.exit_code == code, result.output
     return result
 

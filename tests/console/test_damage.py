@@ -14,12 +14,11 @@ import pytest
 pytest.importorskip("starlette")
 
 from starlette.testclient import TestClient
-from typer.testing import CliRunner
 
-from geneva.cli import app as command
+from command_line import invoke
 from geneva.connection import Connection
 from geneva.console import app
-from support import Calls, make_table, tripled
+from support import Prototypes, make_table, tripled
 
 STABLE = {"new_table_enable_stable_row_ids": "true"}
 COMPUTED = {"virtual_column": "true", "virtual_column.format": "geneva-spark/1"}
@@ -27,14 +26,18 @@ BAD = ["computed", "empty", "manifest", "view_0", "view_1"]
 
 
 @pytest.fixture
-def folder(local_db: Connection, calls: Calls) -> Path:
+def folder(tmp_path: Path, prototypes: Prototypes) -> Path:
     """A database with a good table, a good view, and what nobody should have to see."""
-    table = make_table(local_db, [4], "good")
-    table.add_columns({"c": tripled(calls)})
+    return Path(prototypes.copy(damaged, tmp_path / "db").uri)
+
+
+def damaged(db: Connection, prototypes: Prototypes) -> None:
+    table = make_table(db, [4], "good")
+    table.add_columns({"c": tripled(prototypes.calls())})
     table.backfill("c")
-    source = local_db.create_table("source", pa.table({"x": [1]}), storage_options=STABLE)
-    local_db.create_materialized_view("a_view", source).refresh()
-    folder = Path(local_db.uri)
+    source = db.create_table("source", pa.table({"x": [1]}), storage_options=STABLE)
+    db.create_materialized_view("a_view", source).refresh()
+    folder = Path(db.uri)
     (folder / "empty.lance").mkdir()
     (folder / "manifest.lance" / "_versions").mkdir(parents=True)
     (folder / "manifest.lance" / "_versions" / "1.manifest").write_bytes(b"rubbish" * 10)
@@ -47,7 +50,6 @@ def folder(local_db: Connection, calls: Calls) -> Path:
     row = {"job_id": "bad-job", "at": None, "kind": "created", "payload": "{"}
     schema = lance.dataset(jobs).schema
     lance.write_dataset(pa.Table.from_pylist([row], schema=schema), jobs, mode="append")
-    return folder
 
 
 def write(folder: Path, name: str, schema: pa.Schema) -> None:
@@ -81,7 +83,7 @@ def test_a_page_of_its_own(folder: Path, name: str) -> None:
 
 def test_the_command(folder: Path) -> None:
     def run(*args: str) -> str:
-        result = CliRunner().invoke(command, [*args, str(folder)])
+        result = invoke([*args, str(folder)])
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -124,16 +126,16 @@ def test_odd_jobs_are_a_line_each(folder: Path) -> None:
         for job, kind, payload in ODD_JOBS
     ]
     schema = lance.dataset(jobs).schema
-    before = CliRunner().invoke(command, ["jobs", "list", str(folder)]).output.splitlines()
+    before = invoke(["jobs", "list", str(folder)]).output.splitlines()
     lance.write_dataset(pa.Table.from_pylist(rows, schema=schema), jobs, mode="append")
-    listed = CliRunner().invoke(command, ["jobs", "list", str(folder)])
+    listed = invoke(["jobs", "list", str(folder)])
     assert listed.exit_code == 0, listed.output
     lines = listed.output.splitlines()
     assert len(lines) == len(before) + len({job for job, _, _ in ODD_JOBS})
     assert "\x1b" not in listed.output
     assert max(map(len, lines)) < 300
     assert any(line.startswith(r"line\nbr") for line in lines)
-    shown = CliRunner().invoke(command, ["jobs", "show", str(folder), "line"])
+    shown = invoke(["jobs", "show", str(folder), "line"])
     assert r"line\nbreak\x1b[31m\n" in shown.output.splitlines()[0]
     client = TestClient(app(str(folder), hosts=["testserver"]))
     for page in (

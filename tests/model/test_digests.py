@@ -260,7 +260,7 @@ def test_equal_digests_mean_equal_values(array: pa.Array) -> None:
 
 def test_vectors_that_differ_in_few_bits_of_each_item_have_different_digests() -> None:
     rng = np.random.default_rng(0)
-    rows, width = 200_000, 64
+    rows, width = 100_000, 64
     signs = rng.choice(np.array([-1, 1], np.float32), (rows, width))
     powers = rng.choice(np.array([0.5, 1, 2, 4], np.float64), (rows, width))
     flags = rng.integers(0, 2, (rows, width)) * 2**56

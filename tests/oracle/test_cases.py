@@ -20,7 +20,10 @@ from support import by_id, make_table
 
 A = Function("half")
 B = Function("tens")
-HOW_TO_WRITE = pytest.mark.parametrize("indexed", [True, False], ids=["in place", "moved"])
+HOW_TO_WRITE = pytest.mark.parametrize(
+    "indexed", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["in place", "moved"]
+)
+"""With an index on the key Lance rewrites columns where they are, without it moves the rows."""
 
 
 @pytest.fixture

@@ -35,9 +35,8 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def unpickling_lines(source: str) -> list[int]:
+def unpickling_lines(tree: ast.Module) -> list[int]:
     """Lines that mention a loader of a pickle module, under any alias."""
-    tree = ast.parse(source)
     modules: dict[str, str] = {}  # name in this file -> dotted module it stands for
     lines = []
     for node in ast.walk(tree):
@@ -64,18 +63,20 @@ def test_the_version_is_said_once() -> None:
     assert geneva.__version__ == PROJECT["version"], "reinstall the package: scripts/setup dev"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_says_what_it_is(path: Path) -> None:
-    source = path.read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(source)), f"{name_of(path)} has no docstring"
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    """Every module of the package, parsed."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_only_one_module_unpickles(path: Path) -> None:
-    lines = unpickling_lines(path.read_text(encoding="utf-8"))
-    assert path in (MAY_UNPICKLE, OWN_PROCESSES) or not lines, (
-        f"{name_of(path)} unpickles on lines {lines}"
-    )
+def test_a_module_says_what_it_is(trees: dict[Path, ast.Module]) -> None:
+    assert [name_of(path) for path, tree in trees.items() if not ast.get_docstring(tree)] == []
+
+
+def test_only_one_module_unpickles(trees: dict[Path, ast.Module]) -> None:
+    lines = {path: unpickling_lines(tree) for path, tree in trees.items()}
+    may = (MAY_UNPICKLE, OWN_PROCESSES)
+    assert {name_of(p): found for p, found in lines.items() if found and p not in may} == {}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_only_one_module_unpickles(path: Path) -> None:
     ],
 )
 def test_unpickling_is_seen_under_any_alias(source: str, lines: list[int]) -> None:
-    assert unpickling_lines(source) == lines
+    assert unpickling_lines(ast.parse(source)) == lines
 
 
 def test_importing_geneva_is_light() -> None:

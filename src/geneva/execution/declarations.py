@@ -71,7 +71,7 @@ from geneva.storage.views.definition import (
     visible_schema,
 )
 from geneva.udf.chunker import Chunker
-from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest
+from geneva.udf.declare import UDF, pinned, resolve_inputs, serialize_udf, udf_digest
 from geneva.udf.records import UnpackedUDF
 from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import NewColumns, NewFunction, as_udf, refuse_several
@@ -118,8 +118,9 @@ def add_udf_columns(
                 define_sibling(known, f.name, _made(new, f.name)) for f in new.fields.values()
             ]
             continue
-        source = FunctionSource(inputs, stage_udf(ref, new.udf))
-        definitions += define_columns(fields, new.names, new.udf, source, new.prefix)
+        udf = pinned(new.udf)
+        source = FunctionSource(inputs, stage_udf(ref, udf))
+        definitions += define_columns(fields, new.names, udf, source, new.prefix)
     commit_new_columns(
         dataset, [declare(_stored(dataset, definition)) for definition in definitions]
     )
@@ -251,12 +252,13 @@ def alter_udf_columns(
         current = existing[name]
         if current is not None and new.keep:
             _check_same_inputs(ref, with_present_inputs(current, fields), fed[name])
-        source = FunctionSource(fed[name], stage_udf(ref, new.udf))
+        udf = pinned(new.udf)
+        source = FunctionSource(fed[name], stage_udf(ref, udf))
         if current is None:
-            changed = define_columns(fields, {name: ""}, new.udf, source)
+            changed = define_columns(fields, {name: ""}, udf, source)
         else:
             changed = [
-                redefine_column(fields, column, new.udf, source, keep=new.keep)
+                redefine_column(fields, column, udf, source, keep=new.keep)
                 for column in group_definitions(schema, current)
             ]
         twice = [column.name for column in changed if column.name in changes]
@@ -548,6 +550,7 @@ def definition_for(
     together = columns_of(schema, current) if current is not None else (column,)
     inputs = inputs_of(function, own, schema, together)
     _refuse_cycles(ref, dataset, dict.fromkeys(together, inputs))
+    function = pinned(function)
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     source = FunctionSource(inputs, digest)
     if current is not None:
@@ -659,10 +662,11 @@ def alter_view_column(
     inputs = inputs_of(new.udf, new.input_columns, source.schema, (name,))
     if new.keep:
         _check_same_inputs(ref, current, inputs)
-    made = FunctionSource(inputs, stage_udf(ref, new.udf))
+    udf = pinned(new.udf)
+    made = FunctionSource(inputs, stage_udf(ref, udf))
     now = FieldsNow.of(source)
     changed = [
-        redefine_column(now, column, new.udf, made, keep=new.keep)
+        redefine_column(now, column, udf, made, keep=new.keep)
         for column in group_definitions(view.schema, current)
     ]
     commit_redefinitions(view, [declare(column) for column in changed])

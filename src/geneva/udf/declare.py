@@ -544,14 +544,19 @@ def udf_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def pinned(udf: UDF) -> UDF:
+    """Return the UDF with what it means now, for a declaration that asks more than once."""
+    return dataclasses.replace(udf, pinned_fingerprint=udf.fingerprint)
+
+
 def serialize_udf(udf: UDF) -> bytes:
     """Return the UDF as bytes that a process without the user's source files can load."""
-    pinned = dataclasses.replace(udf, pinned_fingerprint=udf.fingerprint)
+    stored = pinned(udf)
     try:
         taken = modules_used(udf)
-        body = dumped(pinned, taken)
+        body = dumped(stored, taken)
         if body.modules and not udf.modules:  # a stored function keeps those that it came with
-            body = dumped(dataclasses.replace(pinned, modules=body.modules), taken)
+            body = dumped(dataclasses.replace(stored, modules=body.modules), taken)
     except Exception as error:  # the user's objects may raise anything
         raise InvalidUDFError(
             f"UDF '{udf.name}' can't be sent to workers: {culprit(udf.func) or error}. Create "

@@ -37,7 +37,7 @@ from geneva.storage.jobs.shared_state import SharedState
 from geneva.udf.declare import UDF
 from geneva.udf.usage import Meter, metered
 from s3_server import Bucket, bucket, s3_endpoint  # noqa: F401  fixtures
-from support import Calls, by_id, connect, make_table
+from support import Calls, by_id, connect, make_table, slow
 
 if TYPE_CHECKING:
     from geneva import Connection
@@ -382,8 +382,17 @@ def test_usage_is_in_the_metrics(local_db: Connection, calls: Calls, make: Any):
     assert (progress.tokens, progress.cost, progress.limit_updates) == (280, 20.0, 0)
 
 
-@pytest.mark.parametrize("threads", [None, 4])
-@pytest.mark.parametrize("make", [priced, priced_async, priced_batch])
+@pytest.mark.parametrize(
+    ("make", "threads"),
+    [
+        (priced, None),
+        (priced_async, 4),
+        (priced_batch, None),
+        slow(priced, 4),
+        slow(priced_async, None),
+        slow(priced_batch, 4),
+    ],
+)
 def test_a_job_stops_at_its_budget_and_the_next_goes_on(
     local_db: Connection, calls: Calls, make: Any, threads: int | None
 ):

@@ -1,6 +1,6 @@
 """The conflict matrix: every operation, at every moment of a backfill, with and without stable ids.
 
-Run with GENEVA_WRITE_DOCS=1 to write what was seen to docs/conflicts.md.
+Run with GENEVA_WRITE_DOCS=1 and -m '' to write what was seen to docs/conflicts.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from geneva import udf
 from geneva.errors import ColumnChangedError, TableChangedError
 from geneva.execution.backfill.committer import TableCommitter, publish_columns
 from geneva.execution.runner import InProcessRunner
+from support import Prototypes
 
 ROWS, FRAGMENTS = 60, 6
 MOMENTS = ("before plan", "while applying", "between stage and commit", "between two commits")
@@ -43,7 +44,7 @@ def expected(x: int) -> int | None:
     return None if x % 10 == 7 else 2 * x
 
 
-def make_table(db: geneva.Connection, *, stable: bool) -> geneva.Table:
+def six_fragments(db: geneva.Connection, _: Prototypes, stable: bool) -> None:
     options = {"new_table_enable_stable_row_ids": str(stable).lower()}
     step = ROWS // FRAGMENTS
     rows = [{"k": i, "x": i, "y": i, "other": "a"} for i in range(ROWS)]
@@ -51,7 +52,12 @@ def make_table(db: geneva.Connection, *, stable: bool) -> geneva.Table:
     for start in range(step, ROWS, step):
         table.add(pa.Table.from_pylist(rows[start : start + step]))
     table.add_columns({"c": double, "p": plus})
-    return table
+
+
+def copied_table(prototypes: Prototypes, folder: Path, *, stable: bool) -> geneva.Table:
+    """The table of six fragments, where one task after the other runs."""
+    prototypes.copy(six_fragments, folder / "db", stable)
+    return geneva.connect(folder / "db", runner=lambda: InProcessRunner(1)).open_table("t")
 
 
 def append(table: geneva.Table) -> None:
@@ -156,18 +162,34 @@ GONE = {"delete": 4, "delete_fragment": 10, "delete_and_compact": 4, "compact_tw
 OUTCOMES: dict[tuple[str, str, bool], str] = {}
 
 
-@pytest.mark.parametrize("stable", [False, True], ids=["addresses", "stable-ids"])
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.__name__)
+def matrix() -> list[Any]:
+    """All of it. Each operation at each moment is quick on one kind of table, by turns."""
+    cells = [(operation, moment) for operation in OPERATIONS for moment in MOMENTS]
+    return [
+        pytest.param(
+            operation,
+            moment,
+            stable,
+            id=f"{operation.__name__}-{moment}-{'stable-ids' if stable else 'addresses'}",
+            marks=[pytest.mark.slow] if is_slow else [],
+        )
+        for number, (operation, moment) in enumerate(cells)
+        for stable in (False, True)
+        for is_slow in [stable == bool((number + number // len(MOMENTS)) % 2)]
+    ]
+
+
+@pytest.mark.parametrize(("operation", "moment", "stable"), matrix())
 def test_an_operation_at_any_moment_costs_only_what_it_changed(
     tmp_path: Path,
+    prototypes: Prototypes,
     operation: Callable[[geneva.Table], None],
     moment: str,
     stable: bool,
 ) -> None:
     conflict_watch.watch = watch = conflict_watch.Watch()
-    db = geneva.connect(tmp_path, runner=lambda: InProcessRunner(1))
-    table = make_table(db, stable=stable)
+    table = copied_table(prototypes, tmp_path, stable=stable)
+    db = table._connection
     other = db.open_table("t")
     put_at_moment(db, moment, lambda: operation(other))
 
@@ -231,12 +253,13 @@ def overwrite(table: geneva.Table) -> None:
 @pytest.mark.parametrize("operation", [drop_column, replace_column, overwrite])
 def test_what_cannot_be_saved_fails_with_a_typed_error(
     tmp_path: Path,
+    prototypes: Prototypes,
     operation: Callable[[geneva.Table], None],
     moment: str,
 ) -> None:
     conflict_watch.watch = conflict_watch.Watch()
-    db = geneva.connect(tmp_path, runner=lambda: InProcessRunner(1))
-    table = make_table(db, stable=False)
+    table = copied_table(prototypes, tmp_path, stable=False)
+    db = table._connection
     other = db.open_table("t")
     put_at_moment(db, moment, lambda: operation(other))
     with pytest.raises((ColumnChangedError, TableChangedError), match="'t'"):
@@ -255,7 +278,7 @@ def write_matrix(path: Path) -> None:
     lines = [
         "# What other writers do to a running backfill",
         "",
-        f"Made by `GENEVA_WRITE_DOCS=1 pytest -k conflicts`: a backfill of {ROWS} rows "
+        f"Made by `GENEVA_WRITE_DOCS=1 pytest -m '' -k conflicts`: a backfill of {ROWS} rows "
         f"in {FRAGMENTS} fragments, two fragments a commit; another handle does the operation "
         "exactly at that moment. Each cell: the job's end, and how often the UDF ran (without "
         "stable row ids / with). Afterwards every value is right, and another backfill runs "

@@ -17,7 +17,7 @@ from geneva.errors import StorageFullError, UnreadableFragmentsError
 from geneva.execution.backfill.verify import RowState
 from geneva.execution.worker.writer import PartWriter
 from geneva.model.jobs import JobStatus
-from support import Calls, counted, damage
+from support import Calls, counted, damage, slow
 
 BAD = 2
 
@@ -44,8 +44,10 @@ def test_the_others_are_done_on_every_runner(db: Connection, calls: Calls) -> No
     check_others(db, calls, "cut", None)
 
 
-@pytest.mark.parametrize("how", ["gone", "cut", "noise"])
-@pytest.mark.parametrize("task_size", [None, 5], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    ("how", "task_size"),
+    [("gone", None), ("cut", 5), slow("noise", None), slow("gone", 5), slow("noise", 5)],
+)
 def test_the_others_are_done(
     local_db: Connection, calls: Calls, how: str, task_size: int | None
 ) -> None:
@@ -180,8 +182,10 @@ def test_a_chain_names_the_fragments_of_all_columns(local_db: Connection, calls:
     assert (calls.count, other.count, total.count) == (50, 50, 40)
 
 
-@pytest.mark.parametrize("how", ["gone", "cut", "noise"])
-@pytest.mark.parametrize("run", [False, True])
+@pytest.mark.parametrize(
+    ("how", "run"),
+    [("gone", False), ("cut", True), slow("noise", False), slow("gone", True), slow("noise", True)],
+)
 def test_a_second_opinion_tells_which_rows_it_can_not_read(
     local_db: Connection,
     calls: Calls,

@@ -274,7 +274,9 @@ class Model:
             self.rows[i] = Row(None if fails else i * self.times, self.version, fails)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 8))]
+)
 def test_a_random_history_computes_what_it_owes(
     local_db: Connection, calls: Calls, seed: int
 ) -> None:

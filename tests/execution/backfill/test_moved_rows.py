@@ -11,7 +11,7 @@ import pytest
 
 from geneva import Connection, Table
 from geneva.execution.backfill.committer import publish_columns
-from support import Calls, by_id, column, counted, make_table, publishing
+from support import Calls, by_id, column, counted, make_table, publishing, slow
 
 
 class Crash(BaseException):
@@ -52,7 +52,7 @@ def opposite(c: int) -> int:
     return -c
 
 
-@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("compacted", [True, slow(False)])
 def test_rows_that_a_clause_left_alone_are_still_right_when_their_udf_comes_back(
     local_db: Connection, calls: Calls, compacted: bool
 ) -> None:
@@ -93,7 +93,7 @@ def test_rows_that_a_clause_left_alone_are_stale_where_their_input_changed_since
     assert column(table, "d") == [1, 4, 8, 10]
 
 
-@pytest.mark.parametrize("moved_by", ["compaction", "update"])
+@pytest.mark.parametrize("moved_by", ["update", slow("compaction")])
 def test_results_of_rows_that_moved_are_of_no_use_once_their_input_is_rewritten(
     local_db: Connection, calls: Calls, moved_by: str
 ) -> None:
@@ -171,7 +171,7 @@ def _dies_at_the_second(commit: Any) -> Any:
     return dying
 
 
-@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("compacted", [True, slow(False)])
 def test_rewritten_inputs_are_compared_row_by_row_after_a_cleanup_too(
     local_db: Connection, calls: Calls, compacted: bool
 ) -> None:

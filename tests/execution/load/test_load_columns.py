@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -677,8 +678,16 @@ KEYS: dict[str, Callable[[np.random.Generator, int], pa.Array]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KEYS)
-@pytest.mark.parametrize("seed", range(2))
+QUICK_KEYS = (("int", 0), ("string", 1), ("decimal", 0), ("binary", 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        pytest.param(*case, marks=[] if case in QUICK_KEYS else [pytest.mark.slow])
+        for case in itertools.product(KEYS, range(2))
+    ],
+)
 def test_a_load_is_a_join(
     local_db: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, seed: int
 ) -> None:

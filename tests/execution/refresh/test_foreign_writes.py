@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from geneva import Chunker, Connection, Table, chunker
-from support import Calls
+from support import Calls, Prototypes
 from support import tripled as make_udf
 from view_support import make_source, make_view, numbers, values
 
@@ -56,29 +56,44 @@ WRITES: dict[str, tuple[Callable[[Any], Any], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRITES)
-@pytest.mark.parametrize("changed", [False, True])
+def refreshed_view(db: Connection, prototypes: Prototypes) -> None:
+    make_view(db, make_source(db), prototypes.calls()).refresh()
+
+
+WITH_ANOTHER_SOURCE = ("a UDF column", "both", "the id of another", "all deleted", "added")
+"""Writes that are mended in the quick round also together with a change of the source."""
+
+
+@pytest.mark.parametrize(
+    ("what", "changed"),
+    [
+        pytest.param(
+            what,
+            changed,
+            marks=[pytest.mark.slow] if changed and what not in WITH_ANOTHER_SOURCE else [],
+        )
+        for what in WRITES
+        for changed in (False, True)
+    ],
+)
 def test_what_was_written_is_mended(
-    local_db: Connection, calls: Calls, what: str, changed: bool
+    tmp_path: Path, prototypes: Prototypes, what: str, changed: bool
 ) -> None:
     write, needed = WRITES[what]
-    source = make_source(local_db)
-    view = make_view(local_db, source, calls)
-    view.refresh()
-    calls.clear()
-    write(by_hand(local_db))
+    db, calls = prototypes.copy(refreshed_view, tmp_path / "db"), prototypes.calls()
+    write(by_hand(db))
     expected = dict(EXPECTED)
     if changed:
-        source.add(numbers(10, 11))
+        db.open_table("src").add(numbers(10, 11))
         expected[10] = 30
-    view = local_db.open_table("v")  # type: ignore[assignment]
-    assert not view.plan_refresh().is_empty
-    planned = view.plan_refresh().rows_to_run
+    view = db.open_table("v")
+    plan = view.plan_refresh()
+    assert not plan.is_empty
+    assert plan.rows_to_run == len(needed) + changed
     view.refresh()
     assert values(view) == expected
     assert len(view) == len(expected)
     assert calls.taken() == [*needed, *([10] if changed else [])]
-    assert planned == len(needed) + changed
     assert all(view.to_arrow(include_system=True)["__is_set"].to_pylist())
     assert view.plan_refresh().is_empty
     view.refresh()
@@ -143,6 +158,16 @@ def chunks_of(view: Table) -> list[tuple[int, int]]:
     return sorted(zip(table["id"].to_pylist(), table["n"].to_pylist(), strict=True))
 
 
+def chunks_with_a_column(db: Connection, prototypes: Prototypes) -> None:
+    calls, chunked = prototypes.calls(), prototypes.calls("chunked")
+    source = make_source(db, rows=3)
+    view = db.create_udtf_view("v", source.query().select(["id"]), twice(chunked))
+    view.refresh()
+    assert chunked.taken() == [0, 1, 2]
+    view.add_columns({"u": (make_udf(calls, name="u"), ["id"])})
+    view.backfill("u")
+
+
 @pytest.mark.parametrize(
     ("write", "lost"),
     [
@@ -160,21 +185,12 @@ def chunks_of(view: Table) -> list[tuple[int, int]]:
     ],
 )
 def test_rows_of_a_chunked_view_are_mended(
-    local_db: Connection,
-    calls: Calls,
-    chunked: Calls,
-    write: Callable[[Any], Any],
-    lost: list[int],
+    tmp_path: Path, prototypes: Prototypes, write: Callable[[Any], Any], lost: list[int]
 ) -> None:
-    source = make_source(local_db, rows=3)
-    view = local_db.create_udtf_view("v", source.query().select(["id"]), twice(chunked))
-    view.refresh()
-    assert chunked.taken() == [0, 1, 2]
-    view.add_columns({"u": (make_udf(calls, name="u"), ["id"])})
-    view.backfill("u")
-    calls.clear()
-    write(by_hand(local_db))
-    view = local_db.open_table("v")  # type: ignore[assignment]
+    db = prototypes.copy(chunks_with_a_column, tmp_path / "db")
+    calls, chunked = prototypes.calls(), prototypes.calls("chunked")
+    write(by_hand(db))
+    view = db.open_table("v")
     assert not view.plan_refresh().is_empty
     view.refresh()
     assert chunked.taken() == []

@@ -12,7 +12,7 @@ from geneva import Connection, Table
 from geneva.errors import UDFOutputError
 from geneva.storage.lance.dataset import open_dataset
 from geneva.storage.lance.scans import Scan, ScanPart, columns_of, scan_part
-from support import Calls, counted
+from support import Calls, counted, slow
 from view_support import STABLE
 
 NARROW = pa.dictionary(pa.int8(), pa.string())
@@ -56,7 +56,8 @@ def strings(d: pa.Array) -> pa.Array:
 
 
 @pytest.mark.parametrize(
-    ("shape", "batch_size"), [("plain", None), ("plain", 300), ("list", 300), ("struct", 300)]
+    ("shape", "batch_size"),
+    [("plain", None), ("struct", 300), slow("plain", 300), slow("list", 300)],
 )
 def test_functions_of_a_view_get_them(
     local_db: Connection, calls: Calls, shape: str, batch_size: int | None

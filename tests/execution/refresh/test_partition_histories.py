@@ -263,7 +263,7 @@ def live(db: Connection, calls: Calls, seed: int, events: int) -> None:
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_short_history(local_db: Connection, calls: Calls, seed: int) -> None:
-    live(local_db, calls, seed, 8)
+    live(local_db, calls, seed, 6)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from geneva.partitioning import create_ivf_flat_index
 from geneva.storage.lance.source_rows import SourceRows
 from geneva.storage.views.state import commit_refreshing
 from geneva.view import MaterializedView
-from support import Calls, connect, counted, damage
+from support import Calls, Prototypes, connect, counted, damage
 from view_support import STABLE
 
 SUMS = pa.schema([("customer", pa.string()), ("total", pa.int64()), ("rows", pa.int64())])
@@ -72,17 +72,32 @@ ALL = {"ann": (4, 2), "bob": (7, 2), None: (4, 1)}
 
 
 @pytest.fixture
-def source(local_db: Connection) -> Table:
-    return orders(local_db)
+def calls(prototypes: Prototypes) -> Calls:
+    prototypes.calls().clear()
+    return prototypes.calls()
+
+
+def filled_view(db: Connection, prototypes: Prototypes) -> None:
+    made = db.create_udtf_view("v", source=orders(db).query(), udtf=sums(prototypes.calls()))
+    assert str(made.refresh()).startswith("DONE: 3 partitions computed in ")
 
 
 @pytest.fixture
-def view(local_db: Connection, source: Table, calls: Calls) -> MaterializedView:
+def view(local_db: Connection, prototypes: Prototypes) -> MaterializedView:
     """A view of a sum for each customer, filled."""
-    made = local_db.create_udtf_view("v", source=source.query(), udtf=sums(calls))
-    assert str(made.refresh()).startswith("DONE: 3 partitions computed in ")
-    calls.clear()
-    return made
+    prototypes.copy(filled_view, Path(local_db.uri))
+    view = local_db.open_table("v")
+    assert isinstance(view, MaterializedView)
+    return view
+
+
+@pytest.fixture
+def source(request: pytest.FixtureRequest, local_db: Connection) -> Table:
+    """Five orders of three customers: those of the view, where a test has that as well."""
+    if "view" in request.fixturenames:
+        request.getfixturevalue("view")
+        return local_db.open_table("orders")
+    return orders(local_db)
 
 
 def test_it_runs_on_spark_too(db: Connection, calls: Calls) -> None:

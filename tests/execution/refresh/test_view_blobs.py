@@ -25,8 +25,13 @@ def rows(start: int, stop: int, schema: pa.Schema = SCHEMA) -> pa.Table:
 
 
 @pytest.fixture(params=["2.0", "2.1", "2.2"])
-def source(local_db: Connection, request: pytest.FixtureRequest) -> Table:
-    options = {**STABLE, "new_table_data_storage_version": request.param}
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def source(local_db: Connection, version: str) -> Table:
+    options = {**STABLE, "new_table_data_storage_version": version}
     return local_db.create_table("src", rows(0, 6), storage_options=options)
 
 

@@ -32,7 +32,7 @@ from geneva.execution.refresh import explode
 from geneva.execution.refresh import rows as view_rows
 from geneva.execution.refresh import run as refresh
 from geneva.model.jobs import JobStatus
-from support import Calls, breakable, connect, counted, publishing, triple, tripled
+from support import Calls, breakable, connect, counted, publishing, slow, triple, tripled
 from view_support import STABLE, make_source, make_view, numbers, values
 
 
@@ -303,7 +303,7 @@ class TestAltering:
 
 class TestRivals:
     @pytest.mark.parametrize(
-        "place", ["publish_columns", "delete_view_rows", "append_placeholders"]
+        "place", ["append_placeholders", slow("publish_columns"), slow("delete_view_rows")]
     )
     def test_a_compaction_of_the_view_meanwhile(
         self,

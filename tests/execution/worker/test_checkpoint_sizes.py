@@ -22,8 +22,15 @@ from support import Calls, checkpoint_ranges, counted, make_table, tripled
         ({"checkpoint_size": 20, "min_checkpoint_size": 2, "max_checkpoint_size": 8}, 8),
     ],
 )
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("on_udf", [True, False])
+@pytest.mark.parametrize(
+    ("whole", "on_udf"),
+    [
+        (True, False),
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.slow),
+        pytest.param(False, False, marks=pytest.mark.slow),
+    ],
+)
 def test_no_checkpoint_is_larger_and_none_is_left_out(
     local_db: Connection,
     calls: Calls,

@@ -365,8 +365,10 @@ def test_one_operation_there_and_back_and_compacted(source: Source, operation: s
         source.note()
     source.compact(0)
     last = source.note()
-    for old, new in itertools.permutations(range(1, last + 1), 2):
-        source.check(old, new)
+    for version in range(2, last + 1):
+        source.check(1, version)
+        source.check(version, 1)
+        source.check(version - 1, version)
 
 
 class Reads:

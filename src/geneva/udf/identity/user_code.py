@@ -208,15 +208,24 @@ def qualified_name(value: Any) -> str:
 
 def user_modules() -> list[types.ModuleType]:
     """Return the loaded modules that are the user's own (without __main__)."""
-    loaded: list[tuple[str, Any]] = list(sys.modules.items())
-    return [
-        module
-        for name, module in loaded
-        if is_module(module)
-        and name != "__main__"
-        and module.__name__ == name
-        and is_user_module(name)
-    ]
+    theirs = []
+    for name, module in list(sys.modules.items()):
+        if _NOT_THE_USERS_MODULES.get(name) is module:
+            continue
+        if _is_module_of_the_user(name, module):
+            theirs.append(module)
+        else:
+            _NOT_THE_USERS_MODULES[name] = module
+    return theirs
+
+
+_NOT_THE_USERS_MODULES: dict[str, Any] = {}
+"""What was found not to be the user's, by name. Each stays that as long as it is the very same."""
+
+
+def _is_module_of_the_user(name: str, module: Any) -> bool:
+    is_named = is_module(module) and module.__name__ == name
+    return is_named and name != "__main__" and is_user_module(name)
 
 
 def is_module(value: Any) -> bool:
