@@ -157,7 +157,7 @@ def running_cluster(workers: int = 2, cores: int = 1, gpus: int = 0) -> Iterator
     )
     try:
         port = cluster.url.rpartition(":")[2]
-        _spark_class(cluster, "master", MASTER, [*_ADDRESS, "--port", port])
+        _spark_class(cluster, "master", MASTER, [*_address(1), "--port", port])
         _wait_for_port(int(port))
         for number in range(workers):
             _start_worker(cluster, number)
@@ -252,14 +252,16 @@ def wait_for(condition, what: str, seconds: float = 30.0):  # type: ignore[no-un
     return value
 
 
-_ADDRESS = ("--host", "127.0.0.1", "--webui-port", "0")
+def _address(host: int) -> list[str]:
+    """Each node is a host of its own: Spark runs no copy of a task beside the task itself."""
+    return ["--host", f"127.0.0.{host}", "--webui-port", "0"]
 
 
 def _start_worker(cluster: Cluster, number: int) -> None:
     name = f"worker-{number}"
     folder = str(cluster.directory / name)
     size = ["--cores", str(cluster.cores), "--memory", "1g", "--work-dir", folder]
-    _spark_class(cluster, name, WORKER, [*_ADDRESS, *size, cluster.url])
+    _spark_class(cluster, name, WORKER, [*_address(number + 1), *size, cluster.url])
 
 
 def _spark_class(cluster: Cluster, name: str, main: str, arguments: list[str]) -> None:

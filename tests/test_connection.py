@@ -45,6 +45,19 @@ class TestConnecting:
         assert db.open_table("t").ref.uri == str(tmp_path / "db" / "t.lance")
         assert os.listdir(tmp_path / "elsewhere") == []  # noqa: PTH208
 
+    @pytest.mark.parametrize("scheme", ["file:", "file://"])
+    def test_a_file_uri_is_a_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        db = geneva.connect(f"{scheme}{tmp_path}/my%20db", runner=InProcessRunner)
+        table = db.create_table("t", rows(1, 2))
+        table.add_columns({"y": geneva.udf(data_type=pa.int64())(lambda id: id * 3)})
+        table.backfill("y")
+        assert column(table, "y") == [3, 6]
+        assert db.uri == str(tmp_path / "my db")
+        assert os.listdir(tmp_path) == ["my db"]  # noqa: PTH208  the history of jobs, too
+
     def test_a_home_is_a_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HOME", str(tmp_path))
         assert geneva.connect("~/db").uri == str(tmp_path / "db")

@@ -23,7 +23,7 @@ from geneva.compatibility import (
 )
 from geneva.config import Settings
 from geneva.contexts import Context, ExitMode, modules_of
-from geneva.errors import TableNotFoundError, TypeMismatchError, UserInputError
+from geneva.errors import TableNotFoundError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
 from geneva.execution.declarations import refuse_blob_inside, warn_of_narrow_dictionaries
@@ -769,7 +769,7 @@ class Connection(ConnectionMethods):
             try:
                 frame = self.open_table(name).to_spark(session, columns=narrow.get(name))
             except BaseException as error:
-                is_its_own = isinstance(error, TypeMismatchError | TableNotFoundError)
+                is_its_own = isinstance(error, UserInputError)
                 if names is not None or name in narrow or not (is_its_own or is_damage(error)):
                     raise
                 why = str(error) if is_its_own else one_line(error)

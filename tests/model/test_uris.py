@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from geneva.errors import UserInputError
 from geneva.model.tables import Secrets, TableRef
 from geneva.model.uris import (
     TableName,
@@ -59,6 +60,13 @@ def test_a_branch_is_inside_its_table() -> None:
 
 def test_quoted_file_uris_are_paths() -> None:
     assert without_file_scheme("file:///a%20b/c%2520$t") == "/a b/c%20$t"
+    for scheme in ("file:", "file://", "FILE://", "file://localhost"):
+        assert resolve(f"{scheme}/a/b%20c#d?e") == "/a/b c#d?e"
+        assert local_path(f"{scheme}/a") == Path("/a")
+    assert resolve(Path("file:///a")) == "/a"
+    for none in ("file:a/b", "file://a/b", "file:", "file://"):
+        with pytest.raises(UserInputError, match="file:///an/absolute/path"):
+            resolve(none)
     assert without_file_scheme("/a%20b") == "/a%20b"
     assert without_file_scheme("s3://bucket/a%20b") == "s3://bucket/a%20b"
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -84,6 +87,69 @@ def test_submitted_with_py_files(db: Connection, tmp_path: Path) -> None:
         refused = submit("--deploy-mode", "cluster")
         assert "not supported for python applications on standalone" in refused.stderr
     assert column(table, "y") == [3 * i for i in range(10)]
+
+
+PACKED = """
+import json, os, sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+import geneva
+uri, remote, archive = sys.argv[1:]
+if remote:
+    spark = SparkSession.builder.remote(remote).getOrCreate()
+    spark.addArtifacts(archive + "#env", archive=True)
+    spark.conf.set("spark.sql.execution.pyspark.python", "env/bin/python")
+else:
+    spark = SparkSession.builder.getOrCreate()
+
+@geneva.udf
+def place(id: int) -> str:
+    import os
+    return str(os.environ.get("OF_THE_ARCHIVE"))
+
+table = geneva.connect(uri, spark=spark).open_table("t")
+table.add_columns({"y": place})
+print(json.dumps([table.backfill("y").status, table.to_spark(where="y = 'yes'").count()]))
+"""
+
+
+def packed_environment(folder: Path) -> Path:
+    """An archive as `venv-pack` makes it, but for the packages: its Python is the one here."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nOF_THE_ARCHIVE=yes exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with tarfile.open(folder / "env.tar.gz", "w:gz") as archive:
+        archive.add(python, "bin/python")
+    # A driver plans data frames with the Python of the same path.
+    (folder / "env" / "bin").mkdir(parents=True)
+    python.rename(folder / "env" / "bin" / "python")
+    return folder / "env.tar.gz"
+
+
+@pytest.mark.parametrize("kind", ["classic", "connect"])
+def test_a_packed_environment(db: Connection, tmp_path: Path, kind: str) -> None:
+    table = make_table(db, [5, 5])
+    archive = packed_environment(tmp_path)
+    (tmp_path / "job.py").write_text(PACKED)
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(running_cluster(workers=1, cores=2))
+        packed = ("--archives", f"{archive}#env")
+        environ = submit_environment() | {"PYSPARK_PYTHON": "./env/bin/python"}
+        command, remote = [SUBMIT, "--master", cluster.url, *packed, *QUIET], ""
+        if kind == "connect":
+            remote = stack.enter_context(connect_server(cluster.url, tmp_path))
+            command, environ = [sys.executable], dict(os.environ)
+        run = subprocess.run(
+            [*command, str(tmp_path / "job.py"), db.uri, remote, str(archive)],
+            env=environ,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert run.returncode == 0, run.stderr[-3000:]
+    assert json.loads(run.stdout.splitlines()[-1]) == ["DONE", 10]
+    assert set(column(table, "y")) == {"yes"}
 
 
 REMOTE = """

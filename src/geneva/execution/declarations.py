@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from geneva.errors import (
 from geneva.execution.backfill.prepare import useful_checkpoints
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.model.computation import RECEIPT_PREFIX, MakePermit, receipt_name
+from geneva.model.sql import quoted_name
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.uris import TableName
 from geneva.model.view_query import CHUNKS
@@ -336,11 +338,12 @@ def is_computed(schema: pa.Schema, name: str) -> bool:
 
 def _top_name(path: str) -> str:
     """The column that a path leads into; names may be quoted, as in SQL."""
-    return path[1:].partition("`")[0] if path.startswith("`") else path.partition(".")[0]
+    quoted = re.match(r"`((?:[^`]|``)+)`", path)
+    return path.partition(".")[0] if quoted is None else quoted[1].replace("``", "`")
 
 
 def _is_nested(path: str, name: str) -> bool:
-    return path not in (name, f"`{name}`")
+    return path not in (name, quoted_name(name))
 
 
 def _type_is_the_udfs(ref: TableRef, name: str) -> UserInputError:

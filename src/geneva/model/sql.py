@@ -491,7 +491,7 @@ def _find_path(sql: str, reference: Reference, schema: pa.Schema) -> Path:
 
 
 def _known(schema: pa.Schema) -> dict[str, pa.DataType]:
-    return {**ROW_META, **{f.name: f.type for f in schema}}
+    return {**ROW_META, **{f.name: f.type for f in schema if is_readable_name(f.name)}}
 
 
 def _fields(kind: pa.DataType) -> dict[str, pa.DataType]:
@@ -524,8 +524,19 @@ def _missing(
     return ColumnNotFoundError(f"{path!r}, which {shown(sql)} names, is not in the table.{hint}")
 
 
+def is_readable_name(name: str) -> bool:
+    """Whether Lance finds a column by its name. It stores names with backticks, and can't."""
+    return "`" not in name
+
+
 def missing_column(name: str, schema: pa.Schema, sql: str | None = None) -> str:
-    """What to say of a column that is not there."""
+    """What to say of a column that is not there, or can't be read."""
+    if name in schema.names and not is_readable_name(name):
+        return (
+            f"Column {name!r} can't be read: Lance finds no column whose name has a backtick. "
+            f'Rename it (table.alter_columns({{"path": {quoted_name(name)!r}, "rename": ...}})), '
+            "or leave it out: name the columns to read."
+        )
     known = shown_columns(schema.names)
     where = f", which {shown(sql)} names," if sql is not None and sql != name else ""
     return f"Column {name!r}{where} is not in the table." + (

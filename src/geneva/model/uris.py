@@ -12,6 +12,7 @@ from geneva.errors import UserInputError
 _BRANCH, _NAMESPACE = "@", "$"
 """What stands before a branch, and behind a namespace. No table's own name can have them."""
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/]*(/|$)")
+_FILE = re.compile(r"file:(?://(?:localhost)?(?=/)|(?=/(?!/)))", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,9 @@ class TableName:
 
 
 def local_path(place: str | Path) -> Path | None:
-    """The absolute path of a local folder; None for the URI of an object store."""
-    if "://" in str(place):
-        return None
-    return Path(place).expanduser().absolute()
+    """The absolute path of a local folder, also of a `file:` URI; None for an object store's."""
+    address = without_file_scheme(str(place))
+    return None if "://" in address else Path(address).expanduser().absolute()
 
 
 def resolve(place: str | Path) -> str:
@@ -70,8 +70,15 @@ def branch_uri(table: str, branch: str | None) -> str:
 
 
 def without_file_scheme(uri: str) -> str:
-    """An address as a path, where it is a local one as a quoted `file:///` or `file:/` URI."""
-    return unquote(urlsplit(uri).path) if uri.startswith("file:/") else uri
+    """An address as a path, where it is a quoted `file:///` or `file:/` URI."""
+    scheme = _FILE.match(uri)
+    if scheme is not None:
+        return unquote(uri[scheme.end() :])
+    if uri.lower().startswith("file:"):
+        raise UserInputError(
+            f"{uri!r} names no folder of this machine: give a path, or file:///an/absolute/path."
+        )
+    return uri
 
 
 def relative_uri(database: str, uri: str) -> str:

@@ -18,6 +18,8 @@ _PLACE = ("path", "branch")
 _WRITE = ("app_id", "batch_id", "max_rows_per_fragment", "overwrite_schema")
 _SPARKS_OWN = ("checkpointlocation", "outputmode", "querytype")
 """What Spark adds for a stream."""
+_OF_A_CATALOG = ("owner", "location")
+"""What Spark adds for a table of its catalog; when that is read, it hands over no path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,12 @@ def check_names(options: Mapping[str, str]) -> None:
     """Refuse options that are none: a misspelled one would be left out in silence."""
     known = (*_PLACE, *_READ, *_WRITE)
     for name in options:
+        if name.lower() in _OF_A_CATALOG:
+            raise UserInputError(
+                "Spark's catalog can't hold such tables (CREATE TABLE, saveAsTable). In SQL: "
+                "CREATE TEMPORARY VIEW name USING geneva OPTIONS (path 'DB/name.lance'), or "
+                "db.register_views(spark)."
+            )
         if name.lower() not in (*known, *_SPARKS_OWN):
             raise UnknownOptionError(
                 f"There is no option {name!r}.{did_you_mean(name, known)} Options are {list(known)}"

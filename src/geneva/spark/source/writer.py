@@ -22,7 +22,7 @@ from geneva.errors import (
     UserInputError,
 )
 from geneva.execution.runner import freeze_heap_once
-from geneva.model.sql import missing_column
+from geneva.model.sql import is_readable_name, missing_column
 from geneva.model.tables import TableRef
 from geneva.spark.source.options import WriteOptions
 from geneva.spark.source.types import arrow_schema, plain_type, spark_schema
@@ -136,7 +136,7 @@ def _written_schema(ref: TableRef, table: Dataset, given: pa.Schema) -> pa.Schem
     """The columns of the table that the data frame has, in the table's types."""
     visible = visible_schema(table.schema)
     for name in given.names:
-        if name not in visible.names:
+        if name not in visible.names or not is_readable_name(name):
             raise ColumnNotFoundError(missing_column(name, visible))
     missing = [f.name for f in visible if not f.nullable and f.name not in given.names]
     if missing:

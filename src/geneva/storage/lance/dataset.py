@@ -23,7 +23,7 @@ from geneva.errors import (
 from geneva.model.addresses import split_by_fragment
 from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import RowIds, RowSet
-from geneva.model.sql import ROW_META
+from geneva.model.sql import ROW_META, is_readable_name, quoted_name
 from geneva.model.tables import TableRef
 from geneva.storage.lance.damage import is_damage
 from geneva.udf.types import is_blob_type
@@ -333,15 +333,15 @@ def has_column(schema: pa.Schema, name: str) -> bool:
 def quote_path(path: str, schema: pa.Schema) -> str:
     """A column path as Lance SQL reads it; a top-level name that contains dots is one name."""
     parts = [path] if has_column(schema, path) else path.split(".")
-    return ".".join(f"`{part}`" for part in parts)
+    return ".".join(map(quoted_name, parts))
 
 
 def has_path(schema: pa.Schema, path: str) -> bool:
-    """Whether a column path, dotted into structs, leads to a field."""
+    """Whether a column path, dotted into structs, leads to a field that Lance can read."""
     if has_column(schema, path):
-        return True
+        return is_readable_name(path)
     head, *rest = path.split(".")
-    if not has_column(schema, head):
+    if not has_column(schema, head) or not is_readable_name(head):
         return False
     kind = schema.field(head).type
     for name in rest:

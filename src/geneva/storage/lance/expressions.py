@@ -30,6 +30,7 @@ from geneva.model.sql import (
     Path,
     Resolved,
     parse_sql,
+    quoted_name,
     quoted_path,
     refusal,
     resolve,
@@ -321,7 +322,7 @@ def _read_type(arrow_field: pa.Field) -> pa.DataType:
 
 def projected(path: Path) -> str:
     """A path as Lance's own planner reads it."""
-    return ".".join(f"`{name}`" for name in path)
+    return ".".join(map(quoted_name, path))
 
 
 class RowReader:

@@ -18,7 +18,7 @@ from pyarrow import fs
 
 from geneva.errors import ColumnNotFoundError, UnreadableSourceError, UserInputError
 from geneva.model.tables import Secrets
-from geneva.model.uris import local_path, without_credentials, without_file_scheme
+from geneva.model.uris import local_path, without_credentials
 from geneva.render.text import did_you_mean, shorten, shown_columns
 from geneva.storage.lance.damage import Damaged, reading
 from geneva.storage.lance.dataset import nodes_of
@@ -115,7 +115,7 @@ def _address(place: Any) -> str:
         raise UserInputError(
             f"A source is a path or a URI, not {shorten(repr(place), 80)}. {_OTHERWISE}"
         )
-    path = local_path(without_file_scheme(str(place)))
+    path = local_path(place)
     return str(place).rstrip("/") if path is None else str(path)
 
 

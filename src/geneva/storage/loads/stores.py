@@ -10,7 +10,7 @@ from pyarrow import fs
 
 from geneva.errors import UserInputError
 from geneva.model.tables import Secrets
-from geneva.model.uris import local_path, without_file_scheme
+from geneva.model.uris import local_path
 
 _S3_NAMES = {
     "access_key": ("aws_access_key_id", "access_key_id"),
@@ -29,7 +29,7 @@ _AZURE_NAMES = {
 
 def file_system(uri: str, options: Secrets) -> tuple[fs.FileSystem, str]:
     """The file system that a URI is of, opened with Lance's storage options, and the path there."""
-    path = local_path(without_file_scheme(uri))
+    path = local_path(uri)
     if path is not None:
         return fs.LocalFileSystem(), str(path)
     parts = urlsplit(uri)
