@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from geneva.errors import ColumnExistsError, ColumnNotFoundError, InvalidUDFError, UserInputError
 from geneva.execution.declarations import refuse_blob_inside
-from geneva.model.sql import missing_column
+from geneva.model.sql import check_readable, missing_column
 from geneva.model.view_query import ColumnKind, QueryColumn
 from geneva.storage.lance.dataset import Dataset, check_column_name, has_path
 from geneva.storage.lance.expressions import read_expression
@@ -172,6 +172,7 @@ def _bound(dataset: Dataset, udf: UDF, inputs: Any) -> tuple[UDF, tuple[str, ...
     if udf.input_columns is None:
         schema = pa.schema([field for field in schema if not holds_blob(field)])
     found = resolve_inputs(udf, schema)
+    check_readable([each.root for each in found], schema)
     return udf, tuple(resolved.path for resolved in found)
 
 

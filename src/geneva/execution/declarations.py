@@ -21,7 +21,7 @@ from geneva.errors import (
 from geneva.execution.backfill.prepare import useful_checkpoints
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.model.computation import RECEIPT_PREFIX, MakePermit, receipt_name
-from geneva.model.sql import quoted_name
+from geneva.model.sql import check_readable, quoted_name
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.uris import TableName
 from geneva.model.view_query import CHUNKS
@@ -420,7 +420,9 @@ def inputs_of(
         made_of_it = _made_from(schema, columns)
         others = [field for field in visible_schema(schema) if field.name not in made_of_it]
         schema = pa.schema([field for field in others if not holds_blob(field)])
-    inputs = tuple(found.path for found in resolve_inputs(bound, schema))
+    found = resolve_inputs(bound, schema)
+    check_readable([each.root for each in found], schema)
+    inputs = tuple(each.path for each in found)
     for path in inputs:
         itself = next((c for c in columns if c in (path, path.split(".")[0])), None)
         if itself is not None:

@@ -529,6 +529,13 @@ def is_readable_name(name: str) -> bool:
     return "`" not in name
 
 
+def check_readable(names: Iterable[str], schema: pa.Schema) -> None:
+    """Refuse columns that are there, and that Lance can't read."""
+    for name in names:
+        if not is_readable_name(name):
+            raise ColumnNotFoundError(missing_column(name, schema))
+
+
 def missing_column(name: str, schema: pa.Schema, sql: str | None = None) -> str:
     """What to say of a column that is not there, or can't be read."""
     if name in schema.names and not is_readable_name(name):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from geneva.errors import ColumnNotFoundError, TypeMismatchError
-from geneva.model.sql import is_readable_name, missing_column
 from geneva.render.text import did_you_mean, shown_columns
 from geneva.udf.call import StatefulCallable, UDFArgType, annotations_of_call, signature_of
 from geneva.udf.types import accepts
@@ -40,9 +39,6 @@ def resolve_inputs(udf: UDF, schema: pa.Schema) -> tuple[ResolvedInput, ...]:
     if missing:
         raise ColumnNotFoundError(_missing_message(udf, missing, schema))
     resolved = tuple(f for f in found if f is not None)
-    for each in resolved:
-        if not is_readable_name(each.root):
-            raise ColumnNotFoundError(missing_column(each.root, schema))
     if udf.arg_type in (UDFArgType.SCALAR, UDFArgType.ARRAY):
         _check_types(udf, resolved)
     return resolved
