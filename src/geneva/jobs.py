@@ -396,10 +396,10 @@ class Job:
             )
             stack.callback(self._clear_limits)
             self._follow(self._work.run(control))
+            before = [*self._behind]
             if not self.progress.rows_left:
-                self._do_behind(partial(self._tidy, [*self._behind]))
-            if heartbeat.used or self._dead:
-                self._do_behind(self._remove_dead)
+                self._do_behind(partial(self._tidy, before))
+            self._do_behind(partial(self._remove_dead, before, others=heartbeat.used))
 
     def _do_behind(self, work: Callable[[], object]) -> None:
         """Do what is many requests to a store, and for nobody to wait for but the caller."""
@@ -423,8 +423,15 @@ class Job:
             self._dead.add(job_id)
         return is_running
 
-    def _remove_dead(self) -> None:
-        """Remove what jobs that died on the same table have left behind."""
+    def _remove_dead(self, before: Sequence[Future[None]], *, others: bool) -> None:
+        """Remove what jobs that died on the same table have left behind.
+
+        Where there may be `others`; or there are, as `before` finds by their tags.
+        """
+        if not others:
+            wait(before)
+        if not others and not self._dead:
+            return
         services = self._services
         remove_dead(
             self._work.table,
