@@ -261,3 +261,32 @@ def test_results_of_every_kind_are_taken_over(local_db: Connection, calls: Calls
 
 def as_json(id: int) -> str:
     return f'{{"id":{id}}}'
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "append", "add_columns", "compact"])
+def test_a_column_that_is_renamed_while_it_is_computed(
+    local_db: Connection, calls: Calls, meanwhile: str
+) -> None:
+    """It is the same column: the job goes on, whatever else happens to the table."""
+    table = make_table(local_db, (4, 4))
+    table.add_columns({"c": counted(calls, triple)})
+    told: list[bool] = []
+
+    def publish(*commit: Any) -> Any:
+        if not told:
+            told.append(True)
+            table.alter_columns({"path": "c", "rename": "d"})
+            if meanwhile == "append":
+                table.add(pa.table({"id": [8]}))
+            elif meanwhile == "add_columns":
+                table.add_columns({"other": "id + 1"})
+            elif meanwhile == "compact":
+                table.compact_files()
+        return publish_columns(*commit)
+
+    with publishing(local_db, publish):
+        table.backfill("c")
+    rows = list(range(9 if meanwhile == "append" else 8))
+    assert calls.taken() == rows
+    assert by_id(table, "d") == {i: i * 3 for i in rows}
+    assert table.plan_backfill("d").is_empty

@@ -24,6 +24,7 @@ from geneva.storage.checkpoints.reuse import (
     read_results,
     reuse_within,
     reused_rows,
+    stored_as,
 )
 from geneva.storage.checkpoints.staging import record_staged
 from geneva.storage.checkpoints.store import (
@@ -114,6 +115,18 @@ class TestLookUp:
 
     def test_an_empty_index_has_nothing(self) -> None:
         assert ResultIndex([]).take(np.array([0]), digests(1)) == []
+
+
+def test_values_are_known_by_the_receipts_of_their_columns() -> None:
+    there = ["a", "b", "__receipt_1", "__receipt_2", "_rowaddr", "_digest"]
+    assert stored_as(there, ["b", "__receipt_2"]) == ["b", "__receipt_2"]
+    assert stored_as(there, ["x", "__receipt_1"]) == ["a", "__receipt_1"], "renamed since"
+    swapped = ["b", "a", "__receipt_1", "__receipt_2"]
+    assert stored_as(there, swapped) == ["a", "b", "__receipt_1", "__receipt_2"]
+    assert stored_as(there, ["a", "__receipt_3"]) is None, "another column of the same name"
+    assert stored_as(["__receipt_1"], ["a", "__receipt_1"]) is None, "receipts alone"
+    assert stored_as(["a", "b"], ["b", "a"]) == ["b", "a"], "without receipts, by name"
+    assert stored_as(["a"], ["a", "b"]) is None
 
 
 def save_checkpoint(

@@ -225,7 +225,7 @@ def _is_left_by(step: PreparedBackfill) -> Callable[[str], bool]:
     A column that was renamed is there under another name: what is kept for it stays.
     """
     computation = step.computation
-    present = read_definitions(open_dataset(step.ref).schema).values()
+    present = read_definitions(step.snapshot.schema).values()
     others = {found.computation_id for found in present} - {computation.id}
 
     def is_left(prefix: str) -> bool:
