@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from lancedb.index import BTree
 
 import geneva
 from geneva import Connection, Table
+from geneva.asynchronous import AsyncTable
 from geneva.errors import ColumnNotFoundError, TableNotFoundError, UserInputError
 from geneva.execution.runner import InProcessRunner
 from support import Calls, column, make_table, tripled
@@ -112,6 +114,13 @@ class TestConnecting:
         lambda table, query: table.to_pandas(),
         lambda table, query: table.head(),
         lambda table, query: table.count_rows("id > 0"),
+        lambda table, query: table.count_rows(),
+        lambda table, query: len(table),
+        lambda table, query: table.search().to_arrow(),
+        lambda table, query: table.search().where("id > 0").limit(1).to_list(),
+        lambda table, query: table.take_offsets([0]).to_arrow(),
+        lambda table, query: table.take_row_ids([0]).to_list(),
+        lambda table, query: asyncio.run(AsyncTable.of(table).query().to_list()),
         lambda table, query: table.limit(1).to_list(),
         lambda table, query: table.plan_backfill("x"),
         lambda table, query: table.preview("x"),

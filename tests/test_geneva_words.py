@@ -223,6 +223,10 @@ class TestChunkers:
         view.refresh()
         assert column(view, "word") == ["a", "b"]
         assert attrs.evolve(letters).version == letters.version
+        fast = attrs.evolve(letters, version="3", num_gpus=1)
+        found = attrs.evolve(other, udf=fast.udf, memory=20)
+        assert (found.version, found.num_gpus, found.num_cpus, found.memory) == ("3", 1, None, 20)
+        assert found.input_columns == ["text"]
         counted = geneva.udtf(lambda q: [], output_schema=TEXT, input_columns=["id"])
         again = attrs.evolve(counted, version="3", partition_by=("id",))
         assert (again.version, again.partition_by, again.input_columns) == ("3", ("id",), ["id"])
@@ -405,6 +409,9 @@ class TestQueries:
         ):
             made.refresh()
             assert column(made, "id") == [2]
+        for wrong in (("v", "x"), (local_db,), (3,), ("v", 3)):
+            with pytest.raises(UserInputError, match="takes the view's name, and the connection"):
+                query.create_materialized_view(*wrong)
 
 
 class TestJobs:
@@ -536,6 +543,8 @@ class TestJobs:
         future = table.backfill_async("x")
         try:
             local_db._history.set_completed(future.job_id, status="CANCELLED")
+            with pytest.raises(JobNotFoundError, match="nope"):
+                local_db._history.set_completed("nope")
             assert local_db._signals.cancel_requested(future.job_id)
         finally:
             (tmp_path / "gate").touch()

@@ -351,6 +351,11 @@ class Query:
         """
         name, place = (conn, view_name) if isinstance(conn, str) else (view_name, conn)
         connection = self._source.table._connection if place is None else place
+        if not isinstance(name, str) or not hasattr(connection, "create_materialized_view"):
+            raise UserInputError(
+                "create_materialized_view takes the view's name, and the connection of another "
+                f"database if it is to be there, not {view_name!r} and {conn!r}."
+            )
         return connection.create_materialized_view(name, self, **options)
 
     def udfs(self) -> dict[str, UDF]:

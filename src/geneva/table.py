@@ -50,12 +50,13 @@ from geneva.storage.columns.definitions import (
 from geneva.storage.jobs.failures import ErrorRecord
 from geneva.storage.lance.dataset import (
     Dataset,
+    check_is_there,
     has_path,
     noticing_deletion,
     open_dataset,
     read_snapshot,
 )
-from geneva.storage.lance.delegation import delegated_attribute
+from geneva.storage.lance.delegation import delegated_attribute, read_within
 from geneva.storage.lance.lancedb_methods import TableMethods
 from geneva.storage.views.definition import (
     present_definitions,
@@ -162,7 +163,15 @@ class Table(TableMethods):
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return int(self._table.count_rows())
+        return self.count_rows()
+
+    def count_rows(self, filter: str | None = None) -> int:
+        """Count the rows, or those that satisfy an SQL condition."""
+        with self._calling():
+            rows = int(self._table.count_rows(filter))
+        if filter is None:  # LanceDB answers from memory, also for a table that is gone
+            check_is_there(self.ref)
+        return rows
 
     def __repr__(self) -> str:
         """Show the table, its version and which columns are computed."""
@@ -324,7 +333,8 @@ class Table(TableMethods):
 
     def to_polars(self, batch_size: int | None = None) -> Any:
         """The rows of the table as a lazy polars frame."""
-        return self._without_hidden(self._table.to_polars(batch_size))
+        frame = self._table.to_polars(batch_size)
+        return frame.select(self._visible())
 
     def to_spark(
         self,
@@ -374,9 +384,9 @@ class Table(TableMethods):
     def _without_hidden(self, found: Any, *more: str) -> Any:
         """A LanceDB query, of all columns, without those that are Geneva's own."""
         visible = self._visible()
-        if len(visible) == len(self._table.schema):
-            return found
-        return found.select([*visible, *more])
+        if len(visible) < len(self._table.schema):
+            found = found.select([*visible, *more])
+        return read_within(found, self._calling)
 
     def compact_files(self, *args: Any, **kwargs: Any) -> Any:
         """Merge small fragments. Computed values move along; nothing is computed again."""

@@ -182,12 +182,12 @@ class MaterializedView(Table):
         if any(str(a.get("path", "")).split(".")[0] in own for a in others):
             self._refuse("alter_columns of a column of its query")
         self._refuse_altering_yielded(udfs)
-        for change in makers.values():
-            self._alter_inner(CHUNKS, change)
-        for name in own & udfs.keys():
-            self._alter_own(name, udfs.pop(name))
-        rest = [a for a in of_columns if "udf" in a and a["path"] in udfs]
-        altered = super().alter_columns(*others, *rest)
+        declarations.check_alterable(self.ref, others)
+        of_query = {name: udfs.pop(name) for name in sorted(own & udfs.keys())}
+        declarations.alter_view_columns(
+            self.ref, self._altered(makers, of_query), udfs, self._connection._trust.declare
+        )
+        altered = self._table.alter_columns(*others) if others else None
         self._table.checkout_latest()
         return altered
 
@@ -252,18 +252,21 @@ class MaterializedView(Table):
         """The columns that the chunker yields."""
         return chunk_schema(self.ref)
 
-    def _alter_own(self, name: str, change: NewFunction) -> None:
-        source, declare = open_dataset(self._source()), self._connection._trust.declare
-        declarations.alter_view_column(self.ref, source, name, change, declare)
+    def _altered(
+        self, makers: Mapping[str, NewFunction], of_query: Mapping[str, NewFunction]
+    ) -> list[declarations.OfQuery]:
+        """Which functions change in the view and in its hidden one, which has the query's too."""
+        hidden = dict(zip([CHUNKS], makers.values(), strict=False))  # a view has one, if any
         if self.definition.chunker is not None:
-            self._alter_inner(name, change)
-
-    def _alter_inner(self, name: str, change: NewFunction) -> None:
-        """Give a column of the hidden view another function."""
-        is_udtf = self.definition.udtf is not None
-        source = open_dataset(partitions_ref(self.ref) if is_udtf else self._source())
-        declare = self._connection._trust.declare
-        declarations.alter_view_column(inner_ref(self.ref), source, name, change, declare)
+            hidden |= of_query
+        altered = []
+        if hidden:
+            is_udtf = self.definition.udtf is not None
+            source = partitions_ref(self.ref) if is_udtf else self._source()
+            altered.append(declarations.OfQuery(inner_ref(self.ref), source, hidden))
+        if of_query:
+            altered.append(declarations.OfQuery(self.ref, self._source(), of_query))
+        return altered
 
     def preview(
         self,

@@ -203,8 +203,7 @@ def test_errors_that_are_retried_skipped_and_listed(local_db: Connection) -> Non
     table.add_columns({"p": picky})
     job = table.backfill("p")
     errors = table.get_errors(job_id=job.job_id)
-    found = sorted((e.error_type, e.udf_name, e.row_address) for e in errors)
-    assert found == [
+    assert sorted((e.error_type, e.udf_name, e.row_address) for e in errors) == [
         ("ValueError", "picky", 1),
         ("ValueError", "picky", 6),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -238,6 +238,13 @@ def alter_udf_columns(
     A column that is filled together with others gets a function of all of them.
     """
     dataset = open_dataset(ref)
+    commit_redefinitions(dataset, _redefined(ref, dataset, columns, declare))
+
+
+def _redefined(
+    ref: TableRef, dataset: Dataset, columns: Mapping[str, NewFunction], declare: Declare
+) -> list[ColumnDefinition]:
+    """The columns with their new functions, which are stored; nothing refers to them yet."""
     schema = dataset.schema
     fields, changes = FieldsNow.of(dataset), dict[str, ColumnDefinition]()
     existing = {name: _existing(schema, ref, name, new.udf) for name, new in columns.items()}
@@ -270,7 +277,7 @@ def alter_udf_columns(
                 f"call of a UDF fills {', '.join(map(repr, together[name]))}. Give one of them."
             )
         changes |= {column.name: declare(column) for column in changed}
-    commit_redefinitions(dataset, list(changes.values()))
+    return list(changes.values())
 
 
 def declare_again(ref: TableRef, columns: Collection[str] | None, declare: Declare) -> list[str]:
@@ -656,22 +663,51 @@ def cleanup(
     )
 
 
-def alter_view_column(
-    ref: TableRef, source: Dataset, name: str, new: NewFunction, declare: Declare = as_it_is
+@dataclass(frozen=True, slots=True)
+class OfQuery:
+    """Other functions for columns that a view, or its hidden one, computes from a source."""
+
+    ref: TableRef
+    source: TableRef
+    columns: Mapping[str, NewFunction]
+
+
+def alter_view_columns(
+    ref: TableRef,
+    of_query: Sequence[OfQuery],
+    own: Mapping[str, NewFunction],
+    declare: Declare = as_it_is,
 ) -> None:
-    """Give a view's UDF column, and those filled with it, another UDF over the source's columns."""
-    view = open_dataset(ref)
-    current = _existing(view.schema, ref, name, new.udf)
-    if current is None:
-        raise InvalidUDFError(f"Column {name!r} of view {ref.name!r} is not computed by a UDF.")
-    inputs = inputs_of(new.udf, new.input_columns, source.schema, (name,))
-    if new.keep:
-        _check_same_inputs(ref, current, inputs)
-    udf = pinned(new.udf)
-    made = FunctionSource(inputs, stage_udf(ref, udf))
-    now = FieldsNow.of(source)
-    changed = [
-        redefine_column(now, column, udf, made, keep=new.keep)
-        for column in group_definitions(view.schema, current)
-    ]
-    commit_redefinitions(view, [declare(column) for column in changed])
+    """Give columns of a view's query, and those that it has besides (`own`), other functions.
+
+    All are checked before the first one is changed.
+    """
+    datasets = {part.ref: open_dataset(part.ref) for part in of_query}
+    changes = {
+        part.ref: _redefined_of_query(part, datasets[part.ref], declare) for part in of_query
+    }
+    if own:
+        view = datasets.setdefault(ref, open_dataset(ref))
+        changes[ref] = [*changes.get(ref, []), *_redefined(ref, view, own, declare)]
+    for changed, definitions in changes.items():
+        commit_redefinitions(datasets[changed], definitions)
+
+
+def _redefined_of_query(part: OfQuery, view: Dataset, declare: Declare) -> list[ColumnDefinition]:
+    """The columns of a view's query, and those filled with them, with their new functions."""
+    source = open_dataset(part.source)
+    now, changes = FieldsNow.of(source), dict[str, ColumnDefinition]()
+    for name, new in part.columns.items():
+        current = _existing(view.schema, part.ref, name, new.udf)
+        if current is None:
+            raise InvalidUDFError(
+                f"Column {name!r} of view {part.ref.name!r} is not computed by a UDF."
+            )
+        inputs = inputs_of(new.udf, new.input_columns, source.schema, (name,))
+        if new.keep:
+            _check_same_inputs(part.ref, current, inputs)
+        udf = pinned(new.udf)
+        made = FunctionSource(inputs, stage_udf(part.ref, udf))
+        for column in group_definitions(view.schema, current):
+            changes[column.name] = declare(redefine_column(now, column, udf, made, keep=new.keep))
+    return list(changes.values())

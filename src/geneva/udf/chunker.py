@@ -130,6 +130,10 @@ class RowsFunction:
         return rows if isinstance(rows, _LiveRows) and not rows.function.is_bound else None
 
 
+_UNCHANGED = object()
+"""An option that `attrs.evolve` was not asked to change."""
+
+
 def evolvable_rows(kind: type[Any], *more: str) -> None:
     """Let `attrs.evolve(chunker, version=..., num_gpus=...)` copy a function that yields rows.
 
@@ -140,14 +144,17 @@ def evolvable_rows(kind: type[Any], *more: str) -> None:
     options["version"] = "declared_version"
 
     def init(self: Any, udf: UDF, *args: Any, **given: Any) -> None:
-        asked = {options[name]: given.pop(name) for name in options if name in given}
+        named = {options[name]: given.pop(name) for name in options if name in given}
+        asked = {name: value for name, value in named.items() if value is not _UNCHANGED}
         plain_init(self, dataclasses.replace(udf, **asked) if asked else udf, *args, **given)
 
     own = {item.name: item.name for item in dataclasses.fields(kind)}
     kind.__init__ = init
-    kind.__attrs_attrs__ = attributes_of(
-        Attribute(name, alias) for alias, name in {**options, **own}.items()
-    )
+    # Attrs asks the copied one for what is not given. Of its UDF's options, that says nothing: the
+    # UDF has them, and so has another one that is given.
+    kind._unchanged = _UNCHANGED
+    names = {**dict.fromkeys(options, "_unchanged"), **own}
+    kind.__attrs_attrs__ = attributes_of(Attribute(name, alias) for alias, name in names.items())
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -20,6 +20,7 @@ from lancedb.index import IvfPq
 
 from geneva import Connection, chunker, udf, udtf
 from geneva.errors import (
+    GenevaError,
     JobCancelledError,
     JobTimeoutError,
     TableChangedError,
@@ -282,6 +283,36 @@ class TestAltering:
         for name in ("letter", "t", "id"):
             with pytest.raises(UserInputError, match="not possible"):
                 view.drop_columns([name])
+
+    def test_all_of_a_call_or_nothing(self, local_db: Connection, calls: Calls) -> None:
+        source = make_source(local_db, rows=3)
+        query = source.query().select({"id": "id", "t": tripled(calls)}).add_column(_letters)
+        view = local_db.create_materialized_view("v", query)
+        view.add_columns({"u": (tripled(calls), ["id"])})
+        fine = {"path": "t", "udf": udf(lambda id: -id, data_type=pa.int64())}
+        again = chunker(_letters.func, output_schema=_letters.output_schema, version="2")
+        maker = {"path": "_letters", "udf": again}
+        own = {"path": "u", "udf": udf(lambda id: -id, data_type=pa.int64())}
+
+        def declared() -> list[Any]:
+            schemas = [lance.dataset(view.ref.uri + part).schema for part in ("", "/_chunks")]
+            return [field.metadata for schema in schemas for field in schema]
+
+        before = declared()
+        for wrong in (
+            {"path": "u", "udf": (tripled(calls), ["nope"])},
+            {"path": "u", "udf": udf(lambda id: "x", data_type=pa.string())},
+            {"path": "nope", "udf": tripled(calls)},
+            {"path": "u", "data_type": pa.string()},
+        ):
+            with pytest.raises(GenevaError):
+                view.alter_columns(maker, fine, wrong)
+            assert declared() == before, wrong
+        view.alter_columns(maker, fine, own)
+        view.refresh()
+        view.backfill("u")
+        assert values(view) == values(view, "u") == {0: 0, 1: -1, 2: -2}
+        assert calls.count == 0
 
     def test_columns_added_to_chunks(self, local_db: Connection, calls: Calls) -> None:
         source = make_source(local_db, rows=3)

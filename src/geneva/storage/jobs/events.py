@@ -320,7 +320,7 @@ class JobHistory:
                 f"set_completed({job_id!r}, status={str(status)!r}): a job says itself how it "
                 "ended. status='CANCELLED' asks it to stop."
             )
-        if not self.get(job_id).status.is_final:
+        if not self.job(job_id).status.is_final:
             self._request_cancel(job_id)
 
     def last_measured(self, table_name: str, column: str, udf_version: str) -> JobRecord | None:

@@ -156,9 +156,19 @@ def noticing_deletion(find: Callable[[], TableRef]) -> Iterator[None]:
             gone = not has_versions(ref)
         if not gone:
             raise
-        raise TableNotFoundError(
-            f"Table {ref.name!r} is not there any more: it was dropped, or its folder deleted."
-        ) from error
+        raise _gone(ref) from error
+
+
+def check_is_there(ref: TableRef) -> None:
+    """Refuse a table that was dropped, or whose folder was deleted, since it was opened."""
+    if not has_versions(ref):
+        raise _gone(ref)
+
+
+def _gone(ref: TableRef) -> TableNotFoundError:
+    return TableNotFoundError(
+        f"Table {ref.name!r} is not there any more: it was dropped, or its folder deleted."
+    )
 
 
 def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:

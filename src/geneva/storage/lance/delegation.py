@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from geneva.render.text import did_you_mean
@@ -34,6 +35,30 @@ class Delegating:
     def _calling(self) -> AbstractContextManager[None]:
         """What surrounds a call of one of its methods."""
         return nullcontext()
+
+
+def read_within(query: Any, calling: Callable[[], AbstractContextManager[None]]) -> Any:
+    """A query of LanceDB's, whose `to_arrow`, `to_list` and the like run inside of `calling()`."""
+    kind = type(query)
+    for name in (name for name in dir(kind) if name.startswith("to_")):
+        setattr(query, name, _within(getattr(kind, name).__get__(query), calling))
+    return query
+
+
+def _within(
+    call: Callable[..., Any], calling: Callable[[], AbstractContextManager[None]]
+) -> Callable[..., Any]:
+    @wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with calling():
+            return call(*args, **kwargs)
+
+    @wraps(call)
+    async def wait(*args: Any, **kwargs: Any) -> Any:
+        with calling():
+            return await call(*args, **kwargs)
+
+    return wait if iscoroutinefunction(call) else run
 
 
 def delegated_attribute(ours: Any, theirs: Any, name: str) -> Any:

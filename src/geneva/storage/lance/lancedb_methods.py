@@ -98,10 +98,6 @@ class TableMethods(Delegating):
         """Call LanceDB's `compact_lsm`."""
 
     @delegated
-    def count_rows(self, filter: str | None = None) -> int:
-        """Count the number of rows in the table."""
-
-    @delegated
     def create_fts_index(
         self,
         field_names: Any,
