@@ -26,6 +26,7 @@ from geneva.storage.checkpoints.store import (
     WorkIdentity,
     _file_name,
     _key_of,
+    _without_json,
     checksum,
     index_keys,
     is_of_clause,
@@ -359,9 +360,22 @@ class TestDamage:
     def test_foreign_files(self, data: bytes, tmp_path: Path) -> None:
         assert self.damaged(tmp_path / "d", data) is None
 
-    def test_json_reads_as_it_was_written(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("kind", "value"),
+        [
+            (pa.json_(), '{"a":  1}'),
+            (pa.struct([("j", pa.json_()), ("n", pa.int8())]), {"j": "{}", "n": 1}),
+            (pa.list_(pa.struct([("j", pa.json_())])), [{"j": "[ ]"}, None]),
+            (pa.map_(pa.string(), pa.json_()), [("a", "{}")]),
+        ],
+        ids=str,
+    )
+    def test_json_reads_as_it_was_written(
+        self, tmp_path: Path, kind: pa.DataType, value: Any
+    ) -> None:
         store = LanceCheckpointStore(str(tmp_path))
-        values = pa.array(['{"a":  1}', None], pa.json_())
+        texts = pa.array([value, None], _without_json(kind))
+        values = texts.cast(kind)
         written = pa.record_batch([values, pa.array([0, 1])], ["x", "_rowaddr"])
         store["udf-k_frag-0_range-0-2"] = written
         assert store["udf-k_frag-0_range-0-2"].equals(written)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import zlib
@@ -32,7 +33,8 @@ _MARK_LENGTH = 12
 _DELETES_AT_ONCE = 16
 _KEY_METADATA = "geneva.checkpoint.key"
 _CHECKSUM_METADATA = "geneva.checkpoint.crc32"
-_JSON_METADATA = "geneva.checkpoint.json"
+_SCHEMA_METADATA = "geneva.checkpoint.schema"
+"""What a batch was, where it is written as something else."""
 _SEPARATOR = re.compile(r"_(?=(?:ver|col|where|uri|srcfiles|frag|range)-)")
 """Where a part of a key begins."""
 _TAIL = re.compile(
@@ -135,11 +137,15 @@ class LanceCheckpointStore(CheckpointStore):
 
     def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
         """Write the file; the name appears when it is complete."""
-        written = _without_json(value)
+        has_json = any(_without_json(kind) != kind for kind in value.schema.types)
+        written = _readable(value) if has_json else value
         writer = self._session.open_writer(_file_name(key), schema=written.schema)
         # Never `with`: leaving the block by an exception would publish a truncated file.
         writer.add_schema_metadata(_KEY_METADATA, key)
         writer.add_schema_metadata(_CHECKSUM_METADATA, str(checksum(value)))
+        if has_json:
+            schema = base64.b64encode(value.schema.serialize()).decode()
+            writer.add_schema_metadata(_SCHEMA_METADATA, schema)
         columns = [writable(column) for column in written.columns]
         writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=written.schema))
         writer.close()
@@ -161,7 +167,9 @@ class LanceCheckpointStore(CheckpointStore):
             if type(error).__name__ != "PanicException":
                 raise
             raise KeyError(key) from error
-        batch = _with_json(single_batch(table))
+        batch = single_batch(table)
+        if (given := _metadata_text(metadata, _SCHEMA_METADATA)) is not None:
+            batch = batch.cast(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(given))))
         if _metadata_text(metadata, _CHECKSUM_METADATA) != str(checksum(batch)):
             raise KeyError(key)
         return batch
@@ -194,23 +202,26 @@ class LanceCheckpointStore(CheckpointStore):
         return sorted(key for key in keys if key is not None and key.startswith(prefix or ""))
 
 
-def _without_json(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """JSON columns as their texts: Lance would write them in a form of its own, and read that."""
-    for place, column in enumerate(batch.schema):
-        if isinstance(column.type, pa.JsonType):
-            texts = column.with_type(column.type.storage_type).with_metadata({_JSON_METADATA: ""})
-            batch = batch.set_column(place, texts, batch.column(place).storage)
-    return batch
+def _readable(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """JSON as its texts, at any depth: Lance would write it in a form of its own, and read that."""
+    fields = [field.with_type(_without_json(field.type)) for field in batch.schema]
+    columns = [column.cast(made.type) for column, made in zip(batch.columns, fields, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _with_json(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """What `_without_json` was given."""
-    for place, column in enumerate(batch.schema):
-        if _JSON_METADATA.encode() in (column.metadata or {}):
-            kind = pa.json_(column.type)
-            values = pa.ExtensionArray.from_storage(kind, batch.column(place))
-            batch = batch.set_column(place, pa.field(column.name, kind), values)
-    return batch
+def _without_json(kind: pa.DataType) -> pa.DataType:
+    if isinstance(kind, pa.JsonType):
+        return kind.storage_type
+    if pa.types.is_struct(kind):
+        return pa.struct([child.with_type(_without_json(child.type)) for child in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field, kind.item_field.with_type(_without_json(kind.item_type)))
+    if not pa.types.is_nested(kind):
+        return kind
+    item = kind.value_field.with_type(_without_json(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
 
 
 def _file_name(key: str) -> str:
