@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import decimal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from geneva import Connection, Table
+from geneva import Connection, Table, chunker, udtf
 from geneva.errors import InvalidUDFError
 from support import Calls, by_id, checkpoint_ranges, column, counted, make_table
 
@@ -78,9 +79,33 @@ def test_what_a_format_can_not_hold_is_refused(
 ) -> None:
     table = make_table(local_db, [1], storage_version=version)
     for kind in (kind for kind, _ in TYPES if not is_storable(version, kind)):
-        with pytest.raises(InvalidUDFError, match=f"NULL until .* version {version}, can't hold"):
+        with pytest.raises(InvalidUDFError, match=f"version {version}: it is NULL until"):
             table.add_columns({"x": counted(calls, lambda id: None, data_type=kind)})
+    texts = pa.list_(pa.string(), 2)  # NULL can be written, and no value
+    with pytest.raises(InvalidUDFError, match=f"version {version}: "):
+        table.add_columns({"x": counted(calls, lambda id: ["a", "b"], data_type=texts)})
     assert table.schema.names == ["id"]
+
+
+def test_views_refuse_what_no_table_can_hold(local_db: Connection, calls: Calls) -> None:
+    source = make_table(local_db, [1], stable_row_ids=True)
+    texts = pa.list_(pa.string(), 2)
+    made = counted(calls, lambda id: ["a", "b"], data_type=texts)
+    rows = chunker(lambda id: [], output_schema=pa.schema([("x", texts)]), input_columns=["id"])
+
+    @udtf(output_schema=pa.schema([("x", texts)]))
+    def every(rows: Any) -> Any:
+        yield {"x": ["a", "b"]}
+
+    for create in (
+        lambda: local_db.create_materialized_view("v", source.query().select({"x": made})),
+        lambda: local_db.create_udtf_view("v", source, rows),
+        lambda: local_db.create_udtf_view("v", source, every),
+    ):
+        with pytest.raises(InvalidUDFError, match="its values can't be written"):
+            create()
+    assert local_db.table_names() == ["t"]
+    assert [path.name for path in Path(local_db.uri).glob("v*")] == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)

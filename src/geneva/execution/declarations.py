@@ -215,18 +215,16 @@ def refuse_blob_inside(name: str, made: pa.Field) -> None:
 
 
 def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, field: pa.Field) -> None:
-    """Refuse a type whose NULLs the table's format can't hold: the table could not be changed."""
+    """Refuse a type that the table's format can't hold."""
     kind = field.type
     if is_blob(field):
         return
     complaint = why_not_storable(str(dataset.data_storage_version), kind)
     if complaint is not None:
         raise InvalidUDFError(
-            f"Column {name!r} can't be of type {kind}: a computed column is NULL until it "
-            f"is computed, and table {ref.name!r}, of storage version "
-            f"{dataset.data_storage_version}, can't hold that: its updates and compactions would "
-            f"fail ({complaint}). Compute a column of another type, or make the table anew with "
-            "a later data_storage_version."
+            f"Column {name!r} can't be of type {kind} in table {ref.name!r}, of storage version "
+            f"{dataset.data_storage_version}: {complaint}. Compute a column of another type, or "
+            "make the table anew with a later data_storage_version."
         )
 
 

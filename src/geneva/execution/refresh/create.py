@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
 import pyarrow as pa
 
+from geneva.errors import InvalidUDFError
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.view_query import ColumnKind, ViewColumn, ViewQuery
 from geneva.planning.membership import choose_rows
 from geneva.storage.columns.definitions import FunctionSource, declared_fields
 from geneva.storage.columns.functions import stage_udf
 from geneva.storage.lance.dataset import Dataset, open_dataset
+from geneva.storage.lance.fragments import is_blob
 from geneva.storage.lance.row_ids import read_row_ids
+from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.views.definition import (
     ROW_ADDRESSES,
     STABLE_ROW_IDS,
@@ -45,7 +48,10 @@ def create_view(
     declare: Declare,
 ) -> None:
     """Make the table of a view, with a placeholder for every row that its query selects."""
+    computed = [column.name for column in query.columns if column.kind is ColumnKind.UDF]
+    _refuse_unstorable(ref, [schema.field(name) for name in computed])
     if query.chunker is not None:
+        _refuse_unstorable(ref, udfs[query.chunker.name].data_type.value_type)
         _create_chunked(ref, source, query, schema, udfs, declare)
         return
     schema = declared_fields(schema, declare)
@@ -63,6 +69,17 @@ def create_view(
     append_placeholders(ref, open_dataset(ref), rows)
 
 
+def _refuse_unstorable(ref: TableRef, fields: Iterable[pa.Field]) -> None:
+    """Refuse columns of functions that Lance can't write, before anything is."""
+    for field in fields:
+        complaint = why_not_storable("stable", field.type) if not is_blob(field) else None
+        if complaint is not None:
+            raise InvalidUDFError(
+                f"Column {field.name!r} of view {ref.name!r} can't be of type {field.type}: "
+                f"{complaint}. Compute a column of another type."
+            )
+
+
 def create_partitioned_view(
     ref: TableRef,
     source: Dataset,
@@ -75,6 +92,7 @@ def create_partitioned_view(
 
     `rows` is the query of the hidden view that says which partition each row of the source is in.
     """
+    _refuse_unstorable(ref, udf.data_type.value_type)
     create_view(rows_ref(ref), source, rows, KEYED_SCHEMA, {}, declare)
     partitions, inner = create_partitions(partitions_ref(ref)), inner_ref(ref)
     digest = stage_udf(inner, udf)
