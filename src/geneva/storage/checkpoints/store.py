@@ -366,6 +366,7 @@ def _safe(text: str) -> str:
     return f"{quoted[:_MAX_NAME_LENGTH]}~{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
+@lru_cache(maxsize=1_024)
 def _mark(computation: str) -> str:
     """How the digest of the source files begins: with one of what is computed."""
     return _md5(computation)[:_MARK_LENGTH]
