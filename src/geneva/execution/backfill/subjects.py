@@ -46,7 +46,7 @@ class ColumnSubject:
 
     def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
         """The column, as it and its inputs are called now."""
-        name = present_column(snapshot.schema, self.definition.uuid)
+        name = present_column(snapshot.schema, self.definition.uuid, self.definition.name)
         if name is None:
             raise self._dropped(snapshot)
         present = with_present_inputs(replace(self.definition, name=name), snapshot.fields)

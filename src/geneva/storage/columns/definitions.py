@@ -467,8 +467,11 @@ def receipt_field(column_id: str) -> pa.Field:
     return pa.field(receipt_name(column_id), RECEIPT_TYPE, nullable=True, metadata=metadata)
 
 
-def present_column(schema: pa.Schema, column_id: str) -> str | None:
-    """What a computed column is called now; None: it is gone. Another of its name is not it."""
+def present_column(schema: pa.Schema, column_id: str, name: str) -> str | None:
+    """What a computed column is called now; None: it is gone. Another of its `name` is not it."""
+    place = schema.get_field_index(name)
+    if place >= 0 and column_uuid(schema.field(place)) == column_id:
+        return name
     return next((field.name for field in schema if column_uuid(field) == column_id), None)
 
 

@@ -309,7 +309,7 @@ def verify_column(schema: pa.Schema, ref: TableRef, planned: Computation) -> Non
 
 def _same_column(schema: pa.Schema, output: Output) -> ColumnDefinition | None:
     """The definition of the very column that was planned, by its present name; None: it is gone."""
-    name = present_column(schema, output.column_id)
+    name = present_column(schema, output.column_id, output.name)
     return read_definition(schema, name) if name is not None else None
 
 
@@ -362,7 +362,7 @@ def _covers_live_rows(
 def _fields_now(snapshot: TableSnapshot, output: Output) -> tuple[int, ...] | None:
     """The field ids that a column has now; None: it is gone. A computed one may be renamed."""
     column = output.column_id
-    name = present_column(snapshot.schema, column) if column else output.name
+    name = present_column(snapshot.schema, column, output.name) if column else output.name
     return snapshot.field_ids.get(name) if name is not None else None
 
 
