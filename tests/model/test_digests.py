@@ -286,3 +286,17 @@ def test_many_values_that_are_close_to_each_other_have_different_digests() -> No
         rows = len(array)
         found = digest_rows([array], SEED, rows) >> np.uint64(17)
         assert len(np.unique(found)) == len(set(map(str, array.to_pylist())))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_text_has_the_same_digest_among_short_and_long_ones(seed: int) -> None:
+    """Long ones are digested by themselves, short ones together: where they are is no matter."""
+    rng = np.random.default_rng(seed)
+    borders = [0, 1, 7, 8, 9, 16_383, 16_384, 16_385, 262_143, 262_144, 262_145, 524_289]
+    texts = [rng.bytes(length) for length in (*borders, *rng.integers(0, 40_000, 20))]
+    alone = [int(digest_rows([pa.array([text])], 7, 1)[0]) for text in texts]
+    for _ in range(5):
+        order = rng.permutation(len(texts))
+        kind = rng.choice([pa.binary(), pa.large_binary()])
+        together = digest_rows([pa.array([texts[i] for i in order], kind)], 7, len(texts))
+        assert together.tolist() == [alone[i] for i in order]
