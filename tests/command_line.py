@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import typer
-from click.testing import CliRunner, Result
+from typer.testing import CliRunner, Result
 
 from geneva.cli import app
 
@@ -20,4 +21,5 @@ def command() -> Any:
 
 def invoke(arguments: Sequence[str], **options: Any) -> Result:
     """Call the command; what it printed and its exit code are in the result."""
-    return CliRunner().invoke(command(), list(arguments), **options)
+    with patch("typer.testing._get_command", lambda _: command()):
+        return CliRunner().invoke(app, list(arguments), **options)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from click.testing import Result
+from typer.testing import Result
 
 import geneva
 from command_line import invoke

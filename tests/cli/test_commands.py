@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import typer
-from click.testing import Result
+from typer.testing import Result
 
 import geneva
 from command_line import invoke

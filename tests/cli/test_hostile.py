@@ -9,8 +9,8 @@ import re
 
 import pyarrow as pa
 import pytest
-from click.testing import Result
 from rich.console import Console
+from typer.testing import Result
 
 import geneva
 from command_line import invoke

@@ -150,9 +150,10 @@ def test_a_backfill_on_spark_with_a_function_of_the_current_folder(folder: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", ["--json", ""])
-def test_an_output_that_nobody_takes(folder: Path, more: str) -> None:
-    command = " ".join([*COMMAND, "describe", "db", "t", more])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("given", ["describe db t --json", "describe db t", "version", "--help"])
+def test_an_output_that_nobody_takes(folder: Path, given: str, unbuffered: str) -> None:
+    command = " ".join([*COMMAND, given])
     for place, code, said in (
         (">/dev/full", 1, "No space left on device"),
         (">&-", 0, ""),
@@ -161,7 +162,7 @@ def test_an_output_that_nobody_takes(folder: Path, more: str) -> None:
         ended = subprocess.run(
             ["bash", "-c", f"{command} {place}"],
             cwd=folder,
-            env=environment(),
+            env={**environment(), "PYTHONUNBUFFERED": unbuffered},
             stderr=subprocess.PIPE,
             text=True,
             check=False,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import Result
+from typer.testing import Result
 
 import geneva
 from command_line import invoke

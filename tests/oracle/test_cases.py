@@ -99,6 +99,7 @@ def assert_chain_is_right(table: Table) -> None:
     assert b == {i: tens(1, value) for i, value in a.items()}
 
 
+@pytest.mark.slow  # random histories do such things, in the quick round too
 class TestSuppliedValues:
     @HOW_TO_WRITE
     def test_go_stale_when_their_inputs_change_after_they_were_adopted(
@@ -181,6 +182,7 @@ class TestSuppliedValues:
         assert by_id(table, "a") == {0: 0, 1: 15, 2: 1, 3: 1, 10: 10, 11: 501}
 
 
+@pytest.mark.slow  # random histories do such things, in the quick round too
 class TestUpserts:
     @HOW_TO_WRITE
     def test_a_stale_row_is_still_stale_after_optimize_and_another_upsert(
@@ -608,6 +610,7 @@ class TestValues:
         assert by_id(table, "d") == {0: 10, 1: 2, 2: 3, 3: 4, 4: 5, 5: 6}
 
 
+@pytest.mark.slow  # random histories do such things, in the quick round too
 class TestColumns:
     @pytest.mark.parametrize("ours", [True, False])
     def test_a_renamed_input_is_followed(
@@ -721,6 +724,7 @@ class TestColumns:
         assert table.head(2).schema.names == shown
 
 
+@pytest.mark.slow  # random histories do such things, in the quick round too
 class TestVersions:
     def test_a_restored_table_has_its_old_values_and_receipts(
         self, local_db: Connection, log: Recorder

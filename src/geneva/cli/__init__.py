@@ -237,16 +237,19 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+    code: Any = None
     try:
-        run()
-    except SystemExit as leaving:
         try:
-            quick_import.leave_at_once(leaving.code)
-        except OSError as error:  # nobody reads it, or there is no room for it
-            if not leaving.code and not isinstance(error, BrokenPipeError):
-                show_error(readable(error))
-            os._exit(FAILED)
-        raise
+            run()
+        except SystemExit as leaving:
+            code = leaving.code
+            sys.stdout.flush()
+            quick_import.leave_at_once(code)
+            raise
+    except OSError as error:  # of what was printed: nobody reads it, or there is no room for it
+        if not code and not isinstance(error, BrokenPipeError):
+            show_error(readable(error))
+        os._exit(code if code and isinstance(code, int) else FAILED)
 
 
 def run() -> None:

@@ -163,7 +163,7 @@ OUTCOMES: dict[tuple[str, str, bool], str] = {}
 
 
 def matrix() -> list[Any]:
-    """All of it. Each operation at each moment is quick on one kind of table, by turns."""
+    """All of it. Each operation at each moment of a job is quick on one kind of table, by turns."""
     cells = [(operation, moment) for operation in OPERATIONS for moment in MOMENTS]
     return [
         pytest.param(
@@ -175,7 +175,8 @@ def matrix() -> list[Any]:
         )
         for number, (operation, moment) in enumerate(cells)
         for stable in (False, True)
-        for is_slow in [stable == bool((number + number // len(MOMENTS)) % 2)]
+        for is_twin in [stable == bool((number + number // len(MOMENTS)) % 2)]
+        for is_slow in [is_twin or moment == "before plan"]
     ]
 
 

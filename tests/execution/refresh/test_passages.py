@@ -95,18 +95,24 @@ class TestWhatStays:
         assert contents(over, "title", "word", "n") == sorted((t, w, 2) for t, w, _ in expected)
 
     @pytest.mark.parametrize(
-        ("text", "computed"),
+        ("made", "text", "computed"),
         [
-            ("x a b c", ["x"]),
-            ("a x b c", ["x"]),
-            ("c b a", []),
-            ("a b", []),
-            ("a b c a", ["a"]),
-            ("", []),
-            ("x y", ["x", "y"]),
+            (each_word, "x a b c", ["x"]),
+            (numbered_words, "x a b c", ["x"]),
+            (each_word, "a x b c", ["x"]),
+            (numbered_words, "c b a", []),
+            (each_word, "a b", []),
+            (numbered_words, "a b c a", ["a"]),
+            (each_word, "", []),
+            (numbered_words, "x y", ["x", "y"]),
+            slow(numbered_words, "a x b c", ["x"]),
+            slow(each_word, "c b a", []),
+            slow(numbered_words, "a b", []),
+            slow(each_word, "a b c a", ["a"]),
+            slow(numbered_words, "", []),
+            slow(each_word, "x y", ["x", "y"]),
         ],
     )
-    @pytest.mark.parametrize("made", [each_word, numbered_words])
     def test_only_new_passages_are_computed(
         self, tmp_path: Path, prototypes: Prototypes, made: Any, text: str, computed: list[str]
     ) -> None:

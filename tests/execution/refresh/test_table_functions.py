@@ -162,6 +162,7 @@ class TestWhatIsComputed:
         assert calls.taken() == ["ann", "bob", None]
         assert found(view) == ALL
 
+    @pytest.mark.slow
     def test_a_compaction_computes_nothing(
         self, source: Table, view: MaterializedView, calls: Calls
     ) -> None:
@@ -495,6 +496,7 @@ class TestFailures:
 
 
 class TestOtherViews:
+    @pytest.mark.slow
     def test_a_view_of_a_view(self, local_db: Connection, source: Table, calls: Calls) -> None:
         plain = local_db.create_materialized_view("p", source.query().where("amount > 1"))
         view = local_db.create_udtf_view("v", plain, sums(calls))
@@ -739,6 +741,7 @@ class TestTheNameOfTheFunction:
         assert named.schema.names == SUMS.names
         assert named.refresh().rows_computed == 0
 
+    @pytest.mark.slow
     def test_a_loaded_column(self, named: MaterializedView) -> None:
         loaded = pa.table({"customer": ["ann"], "per_customer": [1.5]})
         for _ in range(2):
