@@ -308,6 +308,40 @@ def test_random_writes(spark: SparkSession, db: Connection) -> None:
         assert sorted(stored.to_pylist(), key=lambda row: row["id"]) == model
 
 
+def test_batches_of_streams_land_once_also_when_they_are_replayed(
+    spark: SparkSession, db: Connection, tmp_path: Path
+) -> None:
+    source, uris = tmp_path / "in", {kind: f"{db.uri}/{kind}.lance" for kind in ("sink", "each")}
+    source.mkdir()
+
+    def save(frame: DataFrame, number: int) -> None:
+        writer = frame.write.format("geneva").mode("append").option("app_id", "each")
+        writer.option("batch_id", number).save(uris["each"])
+
+    def run() -> None:
+        for kind in uris:
+            writer = spark.readStream.schema("id long").json(str(source)).writeStream
+            writer = writer.option("checkpointLocation", str(tmp_path / kind))
+            writer = writer.trigger(availableNow=True)
+            if kind == "sink":
+                query = writer.format("geneva").start(uris[kind])
+            else:
+                query = writer.foreachBatch(save).start()
+            query.awaitTermination()
+            assert query.exception() is None
+
+    for number in range(2):
+        (source / f"{number}.json").write_text(f'{{"id": {number}}}\n')
+        run()
+    # As if Spark had died after the last batch was committed, and before it had noted so.
+    for kind in uris:
+        (tmp_path / kind / "commits" / "1").unlink()
+        (tmp_path / kind / "commits" / ".1.crc").unlink(missing_ok=True)
+    run()
+    for uri in uris.values():
+        assert sorted(lance.dataset(uri).to_table()["id"].to_pylist()) == [0, 1]
+
+
 WRITTEN_DOWN = """
     import json
     from pyspark.errors import PySparkException
