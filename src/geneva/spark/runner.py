@@ -402,19 +402,17 @@ class _Connect:
         yield
 
     def cores(self) -> int:
-        from pyspark.sql import functions
-
         if self._cores is None:
             # Connect doesn't report it, but cuts a range into as many parts as there are cores.
-            parts = self._session.range(0, 1_000_000).select(functions.spark_partition_id())
-            last = parts.toDF("part").agg(functions.max("part")).toArrow()
+            parts = self._session.range(0, 1_000_000).selectExpr("spark_partition_id() AS part")
+            last = parts.selectExpr("max(part)").toArrow()
             self._cores = int(last.column(0)[0].as_py()) + 1
         return self._cores
 
     @contextlib.contextmanager
     def tagged(self, tag: str, group: str, description: str) -> Iterator[None]:
-        # A server's pages show tags: there are no groups and descriptions.
-        tags = [tag, group] if group else [tag]
+        # A server has groups and descriptions of its own; but its jobs have tags, without commas.
+        tags = [text.replace(",", ";") for text in (tag, group, description) if text]
         for each in tags:
             self._session.addTag(each)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -229,59 +228,3 @@ def test_a_replayed_batch_of_foreach_batch_lands_once(db: Connection, spark: Spa
     data = lance.dataset(uri)
     files = {file.path for f in data.get_fragments() for file in f.data_files()}
     assert {path.name for path in Path(uri, "data").iterdir()} == files
-
-
-@pytest.mark.slow
-def test_foreach_batch_in_a_stream_that_is_replayed(
-    db: Connection, spark: SparkSession, tmp_path: Path
-) -> None:
-    uri, source, checkpoint = f"{db.uri}/stream.lance", tmp_path / "in", tmp_path / "cp"
-    source.mkdir()
-    seen: list[int] = []
-
-    def save_batch(frame: DataFrame, number: int) -> None:
-        save(frame, uri, app_id="clicks", batch_id=number)
-        seen.append(number)
-
-    def run() -> None:
-        stream = spark.readStream.schema("id long").json(str(source))
-        writer = stream.writeStream.option("checkpointLocation", str(checkpoint))
-        query = writer.foreachBatch(save_batch).trigger(availableNow=True).start()
-        query.awaitTermination()
-        assert query.exception() is None
-
-    for number in range(2):
-        (source / f"{number}.json").write_text(f'{{"id": {number}}}\n')
-        run()
-    # As if Spark had died after the last batch was committed, and before it had noted so.
-    (checkpoint / "commits" / "1").unlink()
-    (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
-    run()
-    assert seen == [0, 1, 1]
-    assert ids_in(uri) == [0, 1]
-
-
-@pytest.mark.slow
-def test_a_stream_is_written_once_also_when_it_is_replayed(
-    db: Connection, spark: SparkSession, tmp_path: Path
-) -> None:
-    uri, source, checkpoint = f"{db.uri}/stream.lance", tmp_path / "in", tmp_path / "cp"
-    source.mkdir()
-
-    def run() -> None:
-        stream = spark.readStream.schema("id long").json(str(source))
-        writer = stream.writeStream.format("geneva").option("checkpointLocation", str(checkpoint))
-        query = writer.trigger(availableNow=True).start(uri)
-        query.awaitTermination()
-        assert query.exception() is None
-
-    for number in range(3):
-        (source / f"{number}.json").write_text(f'{{"id": {number}}}\n{{"id": {number + 10}}}\n')
-        time.sleep(0.01)
-        run()
-    assert ids_in(uri) == [0, 1, 2, 10, 11, 12]
-    # As if Spark had died after the last batch was committed, and before it had noted so.
-    (checkpoint / "commits" / "2").unlink()
-    (checkpoint / "commits" / ".2.crc").unlink(missing_ok=True)
-    run()
-    assert ids_in(uri) == [0, 1, 2, 10, 11, 12]

@@ -39,7 +39,7 @@ def stage_rows(
     if first is None:
         return "[]"
     fragments = write_fragments(
-        pa.RecordBatchReader.from_batches(schema, chain([first], batches)),
+        pa.RecordBatchReader.from_batches(schema, map(_aligned, chain([first], batches))),
         ref.uri,
         schema=schema,
         mode="overwrite" if create else "append",
@@ -48,6 +48,23 @@ def stage_rows(
         storage_options=ref.storage_options.plain(),
     )
     return json.dumps([fragment.to_json() for fragment in fragments])
+
+
+def _aligned(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch in memory that Lance reads streams from.
+
+    It panics where a buffer begins at no multiple of its values' width. Those that come from
+    another process, as Spark's do, begin at multiples of 8, and decimals have 16 bytes.
+    """
+    columns = [column if _is_aligned(column) else pa.concat_arrays([column]) for column in batch]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _is_aligned(array: pa.Array) -> bool:
+    return all(b is None or b.address % _WIDEST == 0 for b in array.buffers())
+
+
+_WIDEST = 16
 
 
 def given_schema(schema: pa.Schema) -> pa.Schema:
