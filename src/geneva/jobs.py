@@ -417,19 +417,22 @@ class Job:
         self._work.tidy()
 
     def _is_running(self, job_id: str) -> bool:
-        """Whether a job runs. One that doesn't, and left a tag on this job's table, died."""
-        is_running = self._services.history.close_lost(job_id)
-        if not is_running:
-            self._dead.add(job_id)
-        return is_running
+        """Whether a job that has a tag on this job's table runs; one that died is remembered."""
+        history = self._services.history
+        if history.close_lost(job_id):
+            return True
+        with suppress(JobNotFoundError):
+            if history.job(job_id).status is JobStatus.DONE:
+                return False  # its tag is about to go
+        self._dead.add(job_id)
+        return False
 
     def _remove_dead(self, before: Sequence[Future[None]], *, others: bool) -> None:
         """Remove what jobs that died on the same table have left behind.
 
         Where there may be `others`; or there are, as `before` finds by their tags.
         """
-        if not others:
-            wait(before)
+        wait(before)  # its own tag goes, too: nothing is removed while there is one
         if not others and not self._dead:
             return
         services = self._services

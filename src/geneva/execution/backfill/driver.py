@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 from geneva.errors import BudgetExceededError, TableChangedError, UnreadableFragmentsError
 from geneva.execution.backfill.control import JobControl, JobState
@@ -45,15 +45,7 @@ def run_backfills(
         with ExitStack() as pins:
             # Most often one version for all of them.
             for run in {run.version: run for run in active}.values():
-                planned, control = run.planned, run.control
-                pins.enter_context(
-                    pinned(
-                        planned.dataset,
-                        control.job_id,
-                        control.is_running,
-                        behind=control.behind,
-                    )
-                )
+                pins.enter_context(_pinned(run.planned, run.control))
             try:
                 outcomes = run_rounds(rounds)
             except BudgetExceededError:
@@ -67,6 +59,12 @@ def run_backfills(
     if unreadable:
         raise all_unreadable(unreadable)
     return [run.state.ledger.progress for run in runs]
+
+
+def _pinned(planned: PreparedBackfill, control: JobControl) -> AbstractContextManager[None]:
+    """Keep the version of a plan from being cleaned up."""
+    dataset, job_id = planned.dataset, control.job_id
+    return pinned(dataset, job_id, control.is_running, behind=control.behind)
 
 
 class _Backfill:
@@ -131,7 +129,7 @@ def _commit_results(planned: PreparedBackfill, control: JobControl, state: JobSt
     """Publish what is computed of fragments that are not done, where no more may be computed."""
     left = planned.again(frozenset(state.files)).without(state.unreadable).without_calls()
     if left.plan.fragments:
-        with pinned(left.dataset, control.job_id, control.is_running):
+        with _pinned(left, control):
             run_rounds([Round(left, control, state)])
 
 

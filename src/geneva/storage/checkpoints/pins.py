@@ -39,7 +39,8 @@ def pinned(
     threads may change tags by the same.
     """
     tag = f"{_JOB_TAG}{job_id}.{uuid.uuid4().hex[:8]}"
-    behind(partial(_release_dead, copy(dataset), is_running))
+    lives = partial(_lives, job_id, is_running)
+    behind(partial(_release_dead, copy(dataset), lives))
     try:
         dataset.tags.create(tag, dataset.version)
     except (OSError, ValueError):
@@ -49,6 +50,11 @@ def pinned(
         yield
     finally:
         behind(partial(_release, copy(dataset), tag))
+
+
+def _lives(job_id: str, is_running: Callable[[str], bool], other: str) -> bool:
+    """Whether a job runs, asked by another one: that does."""
+    return other == job_id or is_running(other)
 
 
 def _release_dead(dataset: lance.LanceDataset, is_running: Callable[[str], bool]) -> None:
