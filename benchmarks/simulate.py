@@ -26,9 +26,6 @@ from geneva.planning.sizing import (
     rows_to_run,
 )
 
-_QUIET_SECONDS = 0.25
-"""How long a commit waits for other tasks to end."""
-
 
 @dataclass(frozen=True)
 class Costs:
@@ -129,9 +126,9 @@ def simulate(job: Job, costs: Costs, seed: int = 0) -> Result:
             if left[part.plan.fragment_id] == 0:
                 ready += 1
         is_last = not queue and not batches
-        quiet = min(_QUIET_SECONDS, batches[0][0] - now) if batches else 0.0
-        while ready and (is_last or rule.is_due(ready, now + quiet - last_end, last_cost, quiet)):
-            now += quiet
+        # The driver is not held up while it waits for tasks to end: it is as if it knew.
+        quiet = batches[0][0] - now if batches else 0.0
+        while ready and (is_last or rule.is_due(ready, now - last_end, last_cost, quiet)):
             last_cost, ready = costs.commit_seconds, max(0, ready - (rule.files or ready))
             now = last_end = now + last_cost
             result.commits.append(now)
