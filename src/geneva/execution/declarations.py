@@ -102,8 +102,9 @@ def add_udf_columns(
     added = set[str]()
     resolved: list[tuple[NewColumns, tuple[str, ...], ColumnDefinition | None]] = []
     for new in columns:
-        known = _known_group(new, schema, present.values()) if new.udf.unpacks else None
-        new = _missing(new, known, present.values())
+        known = _group_to_join(new, schema, present.values()) if new.udf.unpacks else None
+        if known is not None:
+            new = replace(new, names=_missing(new, known, present.values()))
         for name, field in new.fields.items():
             _check_new_column(ref, dataset, name, field, new.udf)
             refuse_two_of_a_name(added, name)
@@ -121,7 +122,7 @@ def add_udf_columns(
             ]
             continue
         udf = pinned(new.udf)
-        source = FunctionSource(inputs, stage_udf(ref, udf))
+        source = FunctionSource(inputs, stage_udf(ref, udf), _reads_all(new))
         definitions += define_columns(fields, new.names, udf, source, new.prefix)
     commit_new_columns(
         dataset, [declare(_stored(dataset, definition)) for definition in definitions]
@@ -140,29 +141,47 @@ def _made(new: NewColumns, name: str) -> pa.Field:
     return next(field for field in new.udf.outputs if field.name == new.names[name])
 
 
-def _known_group(
-    new: NewColumns, schema: pa.Schema, present: Iterable[ColumnDefinition]
+def _group_to_join(
+    new: NewColumns, schema: pa.Schema, present: Collection[ColumnDefinition]
 ) -> ColumnDefinition | None:
-    """A column that this very function fills already, from the same inputs; None: none is."""
-    groups = [known for known in present if known.group and known.prefix == new.prefix]
-    same = [known for known in groups if known.udf_version == new.udf.version]
-    if not same:
-        return None
-    if new.input_columns is None and new.udf.input_columns is None:
-        return same[0]  # of all columns that there were: which ones is written down
-    inputs = inputs_of(new.udf, new.input_columns, schema, new.names)
-    return next((known for known in same if known.inputs == inputs), None)
+    """A column of the group that a function's columns are added to; None: they are a new group.
+
+    This very function fills it, from the same inputs, and something of its record is missing there:
+    no two columns of a group hold the same. Of several groups it is the one that has most of the
+    other columns under their names.
+    """
+    groups = [
+        known
+        for known in present
+        if known.group
+        and known.prefix == new.prefix
+        and known.udf_version == new.udf.version
+        and not reads_source(known.arrow_field)
+        and _missing(new, known, present)
+    ]
+    # Of all columns that there were: which ones is written down.
+    same = [known for known in groups if known.reads_all] if _reads_all(new) else []
+    if groups and not same:
+        inputs = inputs_of(new.udf, new.input_columns, schema, new.names)
+        same = [known for known in groups if known.inputs == inputs]
+
+    def named_alike(known: ColumnDefinition) -> int:
+        return sum(c.group == known.group and c.name in new.names for c in present)
+
+    return max(same, key=named_alike, default=None)
+
+
+def _reads_all(new: NewColumns | NewFunction) -> bool:
+    """Whether neither the call nor the function says which columns it reads."""
+    return new.input_columns is None and new.udf.input_columns is None
 
 
 def _missing(
-    new: NewColumns, known: ColumnDefinition | None, present: Iterable[ColumnDefinition]
-) -> NewColumns:
-    """What of a function's columns is to be added: all of them, where the table has all or none."""
-    if known is None:
-        return new
+    new: NewColumns, known: ColumnDefinition, present: Iterable[ColumnDefinition]
+) -> dict[str, str]:
+    """The columns of a function that a group has not got, under any name."""
     there = {column.output for column in present if column.group == known.group}
-    names = {name: output for name, output in new.names.items() if output not in there}
-    return replace(new, names=names) if names else new
+    return {name: output for name, output in new.names.items() if output not in there}
 
 
 def _check_new_column(
@@ -260,7 +279,7 @@ def _redefined(
         if current is not None and new.keep:
             _check_same_inputs(ref, with_present_inputs(current, fields), fed[name])
         udf = pinned(new.udf)
-        source = FunctionSource(fed[name], stage_udf(ref, udf))
+        source = FunctionSource(fed[name], stage_udf(ref, udf), _reads_all(new))
         if current is None:
             changed = define_columns(fields, {name: ""}, udf, source)
         else:
@@ -562,7 +581,7 @@ def definition_for(
     _refuse_cycles(ref, dataset, dict.fromkeys(together, inputs))
     function = pinned(function)
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
-    source = FunctionSource(inputs, digest)
+    source = FunctionSource(inputs, digest, _reads_all(NewFunction(function, own)))
     if current is not None:
         override = declare(redefine_column(fields, current, function, source))
         if retry_failed:

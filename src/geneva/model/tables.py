@@ -75,6 +75,8 @@ class ColumnDefinition:
     """SHA-256 of the pickled function: checked before it is ever loaded."""
     inputs: tuple[str, ...]
     """Column paths, in the order of the function's parameters."""
+    reads_all: bool = False
+    """Whether no inputs were named: they are all columns that there were when it was declared."""
     input_fields: tuple[tuple[int, str], ...] = ()
     """Each input's own field id and its type, which outlive a renaming."""
     group: str = ""

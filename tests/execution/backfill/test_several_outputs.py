@@ -49,6 +49,17 @@ def sizes(calls: Calls, by: int = 2, **options: Any) -> UDF:
     return udf(size, **options)
 
 
+def sums() -> UDF:
+    """`w` is the sum of a row, `h` how many columns were read."""
+    schema = pa.schema([("w", pa.int64()), ("h", pa.int64())])
+
+    def size(batch: pa.RecordBatch) -> pa.RecordBatch:
+        sums = [sum(row.values()) for row in batch.to_pylist()]
+        return pa.record_batch([sums, [batch.num_columns] * len(sums)], schema=schema)
+
+    return udf(size, output_schema=schema)
+
+
 def filled(db: Connection, calls: Calls, *fragments: int, **options: Any) -> Table:
     table = make_table(db, fragments or (4, 4), **options)
     table.add_columns(sizes(calls))
@@ -408,6 +419,44 @@ class TestDropping:
         assert both(table) == {i: (i, i) for i in range(4)}
         with pytest.raises(ColumnExistsError, match="'w' already exists"):
             table.add_columns(udf(size, output_schema=schema))
+
+    def test_a_function_of_all_columns_joins_no_group_of_named_ones(
+        self, local_db: Connection
+    ) -> None:
+        """Its version is that of the function alone, whatever it reads."""
+        function = sums()
+        table = local_db.create_table("t", pa.table({"x": [1, 2], "y": [10, 20]}))
+        table.add_columns((function, ["x"]))
+        table.backfill("w")
+        table.drop_columns("h")
+        with pytest.raises(ColumnExistsError, match="'w' already exists"):
+            table.add_columns(function)
+        table.alter_columns({"path": "w", "rename": "old"})
+        table.add_columns(function)
+        assert table.schema.names == ["x", "y", "old", "w", "h"]
+        table.backfill("w")
+        assert table.to_arrow().drop_columns(["x", "y"]).to_pydict() == {
+            "old": [1, 2],
+            "w": [1 + 10 + 1, 2 + 20 + 2],
+            "h": [3, 3],
+        }
+
+    def test_a_group_that_has_all_under_other_names_is_not_joined(
+        self, local_db: Connection
+    ) -> None:
+        """Two columns of one group never hold the same."""
+        new = (sums(), ["x"])
+        table = local_db.create_table("t", pa.table({"x": [1, 2]}))
+        for w, h in (("w1", "h1"), ("w2", "h2")):
+            table.add_columns(new)
+            table.alter_columns({"path": "w", "rename": w}, {"path": "h", "rename": h})
+        table.add_columns(new)
+        table.drop_columns(["h1", "h"])
+        table.add_columns(new)
+        found = read_definitions(lance.dataset(table.ref.uri).schema)
+        places = [(d.group, d.output) for d in found.values()]
+        assert len(set(places)) == len(places) == 5
+        assert found["h"].group == found["w"].group, "and not that of w1, which has room as well"
 
     def test_added_again_after_a_compaction_and_a_renaming(
         self, local_db: Connection, calls: Calls

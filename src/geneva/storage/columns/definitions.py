@@ -62,6 +62,8 @@ class FunctionSource:
     inputs: tuple[str, ...]
     """Column paths, in the order of its parameters."""
     digest: str
+    reads_all: bool = False
+    """Whether no inputs were named: these are all columns that there are."""
 
 
 def read_computed_columns(
@@ -114,6 +116,7 @@ def define_columns(
             arrow_field=new_field(name, made[output]),
             uuid=uuid.uuid4().hex,
             inputs=source.inputs,
+            reads_all=source.reads_all,
             input_fields=_fields_behind(fields, source.inputs),
             group=group,
             output=output,
@@ -164,6 +167,7 @@ def redefine_column(
     return replace(
         current,
         inputs=source.inputs,
+        reads_all=source.reads_all,
         input_fields=_fields_behind(fields, source.inputs),
         own_field=fields.nodes.get(current.name),
         former_versions=() if keep else tuple(before)[-_MAX_FORMER_VERSIONS:],
@@ -320,6 +324,7 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_name": definition.udf_name,
         f"{_PREFIX}.udf_version": definition.udf_version,
         f"{_PREFIX}.udf_inputs": json.dumps(list(definition.inputs)),
+        f"{_PREFIX}.udf_reads_all": json.dumps(definition.reads_all),
         f"{_PREFIX}.udf_input_fields": json.dumps(definition.input_fields),
         f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
         f"{_PREFIX}.udf_former": json.dumps(list(definition.former_versions)),
@@ -385,6 +390,7 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         udf_version=metadata[f"{_PREFIX}.udf_version"],
         udf_digest=metadata[f"{_PREFIX}.udf"].removeprefix("_udfs/"),
         inputs=tuple(json.loads(metadata[f"{_PREFIX}.udf_inputs"])),
+        reads_all=json.loads(metadata.get(f"{_PREFIX}.udf_reads_all", "false")),
         input_fields=tuple(
             (int(node), str(kind))
             for node, kind in json.loads(metadata[f"{_PREFIX}.udf_input_fields"])
