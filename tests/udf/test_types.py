@@ -13,6 +13,7 @@ import pytest
 
 from geneva import Connection, Table, chunker, udtf
 from geneva.errors import InvalidUDFError
+from geneva.storage.lance.trial import _one_value, why_not_storable
 from support import Calls, by_id, checkpoint_ranges, column, counted, make_table
 
 UTC = datetime.UTC
@@ -85,6 +86,16 @@ def test_what_a_format_can_not_hold_is_refused(
     with pytest.raises(InvalidUDFError, match=f"version {version}: "):
         table.add_columns({"x": counted(calls, lambda id: ["a", "b"], data_type=texts)})
     assert table.schema.names == ["id"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in TYPES], ids=str)
+def test_a_type_is_tried_with_null_and_with_a_value(kind: pa.DataType) -> None:
+    assert _one_value(kind).null_count == 0
+    for version in VERSIONS:
+        can = is_storable(version, kind)
+        assert (why_not_storable(version, kind) is None) == can, version
+        inside = pa.struct([("x", kind)])
+        assert (why_not_storable(version, inside) is None) == (can and version != "2.0"), version
 
 
 def test_views_refuse_what_no_table_can_hold(local_db: Connection, calls: Calls) -> None:

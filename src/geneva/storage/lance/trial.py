@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,15 +22,20 @@ def why_not_storable(version: str, kind: pa.DataType) -> str | None:
     A column that is added is NULL until it is computed. Where its format can't write that, every
     update and every compaction of the table fails. Of some types it writes NULL and no value.
     """
-    try:
-        nulls, values = _one_null(kind), _one_value(kind)
-    except (pa.ArrowException, NotImplementedError):
-        return None  # nothing to try it with
-    complaint = _written(version, nulls)
+    complaint = _tried(version, _one_null, kind)
     if complaint is not None:
         return f"it is NULL until it is filled, and updates and compactions would fail: {complaint}"
-    complaint = _written(version, values)
+    complaint = _tried(version, _one_value, kind)
     return f"its values can't be written: {complaint}" if complaint is not None else None
+
+
+def _tried(version: str, make: Callable[[pa.DataType], pa.Array], kind: pa.DataType) -> str | None:
+    """What Lance says against a row of that type; None: nothing, or Arrow can't make such a row."""
+    try:
+        row = make(kind)
+    except (pa.ArrowException, NotImplementedError):
+        return None
+    return _written(version, row)
 
 
 def _written(version: str, values: pa.Array) -> str | None:
@@ -79,8 +85,9 @@ def _one_value(kind: pa.DataType) -> pa.Array:
         return make.from_arrays(ends, _one_value(kind.value_type), type=kind)
     if pt.is_null(kind):
         return pa.nulls(1)
-    if pt.is_fixed_size_binary(kind):
-        return pa.array([bytes(kind.byte_width)], kind)
-    if is_text(kind) or is_binary(kind):
+    if is_text(kind) or (is_binary(kind) and not pt.is_fixed_size_binary(kind)):
         return pa.array(["a"]).cast(kind)
-    return pa.array([0]).cast(kind)
+    if pt.is_nested(kind):
+        raise NotImplementedError(f"a value of {kind}")
+    zero = bytes(-(-kind.bit_width // 8))
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(zero)])
