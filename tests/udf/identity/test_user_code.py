@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.machinery
 import pathlib
 import sys
 import types
+import weakref
 import zipfile
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from geneva import udf
-from geneva.udf.declare import serialize_udf
+from geneva.udf.declare import deserialize_udf, serialize_udf, udf_digest
 from geneva.udf.identity.user_code import (
     _files_of_distributions,
     is_user_code,
@@ -73,6 +76,41 @@ def test_a_package_that_pip_put_into_a_folder(
     assert is_user_module("mine"), "nobody installed that file, it only lies there"
     assert "theirs" not in [m.__name__ for m in user_modules()]
     assert qualified_name(module.theirs.g) == "theirs.g"
+
+
+def test_a_module_that_is_reloaded_from_another_place(
+    workshop: Workshop, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    """First the installed one, then a checkout of it: the same module object."""
+    target = tmp_path_factory.mktemp("target")
+    monkeypatch.syspath_prepend(str(target))
+    install(target, "theirs", SOURCE)
+    module = workshop.load("import theirs\ndef f(x):\n    return theirs.g(x)", "user")
+    assert module.theirs not in user_modules()
+    workshop.write("theirs.__init__", SOURCE.replace("+", "-"))
+    monkeypatch.syspath_prepend(str(workshop.directory))
+    assert importlib.reload(module.theirs) is sys.modules["theirs"]
+    assert is_user_module("theirs")
+    assert module.theirs in user_modules()
+    data = serialize_udf(udf(module.f, data_type=pa.int64()))
+    monkeypatch.syspath_prepend(str(target))
+    workshop.forget()
+    assert deserialize_udf(data, udf_digest(data))(3) == 2, "what a worker with theirs computes"
+
+
+def test_what_is_not_the_users_is_told_by_facts_and_not_kept(monkeypatch: pytest.MonkeyPatch):
+    late, other = types.ModuleType("another name"), types.ModuleType("installed_one")
+    other.__file__ = types.__file__
+    for name, made in (("late_user", late), ("installed_one", other)):
+        monkeypatch.setitem(sys.modules, name, made)
+    assert late not in user_modules()
+    late.__name__ = "late_user"
+    assert late in user_modules()
+    there = weakref.ref(other)
+    del sys.modules["installed_one"]
+    del other, made
+    gc.collect()
+    assert there() is None
 
 
 def test_an_installed_package_counts_by_name_wherever_it_is(

@@ -13,7 +13,7 @@ import pathlib
 import sys
 import sysconfig
 import types
-from typing import Any
+from typing import Any, TypeAlias
 
 _INSTALLED = tuple(
     os.path.realpath(sysconfig.get_paths()[key]) + os.sep
@@ -210,22 +210,31 @@ def user_modules() -> list[types.ModuleType]:
     """Return the loaded modules that are the user's own (without __main__)."""
     theirs = []
     for name, module in list(sys.modules.items()):
-        if _NOT_THE_USERS_MODULES.get(name) is module:
+        origin = _origin(name)
+        if _NOT_THE_USERS_MODULES.get(name) == origin:
             continue
-        if _is_module_of_the_user(name, module):
+        if origin[0] == name and name != "__main__" and is_user_module(name):
             theirs.append(module)
         else:
-            _NOT_THE_USERS_MODULES[name] = module
+            _NOT_THE_USERS_MODULES[name] = origin
     return theirs
 
 
-_NOT_THE_USERS_MODULES: dict[str, Any] = {}
-"""What was found not to be the user's, by name. Each stays that as long as it is the very same."""
+_Origin: TypeAlias = tuple[str | None, str | None, str | None]
+
+_NOT_THE_USERS_MODULES: dict[str, _Origin] = {}
+"""What was found not to be the user's, by name, and where it came from then.
+
+Not the module itself: a reload gives it another file, and it would live on for being listed here.
+"""
 
 
-def _is_module_of_the_user(name: str, module: Any) -> bool:
-    is_named = is_module(module) and module.__name__ == name
-    return is_named and name != "__main__" and is_user_module(name)
+def _origin(name: str) -> _Origin:
+    """What a loaded module calls itself, its file, and that of its root package."""
+    own, root = module_facts(name), module_facts(name.partition(".")[0])
+    found = own.get("__name__"), own.get("__file__"), root.get("__file__")
+    called, file, root_file = (fact if isinstance(fact, str) else None for fact in found)
+    return called, file, root_file
 
 
 def is_module(value: Any) -> bool:
