@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypedDict
 
@@ -208,13 +209,33 @@ def test_batches_are_record_batches() -> None:
     def two(text: pa.RecordBatch, other: pa.RecordBatch) -> pa.RecordBatch:
         raise AssertionError
 
-    for function in (array, two):
+    def none() -> pa.RecordBatch:
+        raise AssertionError
+
+    def an_option_missing(batch: pa.RecordBatch, *, option: int) -> pa.RecordBatch:
+        raise AssertionError
+
+    for refused in (array, two, none, an_option_missing):
         with pytest.raises(
-            InvalidUDFError, match=r"batch=True it is called with one pa\.RecordBatch"
+            InvalidUDFError,
+            match=rf"one argument, a pa\.RecordBatch, and it is declared as {refused.__name__}\(",
         ):
-            chunker(function, batch=True, output_schema=schema)
+            chunker(refused, batch=True, output_schema=schema)
 
     def plain(batch, more=None):  # type: ignore[no-untyped-def]
         raise AssertionError
 
-    assert chunker(plain, batch=True, output_schema=schema).batch
+    def options(batch, **options):  # type: ignore[no-untyped-def]
+        raise AssertionError
+
+    def anything(batch: object) -> pa.RecordBatch:
+        raise AssertionError
+
+    def optional(batch: pa.RecordBatch | None, *more: int) -> pa.RecordBatch:
+        raise AssertionError
+
+    def places(*batches: pa.RecordBatch) -> pa.RecordBatch:
+        raise AssertionError
+
+    for taken in (plain, options, anything, optional, places, functools.partial(two, None)):
+        assert chunker(taken, batch=True, output_schema=schema).batch

@@ -321,17 +321,23 @@ def _annotated(name: str, called: Any) -> pa.StructType:
 
 def _check_takes_batch(name: str, called: Any) -> None:
     """Refuse a function with batch=True that says that it takes something else."""
-    annotations = annotations_of_call(called)
     known = signature_of(called)
-    parameters = [*known.parameters.values()] if known is not None else []
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
-    others = [p for p in needed if annotations.get(p, Any) not in (Any, pa.RecordBatch)]
-    if len(needed) > 1 or others:
-        raise InvalidUDFError(
-            f"Chunker '{name}': with batch=True it is called with one pa.RecordBatch, and its "
-            f"parameters are {', '.join(needed)}. Say which columns the batch has with "
-            "input_columns=[...]."
-        )
+    if known is None or _batch_parameter_kind(known, called) in (Any, object, pa.RecordBatch):
+        return
+    raise InvalidUDFError(
+        f"Chunker '{name}': with batch=True it is called with one argument, a pa.RecordBatch, and "
+        f"it is declared as {name}{known}. Give it one parameter (batch: pa.RecordBatch), and say "
+        "which columns the batch has with input_columns=[...]."
+    )
+
+
+def _batch_parameter_kind(known: inspect.Signature, called: Any) -> Any:
+    """The annotation of the parameter that gets the batch; None: one argument is not enough."""
+    try:
+        parameter, *_ = known.bind(None).arguments
+    except TypeError:
+        return None
+    return without_optional(annotations_of_call(called).get(parameter, Any))
 
 
 def _takes_batch(batch: pa.RecordBatch) -> Any:
