@@ -27,6 +27,7 @@ from geneva.storage.jobs.events import JobHistory
 from support import (
     Calls,
     by_id,
+    checkpoint_keys,
     checkpoint_store,
     column,
     connect,
@@ -298,3 +299,30 @@ def test_keys_in_errors_are_hidden_before_anything_is_stored(tmp_path: Path) -> 
     found = table.get_errors()
     assert len(found) == 3
     assert all(record.message.endswith("key=***") for record in found)
+
+
+def test_keys_in_errors_of_other_jobs_are_hidden_where_these_are_resumed(tmp_path: Path) -> None:
+    """Their connection did not know the key, so that it is in their checkpoints."""
+    place = tmp_path / "db"
+    unknowing = geneva.connect(place, runner=InProcessRunner)
+    table = make_table(unknowing, [3])
+
+    def call(id: int) -> int:
+        raise ValueError("GET https://example.org/?key=s3cr3tvalue")
+
+    def refuse(*_: Any) -> Any:
+        raise OSError("the store is away")
+
+    table.add_columns({"a": udf(call, data_type=pa.int64(), on_error=skip_on_error())})
+    with publishing(unknowing, refuse), pytest.raises(OSError, match="the store is away"):
+        table.backfill("a", checkpoint_size=1)
+    staged = [key.path() for key in checkpoint_keys(table) if key.rows is None]
+    checkpoint_store(table).discard(staged)  # as if it had died just before
+    db = geneva.connect(place, runner=InProcessRunner, env={"KEY": "s3cr3tvalue"})
+    done = db.open_table("t").backfill("a")
+    assert (done.rows_computed, done.rows_reused, done.rows_failed) == (0, 3, 3)
+    found = table.get_errors(job_id=done.job_id)
+    assert len(found) == 3
+    for record in found:
+        assert record.message.endswith("key=***")
+        assert "s3cr3t" not in str(record)

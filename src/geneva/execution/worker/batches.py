@@ -401,7 +401,7 @@ class BatchRunner:
                 seconds = time.perf_counter() - started
                 self.clock.udf += seconds
             self.retries += applied.retries
-            failures = _row_failures(batch.offsets, applied, self._work)
+            failures = _row_failures(batch.offsets, applied)
             self._check_failures(failures)
         except _ENDS_THE_JOB as error:
             raise _batch_failed(error, batch.offsets, failures) from error
@@ -483,9 +483,9 @@ def _computed(
     )
 
 
-def _row_failures(offsets: Offsets, applied: Applied, work: ColumnWork) -> tuple[RowFailure, ...]:
+def _row_failures(offsets: Offsets, applied: Applied) -> tuple[RowFailure, ...]:
     return tuple(
-        row_failure(int(offsets[failure.row]), failure).without_secrets(work.hide)
+        row_failure(int(offsets[failure.row]), failure)
         for failure in applied.failures
         if failure.row is not None
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -16,8 +16,14 @@ from geneva.storage.lance.row_ids import row_ids_at
 
 @dataclass(slots=True)
 class FailedRows:
-    """What happened to the rows that failed, by offset in their fragment."""
+    """What happened to the rows that failed, by offset in their fragment.
 
+    All texts about rows that were skipped pass here on their way to a checkpoint or report, of rows
+    that were computed now and of those in checkpoints of other jobs: here they lose their secrets.
+    """
+
+    hide: Callable[[str], str]
+    """A text without what is secret."""
     found: dict[int, RowFailure] = field(default_factory=dict)
     earlier: set[int] = field(default_factory=set)
     """Rows that failed in an earlier run, which has reported them; they are not called again."""
@@ -30,7 +36,8 @@ class FailedRows:
         """Take failures; only the first ones keep their traceback."""
         for failure in failures:
             in_full = len(self.found) < MAX_TRACEBACKS
-            self.found[failure.offset] = failure if in_full else replace(failure, traceback="")
+            kept = failure if in_full else replace(failure, traceback="")
+            self.found[failure.offset] = kept.without_secrets(self.hide)
 
     def add_earlier(self, offsets: Iterable[int]) -> None:
         """Take rows of which only their receipts say that they failed."""

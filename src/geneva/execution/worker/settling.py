@@ -192,13 +192,13 @@ class PartSettler:
             error = BatchFailed(error, part.rows, None, ())
         try:
             if isinstance(error, BatchFailed):
-                skipped = _abandoned(begun)
+                skipped = _abandoned(task, begun)
                 self._settle(begun, _part_failure(task, part, error, skipped))
             elif isinstance(error, Interrupted):
                 if task.work.computation.runs_user_code:  # else it is read again in no time
-                    _abandoned(begun)
+                    _abandoned(task, begun)
             elif isinstance(error, Damaged):
-                _abandoned(begun)
+                _abandoned(task, begun)
                 self._settle(begun, UnreadablePart(part.fragment_id, part.rows, str(error)))
             else:
                 raise error
@@ -209,9 +209,9 @@ class PartSettler:
             self.outcomes.append(_storage_failure(task, part, found))
 
 
-def _abandoned(begun: _Begun) -> FailedRows:
+def _abandoned(task: OpenTask, begun: _Begun) -> FailedRows:
     """Save what was added, and no more; return the rows that were skipped so far."""
-    return begun.writer.abandon() if begun.writer is not None else FailedRows()
+    return begun.writer.abandon() if begun.writer is not None else FailedRows(task.work.hide)
 
 
 def _sealed(task: OpenTask, results: Sequence[Computed | Result]) -> Iterator[Result]:

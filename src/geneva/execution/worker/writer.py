@@ -95,7 +95,7 @@ class PartWriter:
     def __init__(self, task: OpenTask, part: PartWork, writer: Writer) -> None:
         """Open the column file, if the part is a whole fragment."""
         self._task, self._part, self._writer, self._clock = task, part, writer, Clock()
-        self._failed = FailedRows()
+        self._failed = FailedRows(task.work.hide)
         self._rows_run = self._rows_reused = self._rows_unmatched = 0
         self._checkpoints: list[RowRange] = []
         self._unsaved = _Unsaved(part.rows.start, part.rows.start)
