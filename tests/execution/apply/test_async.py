@@ -169,6 +169,22 @@ def test_slices_of_batches_are_taken_in_any_size():
     assert all(part.offset == 0 for part in parts)
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_calls_that_end_at_once_make_room_for_others(limit: int):
+    """The end of a call is noted later than its result is there."""
+
+    async def at_once(id: int) -> int:
+        return id
+
+    with Applier(udf(at_once), pa.field("y", pa.int64()), threads=limit) as applier:
+        calls = applier.ahead(batch_of(40))
+        assert calls is not None
+        with calls:
+            calls.may_start = 10
+            assert calls.take(10).values[0].to_pylist() == list(range(10))
+            assert calls.take(30).values[0].to_pylist() == list(range(10, 40))
+
+
 def test_no_call_is_made_behind_the_checkpoint_that_is_filled():
     gauge = Gauge()
     with Applier(waiting(gauge), pa.field("out", pa.int64())) as applier:

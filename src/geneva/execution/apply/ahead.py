@@ -143,11 +143,20 @@ class Flight:
         self.limit = limit
         self.calls = 0
         self.open: list[CallsAhead] = []
+        self._ended: asyncio.Event | None = None
 
-    def fill(self) -> None:
-        """Start calls where there is room for them, for the earliest rows first."""
+    def ended(self) -> None:
+        """Take note of the end of a call; start others, for the earliest rows first."""
+        self.calls -= 1
         for calls in [*self.open]:
             calls.fill()
+        if self._ended is not None:
+            self._ended.set()
+
+    async def end_of_call(self) -> None:
+        """Wait until the end of a call is noted, which is later than its result is there."""
+        self._ended = asyncio.Event()
+        await self._ended.wait()
 
 
 class CallsAhead:
@@ -257,6 +266,10 @@ class CallsAhead:
         """Wait for the results of all rows before `end`, in order; say what went wrong so far."""
         self.fill()
         while self._done < end:
+            if not self._units:
+                await self._flight.end_of_call()
+                self.fill()
+                continue
             unit = self._units[0]
             if not unit.task.done():
                 await asyncio.wait([unit.task])
@@ -296,7 +309,6 @@ class CallsAhead:
         return result
 
     def _ended(self, unit: _Unit) -> None:
-        self._flight.calls -= 1
         self._rows_in_flight -= unit.size
         if unit.task.cancelled() or unit.task.exception() is not None:
             # No row behind it matters any more. Those before it have all been started.
@@ -304,7 +316,7 @@ class CallsAhead:
             for later in self._units:
                 if later.start > unit.start:
                     later.task.cancel()
-        self._flight.fill()
+        self._flight.ended()
 
     async def _cancel(self) -> None:
         if self in self._flight.open:
