@@ -193,3 +193,17 @@ def test_own_commits_are_no_conflict_with_others(
     refreshed = view.refresh(max_rows_per_fragment=2, commit_granularity=1)
     assert refreshed.progress.commits == 3 * groups
     assert "somebody else committed" not in caplog.text
+
+
+def test_rows_that_are_asked_for_again_are_computed_again(
+    local_db: Connection, calls: Calls
+) -> None:
+    """Also where checkpoints were asked for: those of a job that ended are no values of the next."""
+    table = make_table(local_db, [6, 6])
+    table.add_columns({"c": tripled(calls)})
+    table.backfill("c", checkpoint_size=2)
+    for again in range(2, 6):
+        table.backfill("c", where="id >= 0", checkpoint_size=2)
+        assert calls.count == 12 * again
+    table.backfill("c", where="id >= 0")
+    assert calls.count == 12 * 6

@@ -155,9 +155,14 @@ class TableCommitter:
         self._on_record.difference_update(file.fragment_id for file, _ in outcome.lost)
 
     def _unneeded(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> list[str]:
-        """Checkpoints of published fragments, unless the user asked for some of a size."""
+        """Checkpoints of published fragments, unless the user asked for some of a size.
+
+        Those of rows that were asked for go in any case: who asks for them again wants new ones.
+        """
         done = [key for file in outcome.landed for key in self._published(file.fragment_id)]
-        return done if prepared.sizes.checkpoint_size is None else []
+        request = prepared.request
+        asks = request.selects_rows or request.options.retry_failed
+        return done if asks or prepared.sizes.checkpoint_size is None else []
 
     def _published(self, fragment_id: int) -> Iterator[str]:
         """Keys that nobody needs any more once a fragment is published."""
