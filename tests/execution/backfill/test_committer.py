@@ -198,7 +198,7 @@ def test_own_commits_are_no_conflict_with_others(
 def test_rows_that_are_asked_for_again_are_computed_again(
     local_db: Connection, calls: Calls
 ) -> None:
-    """Also where checkpoints were asked for: those of a job that ended are no values of the next."""
+    """Also where checkpoints were asked for: those of a job that ended are not for the next."""
     table = make_table(local_db, [6, 6])
     table.add_columns({"c": tripled(calls)})
     table.backfill("c", checkpoint_size=2)
