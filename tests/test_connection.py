@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from geneva import Connection, Table
 from geneva.asynchronous import AsyncTable
 from geneva.errors import ColumnNotFoundError, TableNotFoundError, UserInputError
 from geneva.execution.runner import InProcessRunner
+from geneva.storage.lance.dataset import check_folder_is_there
 from support import Calls, column, make_table, tripled
 
 
@@ -137,6 +139,95 @@ def test_a_table_whose_folder_was_deleted(
     shutil.rmtree(table.ref.uri)
     with pytest.raises(TableNotFoundError, match="'t'"):
         read(table, query)
+
+
+WRITES: list[Callable[[Table], Any]] = [
+    lambda table: table.add(rows(9)),
+    lambda table: table.add(rows(9), mode="overwrite"),
+    lambda table: table.update(where="id = 1", values={"id": 5}),
+    lambda table: table.delete("id = 1"),
+    lambda table: table.delete("true"),
+    lambda table: table.merge_insert("id").when_not_matched_insert_all().execute(rows(1, 9)),
+    lambda table: table.add_columns({"y": "id + 1"}),
+    lambda table: table.add_columns({"y": geneva.udf(lambda id: id, data_type=pa.int64())}),
+    lambda table: table.alter_columns({"path": "id", "rename": "key"}),
+    lambda table: table.replace_field_metadata("id", {"a": "b"}),
+    lambda table: table.create_scalar_index("id"),
+    lambda table: table.restore(1),
+    lambda table: asyncio.run(AsyncTable.of(table).add(rows(9))),
+    lambda table: asyncio.run(AsyncTable.of(table).delete("true")),
+    lambda table: asyncio.run(merged(AsyncTable.of(table))),
+]
+
+
+async def merged(table: AsyncTable) -> Any:
+    return await table.merge_insert("id").when_not_matched_insert_all().execute(rows(1, 9))
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("has_written", [False, True])
+def test_no_write_to_a_table_whose_folder_was_deleted(
+    local_db: Connection, write: Callable[[Table], Any], has_written: bool
+) -> None:
+    """Lance would commit to a folder without data, and nobody could read that."""
+    table = make_table(local_db, [3])
+    if has_written:
+        table.add(rows(7))
+    shutil.rmtree(table.ref.uri)
+    with pytest.raises(TableNotFoundError, match="'t'"):
+        write(table)
+    assert not Path(table.ref.uri).exists()
+
+
+@pytest.mark.parametrize("write", WRITES[:6])
+def test_no_write_to_another_table_of_that_name(
+    local_db: Connection, write: Callable[[Table], Any]
+) -> None:
+    """Lance would put what it knows of the old one in its place."""
+    table = make_table(local_db, [3])
+    table.add(rows(7))
+    local_db.drop_table("t")
+    local_db.create_table("t", rows(1, 2))
+    with pytest.raises(TableNotFoundError, match=r"'t' is not there any more.* open it again"):
+        write(table)
+    assert local_db["t"].to_arrow()["id"].to_pylist() == [1, 2]
+
+
+def test_a_count_asks_no_object_store(local_db: Connection) -> None:
+    ref = make_table(local_db, [3]).ref
+    check_folder_is_there(ref)
+    check_folder_is_there(replace(ref, uri="s3://nowhere/t.lance"))
+    with pytest.raises(TableNotFoundError, match="'t'"):
+        check_folder_is_there(replace(ref, uri=f"{ref.uri}/nowhere"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"path": "id", "virtual_column": 1},
+        {"path": "id", "renmae": "key"},
+        {"path": "id", "rename": "key", "type": "int32"},
+        {"path": "id"},
+        {"rename": "key"},
+    ],
+)
+def test_alterations_that_say_nothing_are_refused(
+    local_db: Connection, change: dict[str, Any]
+) -> None:
+    table = make_table(local_db, [3])
+    with pytest.raises(UserInputError, match=r'"udf".*"rename", .*"data_type"; got'):
+        table.alter_columns(change)
+    assert (table.version, table.schema.names) == (1, ["id"])
+
+
+def test_both_words_for_a_new_name(local_db: Connection) -> None:
+    table = make_table(local_db, [3])
+    for word, name in (("rename", "key"), ("name", "number")):
+        (old,) = table.schema.names
+        with pytest.raises(UserInputError, match="_rowid"):
+            table.alter_columns({"path": old, word: "_rowid"})
+        table.alter_columns({"path": old, word: name})
+        assert table.schema.names == [name]
 
 
 def test_a_damaged_table_is_there(local_db: Connection) -> None:

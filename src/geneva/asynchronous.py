@@ -19,7 +19,12 @@ from geneva.storage.lance.database import (
     new_table_options,
     open_database_async,
 )
-from geneva.storage.lance.delegation import delegated_attribute
+from geneva.storage.lance.delegation import (
+    COMMITTING,
+    MERGE,
+    delegated_attribute,
+    merged_within,
+)
 from geneva.storage.views.definition import ViewKind
 from geneva.table import Table
 from geneva.view import MaterializedView
@@ -223,7 +228,24 @@ class AsyncTable:
         """Hand everything else on: what is Geneva's in a thread, the rest to LanceDB."""
         if name.startswith("_"):
             raise AttributeError(name)
-        return _attribute(self, self._table, self._lancedb, name)
+        found = _attribute(self, self._table, self._lancedb, name)
+        if name not in COMMITTING or name in vars(Table):
+            return found
+        return self._merging(found) if name == MERGE else self._committing(name, found)
+
+    def _merging(self, merge: Callable[..., Any]) -> Callable[..., Any]:
+        """LanceDB's builder of a merge, for a table that is still there."""
+        calling = partial(self._table._calling, MERGE)
+        return lambda *args, **options: merged_within(merge(*args, **options), calling)
+
+    def _committing(self, name: str, commit: Callable[..., Any]) -> Callable[..., Any]:
+        """A coroutine of LanceDB's that commits, for a table that is still there."""
+
+        async def run(*args: Any, **options: Any) -> Any:
+            with await asyncio.to_thread(self._table._calling, name):
+                return await commit(*args, **options)
+
+        return run
 
     def __dir__(self) -> list[str]:
         """What Geneva and LanceDB can do."""

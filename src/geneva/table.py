@@ -50,13 +50,15 @@ from geneva.storage.columns.definitions import (
 from geneva.storage.jobs.failures import ErrorRecord
 from geneva.storage.lance.dataset import (
     Dataset,
-    check_is_there,
+    check_folder_is_there,
     has_path,
+    is_dropped,
     noticing_deletion,
     open_dataset,
     read_snapshot,
+    table_is_gone,
 )
-from geneva.storage.lance.delegation import delegated_attribute, read_within
+from geneva.storage.lance.delegation import COMMITTING, delegated_attribute, read_within
 from geneva.storage.lance.lancedb_methods import TableMethods
 from geneva.storage.views.definition import (
     present_definitions,
@@ -146,12 +148,27 @@ class Table(TableMethods):
         self._connection = connection
         self._table = lancedb_table
         self._checked_out: int | str | None = None
+        self._watched: Dataset | None = None
+        """The table as Lance's, to ask at little cost whether it is there; opened when asked."""
 
     def _lancedb(self) -> Any:
         return self._table
 
-    def _calling(self) -> AbstractContextManager[None]:
+    def _calling(self, method: str = "") -> AbstractContextManager[None]:
+        if method in COMMITTING:
+            self._check_is_there()
         return noticing_deletion(lambda: self.ref)
+
+    def _check_is_there(self) -> None:
+        """Refuse to commit to a table that was dropped, or made anew, since this handle read it."""
+        version = self.version
+        if self._watched is None:
+            self._watched = open_dataset(self.ref)
+            dropped = self._watched.version < version
+        else:
+            dropped = is_dropped(self._watched, version)
+        if dropped:
+            raise table_is_gone(self.ref)
 
     if not TYPE_CHECKING:  # a misspelt name is to be an error for type checkers
 
@@ -170,7 +187,7 @@ class Table(TableMethods):
         with self._calling():
             rows = int(self._table.count_rows(filter))
         if filter is None:  # LanceDB answers from memory, also for a table that is gone
-            check_is_there(self.ref)
+            check_folder_is_there(self.ref)
         return rows
 
     def __repr__(self) -> str:
@@ -263,7 +280,8 @@ class Table(TableMethods):
 
     def restore(self, version: int | str | None = None) -> None:
         """Make an older version the latest, as LanceDB does: by default the checked-out one."""
-        self._table.restore(version)
+        with self._calling("restore"):
+            self._table.restore(version)
         self._checked_out = None
 
     def _follow(self) -> None:
@@ -487,7 +505,8 @@ class Table(TableMethods):
             declarations.add_udf_columns(self.ref, udfs, self._connection._trust.declare)
             self._table.checkout_latest()
         if not udfs or others is not None or computed is not None:
-            return self._table.add_columns(others, computed=computed)
+            with self._calling("add_columns"):
+                return self._table.add_columns(others, computed=computed)
         return None
 
     def alter_columns(self, *alterations: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:

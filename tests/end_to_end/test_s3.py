@@ -399,7 +399,7 @@ def test_spark_killed_and_finished_by_another_process(
 def test_a_key_that_is_longer_than_a_file_name(bucket: Bucket) -> None:
     store = LanceCheckpointStore(f"{bucket.uri}/store", Secrets(bucket.storage_options))
     name = "a_function_with_a_long_name_" * 4
-    key = CheckpointKey(WorkIdentity(name, "1", name, "", "", ()).prefix(), 0).path()
+    key = CheckpointKey(WorkIdentity(name, "1", name, "", "", (), "id").prefix(), 0).path()
     store[key] = pa.record_batch({"x": [1]})
     assert store.list_keys(f"udf-{name}_") == [key]
     assert key in store

@@ -73,7 +73,7 @@ from geneva.storage.views.definition import (
     visible_schema,
 )
 from geneva.udf.chunker import Chunker
-from geneva.udf.declare import UDF, pinned, resolve_inputs, serialize_udf, udf_digest
+from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest, with_fingerprint
 from geneva.udf.records import UnpackedUDF
 from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import NewColumns, NewFunction, as_udf, refuse_several
@@ -121,7 +121,7 @@ def add_udf_columns(
                 define_sibling(known, f.name, _made(new, f.name)) for f in new.fields.values()
             ]
             continue
-        udf = pinned(new.udf)
+        udf = with_fingerprint(new.udf)
         source = FunctionSource(inputs, stage_udf(ref, udf), _reads_all(new))
         definitions += define_columns(fields, new.names, udf, source, new.prefix)
     commit_new_columns(
@@ -278,7 +278,7 @@ def _redefined(
         current = existing[name]
         if current is not None and new.keep:
             _check_same_inputs(ref, with_present_inputs(current, fields), fed[name])
-        udf = pinned(new.udf)
+        udf = with_fingerprint(new.udf)
         source = FunctionSource(fed[name], stage_udf(ref, udf), _reads_all(new))
         if current is None:
             changed = define_columns(fields, {name: ""}, udf, source)
@@ -323,9 +323,14 @@ def refuse_hidden(ref: TableRef, schema: pa.Schema, paths: Iterable[str]) -> Non
 
 def refuse_altering_hidden(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
     """The same for what `alter_columns` is given: columns, and names that they are to get."""
-    keys = ("path", "rename", "name")
-    names = [str(a[key]) for a in alterations for key in keys if a.get(key) is not None]
-    refuse_hidden(ref, open_dataset(ref).schema, names)
+    paths = [str(a["path"]) for a in alterations if a.get("path") is not None]
+    refuse_hidden(ref, open_dataset(ref).schema, [*paths, *_new_names(alterations)])
+
+
+def _new_names(alterations: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names that columns are to get; LanceDB has two words for that."""
+    keys = ("rename", "name")
+    return [str(a[key]) for a in alterations for key in keys if a.get(key) is not None]
 
 
 def _check_same_inputs(ref: TableRef, current: ColumnDefinition, inputs: Sequence[str]) -> None:
@@ -345,7 +350,7 @@ def check_alterable(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> 
     Lance would make a plain column of a computed one, and so would a field of a struct.
     """
     schema = open_dataset(ref).schema if alterations else pa.schema([])
-    refuse_names_of_lance(str(a["rename"]) for a in alterations if a.get("rename") is not None)
+    refuse_names_of_lance(_new_names(alterations))
     for alteration in alterations:
         path = str(alteration.get("path", ""))
         name = _top_name(path)
@@ -579,7 +584,7 @@ def definition_for(
     together = columns_of(schema, current) if current is not None else (column,)
     inputs = inputs_of(function, own, schema, together)
     _refuse_cycles(ref, dataset, dict.fromkeys(together, inputs))
-    function = pinned(function)
+    function = with_fingerprint(function)
     digest = stage_udf(ref, function) if store else udf_digest(serialize_udf(function))
     source = FunctionSource(inputs, digest, _reads_all(NewFunction(function, own)))
     if current is not None:
@@ -723,7 +728,7 @@ def _redefined_of_query(part: OfQuery, view: Dataset, declare: Declare) -> list[
         inputs = inputs_of(new.udf, new.input_columns, source.schema, (name,))
         if new.keep:
             _check_same_inputs(part.ref, current, inputs)
-        udf = pinned(new.udf)
+        udf = with_fingerprint(new.udf)
         made = FunctionSource(inputs, stage_udf(part.ref, udf))
         for column in group_definitions(view.schema, current):
             changes[column.name] = declare(redefine_column(now, column, udf, made, keep=new.keep))

@@ -544,14 +544,14 @@ def udf_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def pinned(udf: UDF) -> UDF:
+def with_fingerprint(udf: UDF) -> UDF:
     """Return the UDF with what it means now, for a declaration that asks more than once."""
     return dataclasses.replace(udf, pinned_fingerprint=udf.fingerprint)
 
 
 def serialize_udf(udf: UDF) -> bytes:
     """Return the UDF as bytes that a process without the user's source files can load."""
-    stored = pinned(udf)
+    stored = with_fingerprint(udf)
     try:
         taken = modules_used(udf)
         body = dumped(stored, taken)

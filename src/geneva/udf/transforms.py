@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from geneva.errors import InvalidUDFError, UserInputError
+from geneva.render.text import did_you_mean
 from geneva.udf.chunker import RowsFunction
 from geneva.udf.declare import UDF
 from geneva.udf.records import UnpackedUDF
@@ -174,6 +175,7 @@ def split_alterations(
         if "udf" not in alteration:
             if "keep" in alteration:
                 raise UserInputError(f'"keep" is for a column\'s new "udf"; got {alteration!r}.')
+            _check_alteration(alteration)
             others.append(alteration)
             continue
         unknown = set(alteration) - {"path", "udf", "input_columns", "keep"}
@@ -185,6 +187,21 @@ def split_alterations(
             )
         udfs[alteration["path"]] = _new_function(alteration)
     return udfs, others
+
+
+_ALTERED = ("rename", "name", "nullable", "data_type")
+"""What LanceDB can alter of a column; the second is another word for the first."""
+
+
+def _check_alteration(alteration: Mapping[str, Any]) -> None:
+    """Refuse what LanceDB would pass over in silence."""
+    unknown = [key for key in alteration if key not in ("path", *_ALTERED)]
+    hint = did_you_mean(str(unknown[0]), ("path", "udf", *_ALTERED)) if unknown else ""
+    if unknown or "path" not in alteration or len(alteration) == 1:
+        raise UserInputError(
+            'alter_columns takes {"path": column}, with "udf" (and "input_columns", "keep"), or '
+            f'with "rename", "nullable" or "data_type"; got {list(alteration)}.{hint}'
+        )
 
 
 def _new_function(alteration: Mapping[str, Any]) -> NewFunction:

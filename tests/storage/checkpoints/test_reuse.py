@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from lance.file import LanceFileWriter
 
 from computed_table import ComputedTable
 from geneva.model.rows import RowRange, RowSet
@@ -19,6 +20,7 @@ from geneva.storage.checkpoints.reuse import (
     Results,
     Reuse,
     ReusedValues,
+    _FileRows,
     committed_receipts,
     committed_results,
     read_results,
@@ -176,6 +178,23 @@ class TestOrigins:
         found = index.take(np.array([0, 1, 2]), table.input_digests([0, 10, 20]))
         assert pairs(found) == {DataFile(staged.path): [(1, 1), (2, 2)]}
         assert read_back(table, store, found, 4) == [None, 30, 60, None]
+
+    def test_of_a_staged_file_only_what_is_wanted_is_read(
+        self, table: ComputedTable, store: CheckpointStore
+    ) -> None:
+        """What the same calls filled, and was dropped since, may be large."""
+        names = [output.name for output in table.computation().written]
+        schema = written_schema(table.dataset.schema, names)
+        there = pa.schema([schema[0], ("large", pa.binary()), schema[1], (f"{names[1]}2", "int8")])
+        writer = LanceFileWriter(f"{table.ref.uri}/data/of-two.lance", there)
+        writer.write_batch(pa.RecordBatch.from_pylist([{names[0]: 7, "large": b"x"}], there))
+        writer.close()
+        opened = ReusedValues(table.ref, store, schema, table.dataset)._opened(
+            DataFile("of-two.lance"), 0
+        )
+        assert isinstance(opened, _FileRows)
+        assert opened.reader.read_all().to_table().column_names == names
+        assert opened.take(np.array([0]))[0].to_pylist() == [7]
 
     def test_checkpoints_of_a_staged_file_are_not_counted_twice(
         self, table: ComputedTable, store: CheckpointStore

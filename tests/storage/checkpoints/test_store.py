@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shutil
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from lance.file import LanceFileWriter
 
 import geneva.checkpoint
 import geneva.checkpoint_utils
@@ -60,6 +62,7 @@ IDENTITIES = st.builds(
     where=NAMES,
     uri=NAMES,
     source_files=st.lists(NAMES, max_size=4).map(tuple),
+    computation=NAMES,
 )
 RANGES = st.one_of(
     st.none(),
@@ -95,7 +98,7 @@ class TestKeys:
         "name", ["compute_embedding", "_private_", "größe", "<lambda>", "a" * 100, "v1.2-b my udf"]
     )
     def test_names_stand_in_keys_as_people_write_them(self, name: str) -> None:
-        prefix = WorkIdentity(name, name, name, "", "", ()).prefix()
+        prefix = WorkIdentity(name, name, name, "", "", (), "id").prefix()
         assert prefix.startswith(f"udf-{name}_ver-{name}_col-{name}_where-")
 
     @given(NAMES, NAMES, IDENTITIES)
@@ -108,7 +111,7 @@ class TestKeys:
 
     def test_the_column_of_a_key_is_not_one_with_a_longer_name(self) -> None:
         for longer in ("a_b", "b_a", "x_col-a", "a_where-1"):
-            prefix = WorkIdentity("f", "1", longer, "", "", ()).prefix()
+            prefix = WorkIdentity("f", "1", longer, "", "", (), "id").prefix()
             assert is_of_column(prefix, longer)
             assert not is_of_column(prefix, "a")
 
@@ -123,6 +126,7 @@ class TestKeys:
             and one.where == other.where
             and one.uri.rstrip("/") == other.uri.rstrip("/")
             and sorted(one.source_files) == sorted(other.source_files)
+            and one.computation == other.computation
         )
         assert (one.prefix() == other.prefix()) == same
 
@@ -207,7 +211,9 @@ class TestStores:
     def test_keys_are_listed_by_any_beginning(self, store: CheckpointStore) -> None:
         names = ["compute_embedding", "compute_embedding_of_a_very_long_name" * 3, "compute"]
         for name in names:
-            prefix = WorkIdentity(name, "1", "a_column_with_a_long_name" * 3, "", "u", ()).prefix()
+            prefix = WorkIdentity(
+                name, "1", "a_column_with_a_long_name" * 3, "", "u", (), "id"
+            ).prefix()
             store[CheckpointKey(prefix, 0, RowRange(0, 5)).path()] = batch(1)
         for name in names:
             (key,) = store.list_keys(f"udf-{name}_ver-")
@@ -379,6 +385,27 @@ class TestDamage:
         written = pa.record_batch([values, pa.array([0, 1])], ["x", "_rowaddr"])
         store["udf-k_frag-0_range-0-2"] = written
         assert store["udf-k_frag-0_range-0-2"].equals(written)
+
+    @pytest.mark.parametrize(
+        "schema",
+        [
+            "no base64!",
+            base64.b64encode(b"no schema").decode(),
+            base64.b64encode(pa.schema([("other", pa.json_())]).serialize()).decode(),
+        ],
+    )
+    def test_a_schema_that_is_none_is_not_believed(self, tmp_path: Path, schema: str) -> None:
+        key, values = "udf-k_frag-0_range-0-1", pa.record_batch([["{}"]], ["x"])
+        writer = LanceFileWriter(str(tmp_path / f"{key}.lance"), values.schema)
+        writer.add_schema_metadata("geneva.checkpoint.key", key)
+        writer.add_schema_metadata("geneva.checkpoint.crc32", str(checksum(values)))
+        writer.add_schema_metadata("geneva.checkpoint.schema", schema)
+        writer.write_batch(values)
+        writer.close()
+        store = LanceCheckpointStore(str(tmp_path))
+        assert key in store
+        with pytest.raises(KeyError):
+            store[key]
 
     def test_a_file_under_another_name_is_not_believed(self, tmp_path: Path) -> None:
         store = LanceCheckpointStore(str(tmp_path))

@@ -362,11 +362,7 @@ def _receipts_of_file(
     if provenance is None or provenance.column_uuid != computation.id:
         return None
     try:
-        reader = LanceFileReader(
-            f"{ref.uri}/data/{path}",
-            storage_options=ref.storage_options.plain(),
-            columns=[computation.receipts[0].name],
-        )
+        reader = _data_file(ref, path, [computation.receipts[0].name])
         written = [output.name for output in computation.written]
         if stored_as(reader.metadata().schema.names, written) is None:
             return None
@@ -379,6 +375,13 @@ def _receipts_of_file(
     if provenance.failed is not None:
         made = made.union(provenance.failed)
     return table.column(0).combine_chunks(), made.mask()
+
+
+def _data_file(ref: TableRef, path: str, columns: list[str] | None = None) -> LanceFileReader:
+    """Open a data file of a table, to read some of its columns, or all."""
+    return LanceFileReader(
+        f"{ref.uri}/data/{path}", storage_options=ref.storage_options.plain(), columns=columns
+    )
 
 
 def stored_as(there: Sequence[str], wanted: Sequence[str]) -> list[str] | None:
@@ -437,13 +440,13 @@ class ReusedValues:
                 case PublishedRows(fragment_id):
                     return _TableRows(RowTaker(self.dataset, fragment_id, self.schema.names))
                 case DataFile(path):
-                    reader = LanceFileReader(
-                        f"{self.ref.uri}/data/{path}",
-                        storage_options=self.ref.storage_options.plain(),
-                    )
-                    names = self._stored_as(reader.metadata().schema)
+                    reader = _data_file(self.ref, path)
+                    there = reader.metadata().schema
+                    names = self._stored_as(there)
                     if names is None or int(reader.num_rows()) <= last:
                         return None
+                    if len(names) < len(there):  # what the same calls filled, and is gone
+                        reader = _data_file(self.ref, path, names)
                     return _FileRows(reader, names)
         except (KeyError, OSError, ValueError, RuntimeError):
             return None

@@ -158,6 +158,9 @@ class LanceCheckpointStore(CheckpointStore):
             if _metadata_text(metadata, _KEY_METADATA) != key:
                 raise KeyError(key)
             table = reader.read_all(batch_size=max(reader.num_rows(), 1)).to_table()
+            batch = single_batch(table)
+            if (given := _metadata_text(metadata, _SCHEMA_METADATA)) is not None:
+                batch = batch.cast(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(given))))
         except KeyError:
             raise
         except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
@@ -167,9 +170,6 @@ class LanceCheckpointStore(CheckpointStore):
             if type(error).__name__ != "PanicException":
                 raise
             raise KeyError(key) from error
-        batch = single_batch(table)
-        if (given := _metadata_text(metadata, _SCHEMA_METADATA)) is not None:
-            batch = batch.cast(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(given))))
         if _metadata_text(metadata, _CHECKSUM_METADATA) != str(checksum(batch)):
             raise KeyError(key)
         return batch
@@ -260,13 +260,13 @@ class WorkIdentity:
     uri: str
     source_files: tuple[str, ...]
     """The files behind the inputs, and the output's own where its values are carried over."""
-    computation: str = ""
+    computation: str
     """The identity of what is computed, which outlives the names of its columns."""
 
     def prefix(self) -> str:
         """The key prefix. Names stand in it as people wrote them, other texts as their digests."""
         files = _md5(chr(10).join(sorted(self.source_files)))
-        mark = _mark(self.computation) if self.computation else ""
+        mark = _mark(self.computation)
         return "_".join(
             (
                 f"udf-{_safe(self.udf_name)}",

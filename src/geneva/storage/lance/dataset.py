@@ -25,6 +25,7 @@ from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.sql import ROW_META, is_readable_name, quoted_name
 from geneva.model.tables import TableRef
+from geneva.model.uris import local_path
 from geneva.storage.lance.damage import is_damage
 from geneva.udf.types import is_blob_type
 
@@ -156,31 +157,41 @@ def noticing_deletion(find: Callable[[], TableRef]) -> Iterator[None]:
             gone = not has_versions(ref)
         if not gone:
             raise
-        raise _gone(ref) from error
+        raise table_is_gone(ref) from error
 
 
-def check_is_there(ref: TableRef) -> None:
-    """Refuse a table that was dropped, or whose folder was deleted, since it was opened."""
-    if not has_versions(ref):
-        raise _gone(ref)
+def check_folder_is_there(ref: TableRef) -> None:
+    """Refuse a table whose folder was deleted; of one in an object store nothing is asked."""
+    folder = local_path(ref.uri)
+    if folder is not None and not (folder / "_versions").is_dir():
+        raise table_is_gone(ref)
 
 
-def _gone(ref: TableRef) -> TableNotFoundError:
+def table_is_gone(ref: TableRef) -> TableNotFoundError:
+    """The error of a call on a table that was dropped, or its folder deleted."""
     return TableNotFoundError(
-        f"Table {ref.name!r} is not there any more: it was dropped, or its folder deleted."
+        f"Table {ref.name!r} is not there any more: it was dropped, or its folder deleted. If it "
+        "was made anew since, open it again."
     )
 
 
 def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:
-    """Make sure that a table is still there: Lance would commit to a folder that was deleted."""
+    """Make sure that a table that a job works on is still there."""
+    if is_dropped(dataset, dataset.version):
+        raise dropped_meanwhile(ref)
+
+
+def is_dropped(dataset: lance.LanceDataset, version: int) -> bool:
+    """Whether a table is gone that had this version, or another one is in its place.
+
+    To be asked before a commit: Lance would commit to a folder that was deleted.
+    """
     try:
-        latest = int(dataset.latest_version)
+        return int(dataset.latest_version) < version
     except (OSError, ValueError) as error:
         if not is_missing(error):
             raise
-        latest = 0
-    if latest < dataset.version:
-        raise dropped_meanwhile(ref)
+        return True
 
 
 def dropped_meanwhile(ref: TableRef) -> TableNotFoundError:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from geneva.render.text import did_you_mean
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+
+MERGE = "merge_insert"
+"""The method that only prepares a commit."""
+COMMITTING = frozenset(
+    {
+        *("add", "delete", "update", "merge", MERGE, "restore"),
+        *("add_columns", "replace_field_metadata", "update_field_metadata"),
+        *("create_index", "create_scalar_index", "create_fts_index", "drop_index"),
+        *("create_index_async", "refresh_column", "refresh_column_async"),
+        "set_unenforced_primary_key",
+    }
+)
+"""LanceDB's methods of a table that commit to it."""
 
 
 def delegated(method: _Method) -> _Method:
@@ -19,8 +32,11 @@ def delegated(method: _Method) -> _Method:
 
     @wraps(method)
     def call(self: Delegating, *args: Any, **kwargs: Any) -> Any:
-        with self._calling():
-            return getattr(self._lancedb(), name)(*args, **kwargs)
+        method = partial(getattr(self._lancedb(), name), *args, **kwargs)
+        if name == MERGE:
+            return merged_within(method(), partial(self._calling, name))
+        with self._calling(name):
+            return method()
 
     return call  # type: ignore[return-value]
 
@@ -32,17 +48,28 @@ class Delegating:
         """LanceDB's own object."""
         raise NotImplementedError
 
-    def _calling(self) -> AbstractContextManager[None]:
+    def _calling(self, method: str = "") -> AbstractContextManager[None]:
         """What surrounds a call of one of its methods."""
         return nullcontext()
 
 
 def read_within(query: Any, calling: Callable[[], AbstractContextManager[None]]) -> Any:
     """A query of LanceDB's, whose `to_arrow`, `to_list` and the like run inside of `calling()`."""
-    kind = type(query)
-    for name in (name for name in dir(kind) if name.startswith("to_")):
-        setattr(query, name, _within(getattr(kind, name).__get__(query), calling))
-    return query
+    return _methods_within(query, (n for n in dir(query) if n.startswith("to_")), calling)
+
+
+def merged_within(builder: Any, calling: Callable[[], AbstractContextManager[None]]) -> Any:
+    """A merge of LanceDB's, whose `execute` runs inside of `calling()`."""
+    return _methods_within(builder, ["execute"], calling)
+
+
+def _methods_within(
+    thing: Any, names: Iterable[str], calling: Callable[[], AbstractContextManager[None]]
+) -> Any:
+    kind = type(thing)
+    for name in names:
+        setattr(thing, name, _within(getattr(kind, name).__get__(thing), calling))
+    return thing
 
 
 def _within(
