@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import threading
 import time
@@ -276,6 +278,44 @@ def test_keys_in_errors_of_functions_are_hidden(tmp_path: Path) -> None:
     files = [path.read_bytes() for path in (place / "_geneva").rglob("*") if path.is_file()]
     assert len(files) > 3
     assert not any(b"s3cr3tvalue" in content for content in files)
+
+
+def test_keys_are_hidden_however_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With newlines and quotes as `repr` and JSON write them, and in names of errors."""
+    place, key = tmp_path / "db", 'first "s3cr3t"\nsecönd\\l1ne\n'
+    monkeypatch.setenv("GENEVA_TEST_KEY", key)  # this runner's workers are in this process
+    db = geneva.connect(place, runner=InProcessRunner, env={"GENEVA_TEST_KEY": key})
+    table = make_table(db, [5])
+
+    def call(id: int) -> int:
+        key = os.environ["GENEVA_TEST_KEY"]
+        kinds: list[BaseException] = [
+            ValueError({"Authorization": key}),
+            KeyError(key),
+            ValueError(json.dumps({"key": json.dumps(key)})),
+            ExceptionGroup("both", [ValueError(key)]),
+            type(f"Error{key}", (Exception,), {})("x"),
+        ]
+        raise kinds[id]
+
+    skipping = udf(call, data_type=pa.int64(), on_error=skip_on_error())
+    table.add_columns({"a": skipping})
+    table.backfill("a")
+    found = table.get_errors()
+    assert {record.exception_type for record in found} >= {"KeyError", "Error***"}
+    preview = table.preview(skipping, n=5)
+    told = [*map(str, found), str(preview), preview._repr_html_()]
+    told += [str(preview.failures), str(preview.to_record())]
+    told += [
+        path.read_bytes().decode(errors="ignore") for path in place.rglob("*") if path.is_file()
+    ]
+    assert len(found) == 5
+    assert sum("***" in text for text in told) > 10
+    for text in told:
+        assert "s3cr3t" not in text
+        assert "l1ne" not in text
 
 
 def test_keys_in_errors_are_hidden_before_anything_is_stored(tmp_path: Path) -> None:

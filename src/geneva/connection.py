@@ -935,7 +935,7 @@ class Connection(ConnectionMethods):
             signals=self._signals,
             failures=self._failures,
             output=self._output,
-            hidden=(self._variables, self._storage_options),
+            hidden=self._hidden,
             settings=self._settings,
             make_runner=self._make_runner,
             make_committer=self._make_committer,
@@ -1016,6 +1016,11 @@ class Connection(ConnectionMethods):
         for context in self._contexts:
             given |= context.manifest.env_vars if context.manifest is not None else {}
         return Secrets({**given, **self._env})
+
+    @property
+    def _hidden(self) -> tuple[Secrets, ...]:
+        """What no text about a function may show."""
+        return self._variables, self._storage_options
 
     def _session(self, spark: SparkSession | None = None) -> SparkSession:
         """The Spark session to work on: the one given, the context's, this connection's, ours."""

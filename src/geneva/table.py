@@ -595,7 +595,13 @@ class Table(TableMethods):
             trial = partition_trial(udf, query.table_function(udf)[1], ref, dataset, n)
         else:
             trial = self._rows_to_try(dataset, query.limit(n), udf)
-        shown = run_preview(trial, ref.name, slots=connection._slots(), env=connection._variables)
+        shown = run_preview(
+            trial,
+            ref.name,
+            slots=connection._slots(),
+            env=connection._variables,
+            hidden=connection._hidden,
+        )
         if shown.estimate is not None:
             connection._measured[ref.name, trial.udf.version] = shown.estimate.measured
         return shown

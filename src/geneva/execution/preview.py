@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from geneva.model.computation import PartitionRows, Source
 from geneva.model.digests import Digests
 from geneva.model.partitions import KEY_PREFIX, KeyedIds, first_partitions, key_words, row_keys
 from geneva.model.rows import RowIds
-from geneva.model.tables import TableRef
+from geneva.model.tables import Secrets, TableRef
 from geneva.model.view_query import ViewQuery
 from geneva.planning.estimates import Estimate, Measured
 from geneva.planning.membership import choose_rows
@@ -34,6 +35,7 @@ from geneva.render import html
 from geneva.render.plain import plain
 from geneva.render.text import count, seconds, shorten, size
 from geneva.render.values import scalar_text
+from geneva.secret_values import redacted
 from geneva.storage.lance.dataset import Dataset
 from geneva.storage.lance.row_ids import NO_IDS, read_row_ids
 from geneva.storage.lance.source_rows import MAX_NARROW_ROWS, SourceRows
@@ -245,14 +247,24 @@ def _keyed_ids(ids: RowIds, high: Digests, low: Digests) -> KeyedIds:
     return KeyedIds(ids, high, low, np.zeros(len(ids), np.uint64))
 
 
-def run_preview(trial: Trial, table: str, *, slots: int, env: Mapping[str, str]) -> Preview:
+def run_preview(
+    trial: Trial,
+    table: str,
+    *,
+    slots: int,
+    env: Mapping[str, str],
+    hidden: Sequence[Secrets] = (),
+) -> Preview:
     """Call a function, here and now. Rows that fail are part of the result.
 
-    `slots` is how many tasks a job would run at once.
+    `slots` is how many tasks a job would run at once, `hidden` what no failure may show.
     """
     with trying_functions(env):
         enter_function(trial.udf)
-        return _tried(trial, table, slots)
+        shown = _tried(trial, table, slots)
+    hide = partial(redacted, hidden=hidden)
+    failures = tuple(failure.without_secrets(hide) for failure in shown.failures)
+    return dataclasses.replace(shown, failures=failures)
 
 
 def _tried(trial: Trial, table: str, slots: int) -> Preview:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import traceback
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -39,6 +40,16 @@ class CellFailure:
     attempt: int = 1
     preview: str = ""
     """The row's inputs, in short."""
+
+    def without_secrets(self, hide: Callable[[str], str]) -> CellFailure:
+        """The same with its texts as they may be shown and kept."""
+        return replace(self, **texts_without_secrets(self, hide))
+
+
+def texts_without_secrets(failure: Any, hide: Callable[[str], str]) -> dict[str, Any]:
+    """All texts of a failure, of a cell or of a row of the table, as they may be shown and kept."""
+    texts = ("exception_type", "message", "traceback", "preview")
+    return {name: hide(getattr(failure, name)) for name in texts}
 
 
 def raise_failed(

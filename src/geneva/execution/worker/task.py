@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from geneva.execution.apply.failures import texts_without_secrets
 from geneva.model.computation import Computation, Permit
 from geneva.model.rows import RowRange, RowSet
 from geneva.model.tables import Secrets, Sizes, TableRef
@@ -193,12 +194,7 @@ class RowFailure:
 
     def without_secrets(self, hide: Callable[[str], str]) -> RowFailure:
         """The same with its texts as they may be shown and kept."""
-        return replace(
-            self,
-            message=hide(self.message),
-            traceback=hide(self.traceback),
-            preview=hide(self.preview),
-        )
+        return replace(self, **texts_without_secrets(self, hide))
 
 
 @dataclass(frozen=True, slots=True)
