@@ -156,7 +156,6 @@ def _group_to_join(
         if known.group
         and known.prefix == new.prefix
         and known.udf_version == new.udf.version
-        and not reads_source(known.arrow_field)
         and _missing(new, known, present)
     ]
     # Of all columns that there were: which ones is written down.
