@@ -80,7 +80,7 @@ class TestSelection:
         table.backfill("x", where="id <= 4", checkpoint_size=2, task_size=100)
         assert calls.rows == [1, 2, 4]
         assert by_id(table, "x") == {1: 3, 2: 6, 4: 12, 5: None}
-        assert [(end - start) for start, end in checkpoint_ranges(table)[0]] != []
+        assert checkpoint_ranges(table) == {}, "who asks for these rows again wants new values"
 
     def test_a_few_rows_out_of_many(self, db: Connection, calls: Calls) -> None:
         table = make_table(db, [1_000])
