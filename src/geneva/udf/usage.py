@@ -66,6 +66,18 @@ class Meter:
             self.tokens += tokens
             self.cost += cost
 
+    @property
+    def has_budget(self) -> bool:
+        """Whether calls have to be affordable."""
+        return False
+
+    def may_call_again(self, rows: int, rows_open: int) -> bool:
+        """Whether another call for some rows, after one that failed, can be paid for.
+
+        `rows_open`: of how many rows, these among them, no call has ended yet.
+        """
+        return True
+
 
 _METER: ContextVar[Meter | None] = ContextVar("geneva_meter", default=None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -20,7 +21,7 @@ import pytest
 
 import geneva
 from api_server import serving
-from geneva import RateLimit, Skip, udf
+from geneva import RateLimit, Retry, Skip, udf
 from geneva.errors import (
     BudgetExceededError,
     InvalidUDFError,
@@ -426,6 +427,107 @@ def test_two_workers_share_the_budget(local_db: Connection, calls: Calls):
     assert 150 <= len(done) <= 202
     table.backfill("c")
     assert sorted(done + calls.taken()) == [*range(600)]
+
+
+def flaky(calls: Calls, log: Calls, kind: str, *, failures_cost: bool) -> UDF:
+    """Costs 1 per row. Rows of 3 fail always, those of 5 the first two times."""
+
+    def fails(ids: list[int]) -> bool:
+        tried = calls.rows
+        calls.note(ids)
+        bad = any(i % 7 == 3 or (i % 7 == 5 and tried.count(i) < 2) for i in ids)
+        if not bad or failures_cost:
+            geneva.report_usage(cost=len(ids))
+        if not bad:
+            log.note(ids)
+        return bad
+
+    def checked(id: int) -> int:
+        if fails([id]):
+            raise ConnectionError("busy")
+        return id * 2
+
+    async def awaited(id: int) -> int:
+        await asyncio.sleep(0)
+        return checked(id)
+
+    def batched(id: pa.Array) -> pa.Array:
+        if fails(id.to_pylist()):
+            raise ConnectionError("busy")
+        return pa.array([i * 2 for i in id.to_pylist()])
+
+    function: Any = {"plain": checked, "async": awaited, "batch": batched}[kind]
+    policy = [Retry(ConnectionError, max_attempts=3, backoff=0.0001), Skip()]
+    return udf(function, name="flaky", data_type=pa.int64(), input_columns=["id"], on_error=policy)
+
+
+@pytest.mark.parametrize("failures_cost", [True, False])
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("kind", ["plain", "async", "batch"])
+def test_calls_that_are_made_again_have_to_be_affordable(
+    local_db: Connection, tmp_path: Path, kind: str, threads: int, *, failures_cost: bool
+):
+    """Each job spends what it may, and no row that was paid for is computed again."""
+    calls, log = Calls(str(tmp_path / "calls")), Calls(str(tmp_path / "log"))
+    table = make_table(local_db, [60, 20])
+    table.add_columns({"c": flaky(calls, log, kind, failures_cost=failures_cost)})
+    jobs, share = 0, 4 if kind == "batch" and failures_cost else 1
+    for jobs, budget in enumerate(itertools.cycle([8.0 * share, 33.0 * share, 10.0 * share])):
+        assert jobs < 50
+        options = {"concurrency": 1, "intra_applier_concurrency": threads}
+        with contextlib.suppress(BudgetExceededError):
+            table.backfill("c", max_cost=budget, **options)
+        job = local_db.list_jobs()[0]
+        assert job.metrics["cost"] <= budget
+        filled = {i for i, value in by_id(table, "c").items() if value is not None}
+        assert filled == set(log.rows), "all that was paid for is there"
+        if job.status == "DONE":
+            break
+    assert jobs
+    assert by_id(table, "c") == {i: None if i % 7 == 3 else i * 2 for i in range(80)}
+    assert sorted(log.rows) == [i for i in range(80) if i % 7 != 3], "each row once"
+
+
+@pytest.mark.parametrize("memoize", [True, False])
+@pytest.mark.parametrize(("make", "threads"), [(priced, 1), (priced, 4), (priced_async, 4)])
+def test_rows_around_one_that_is_not_called_again_are_kept(
+    local_db: Connection, calls: Calls, tmp_path: Path, make: Any, threads: int, *, memoize: bool
+):
+    """Rows are cheap, so that many are called at once; two among them are dear, and fail."""
+    again = str(tmp_path / "again")
+    cheap = make(calls, 0.001)
+
+    def dear(id: int) -> None:
+        if id in (30, 31, 40) and not Path(again).exists():
+            geneva.report_usage(cost=50)
+            raise ConnectionError("busy")
+
+    def plain(id: int) -> int:
+        dear(id)
+        return cheap.func(id)
+
+    async def awaited(id: int) -> int:
+        dear(id)
+        return await cheap.func(id)
+
+    function = awaited if cheap.is_async else plain
+    policy = [Retry(ConnectionError, max_attempts=3, backoff=0.0001), Skip()]
+    table = make_table(local_db, [100, 100])
+    table.add_columns(
+        {"c": udf(function, data_type=pa.int64(), on_error=policy, memoize=memoize)}  # type: ignore[call-overload]
+    )
+    options = {"concurrency": 1, "intra_applier_concurrency": threads}
+    with pytest.raises(BudgetExceededError):
+        table.backfill("c", max_cost=10, **options)
+    done = calls.taken()
+    assert len(done) > 40
+    assert not {30, 31, 40} & {*done}
+    filled = {i: v for i, v in by_id(table, "c").items() if v is not None}
+    assert filled == {i: i * 2 for i in done}
+    Path(again).touch()
+    table.backfill("c", **options)
+    assert sorted(done + calls.taken()) == [*range(200)], "no row was paid for twice"
+    assert by_id(table, "c") == {i: i * 2 for i in range(200)}
 
 
 def test_a_budget_that_is_enough_changes_nothing(local_db: Connection, calls: Calls):

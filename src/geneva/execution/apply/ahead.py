@@ -181,6 +181,7 @@ class CallsAhead:
         self._units: deque[_Unit] = deque()
         self._results: deque[Any] = deque()
         self._is_over = self._is_held = False
+        call.rows_open = lambda: self._rows_in_flight + max(0, self._end - self._started)
 
     @property
     def started(self) -> int:

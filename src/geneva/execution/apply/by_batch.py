@@ -19,7 +19,7 @@ from geneva.execution.apply.output import (
     result_to_array,
     result_to_records,
 )
-from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, Wait, drive
+from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, drive
 from geneva.udf.declare import UDFArgType
 from geneva.udf.policy import Action
 
@@ -44,6 +44,7 @@ class BatchAtOnce:
         slices = [slice_steps(self.call, at, min(size, rows - at)) for at in starts]
         run = self.call.pool.submit
         calls = [run(copy_context().run, drive, steps, function) for steps in slices]
+        self.call.rows_open = lambda: size * sum(not call.done() for call in calls)
         concurrent.futures.wait(calls)  # all of them, so that none runs on after a failure
         return joined(self.call, [call.result() for call in calls])
 
@@ -77,8 +78,9 @@ def _settled_slice(
         action, delay = call.udf.on_error.decide(error, attempt, again=again)
         if action is not Action.RETRY:
             break
+        if not (yield call.again(delay, size)):
+            return _unpaid(call, start, size, error)
         call.retries += 1
-        yield Wait(delay)
         try:
             return (yield from _call_slice(call, start, size))
         except USER_FAILURES as failed_again:
@@ -90,6 +92,9 @@ def _settled_slice(
         return pa.nulls(1, call.output.type)
     halves = []
     for part, length in ((start, size // 2), (start + size // 2, size - size // 2)):
+        if not (yield call.again(0.0, length)):
+            halves.append(_unpaid(call, part, length, error))
+            continue
         try:
             halves.append((yield from _call_slice(call, part, length)))
             continue
@@ -97,6 +102,11 @@ def _settled_slice(
             found = error_of_half
         halves.append((yield from _settled_slice(call, part, length, found, whole=False)))
     return joined(call, halves)
+
+
+def _unpaid(call: BatchCall, start: int, size: int, error: BaseException) -> pa.Array:
+    call.leave_unpaid(error, start, size)
+    return pa.nulls(size, call.output.type)
 
 
 def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:

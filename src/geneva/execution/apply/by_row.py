@@ -19,7 +19,6 @@ from geneva.execution.apply.steps import (
     USER_FAILURES,
     Call,
     Steps,
-    Wait,
     drive,
     failure_of,
 )
@@ -44,6 +43,7 @@ class RowByRow:
     def values_of(self, function: Callable[..., Any]) -> pa.Array:
         """Return the values, or raise."""
         columns = self.call.row_values()
+        self.call.rows_open = lambda: self.call.batch.num_rows - len(self._values)
         if self.call.pool is not None:
             values = self._call_threaded(self.call.pool, function, columns)
         else:
@@ -84,6 +84,8 @@ class RowByRow:
         # Rows are handed out in order, so the first failing row is the same in every run: all
         # rows before it have started by then and are waited for.
         next_row = itertools.count()
+        ended: list[int] = []
+        self.call.rows_open = lambda: len(rows) - len(ended)
 
         def work() -> None:
             while not failures and (row := next(next_row)) < len(rows):
@@ -96,6 +98,7 @@ class RowByRow:
                             # At once: describing it takes long, and the others run on.
                             raise failed from failed.__cause__
                         values[row] = self._settled(failed, row, function, columns)
+                    ended.append(row)
                 except BaseException as error:  # noqa: BLE001  raised below, in order
                     failures[row] = error
 
@@ -184,7 +187,10 @@ def settled(
         delay = call.delay(error, row, attempt)
         if delay is None:
             break
-        yield Wait(delay)
+        if not (yield call.again(delay)):
+            call.leave_unpaid(error, row)
+            break
+        call.retries += 1
         try:
             value = yield Call(_once_more(call, row, args))
             check(value)

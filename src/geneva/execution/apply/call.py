@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ from geneva.execution.apply.failures import (
 )
 from geneva.execution.apply.output import forbidden_null
 from geneva.execution.apply.row_values import input_values
+from geneva.execution.apply.steps import Again
 from geneva.udf.declare import UDF
 from geneva.udf.policy import Action
 
@@ -70,6 +71,8 @@ class BatchCall:
     """Of a table function: makes the queries that it is called with."""
     checks_nulls: bool = True
     """Whether there may be a NULL that is declared not to be."""
+    rows_open: Callable[[], int] = lambda: 0
+    """Counts the rows that may be called and of which no call has ended yet."""
 
     def row_values(self) -> list[list[Any]]:
         """What a function that is called once per row gets, column by column."""
@@ -95,6 +98,16 @@ class BatchCall:
         in_full = len(self.failures) < MAX_TRACEBACKS
         self.failures[row] = describe_failure(error, row, attempt, shown, in_full=in_full)
 
+    def again(self, seconds: float, rows: int = 1) -> Again:
+        """Ask to call some rows again."""
+        return Again(seconds, rows, max(rows, self.rows_open()))
+
+    def leave_unpaid(self, error: BaseException, start: int, rows: int = 1) -> None:
+        """Note rows that are not called again for want of money: they are neither done nor lost."""
+        told = describe_failure(error, start, 1, "", in_full=False)
+        for row in range(start, start + rows):
+            self.failures[row] = replace(told, row=row, is_unpaid=True)
+
     def delay(self, error: BaseException, row: int, attempt: int) -> float | None:
         """Seconds to wait before a failed row is tried again; None: it is skipped; or raise."""
         action, seconds = self.udf.on_error.decide(error, attempt)
@@ -103,7 +116,6 @@ class BatchCall:
         if action is Action.SKIP:
             self.skip(error, row, attempt)
             return None
-        self.retries += 1
         return seconds
 
     def check_nulls(self, array: pa.Array, first_row: int = 0) -> None:

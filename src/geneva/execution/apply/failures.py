@@ -40,6 +40,8 @@ class CellFailure:
     attempt: int = 1
     preview: str = ""
     """The row's inputs, in short."""
+    is_unpaid: bool = False
+    """Whether the row was not given up: the budget has no more for another call."""
 
     def without_secrets(self, hide: Callable[[str], str]) -> CellFailure:
         """The same with its texts as they may be shown and kept."""

@@ -236,7 +236,13 @@ class Account:
     max_cost: float
     state: Shared
     meter: Meter
+    is_spent: bool = False
+    """Whether a call could not be paid for: then no other is begun."""
     _credit: float = 0.0
+    _again: int = 0
+    """Rows that were called again, once for each time."""
+    _call_cost: float | None = None
+    """What a call has cost for each of its rows, before those that are under way."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def affordable(self, rows_done: int, rows_under_way: int) -> int:
@@ -246,16 +252,26 @@ class Account:
         """
         with self._lock:
             cost = self.meter.cost / rows_done if rows_done else 0.0
-            wanted = cost * (rows_under_way + 1)
-            if self._left() <= wanted:
-                missing = wanted - self._left()
-                self._credit += self.state.update(lambda state: self._withdraw(state, missing))
-            left = self._left()
-            if left <= 0 or (not rows_done and rows_under_way):
+            self._call_cost = self.meter.cost / (rows_done + self._again) if rows_done else None
+            left = self._raised_to(cost * (rows_under_way + 1))
+            if self.is_spent or left <= 0 or (not rows_done and rows_under_way):
                 return 0
             if not rows_done:
                 return 1
             return max(0, int(left / cost - rows_under_way + 1e-9)) if cost > 0 else _MANY
+
+    def may_call_again(self, rows: int, rows_open: int) -> bool:
+        """Whether rows whose call failed can be called again, beside all others that are open."""
+        with self._lock:
+            cost = self._call_cost
+            if cost is None:  # it is the first row of all
+                cost = self.meter.cost / (self._again + 1)
+            left = self._raised_to(cost * rows_open)
+            if left <= 0 or left < cost * rows_open * (1 - 1e-9):
+                self.is_spent = True
+                return False
+            self._again += rows
+            return True
 
     def close(self) -> None:
         """Give back what was not spent, or take what was overspent."""
@@ -269,6 +285,13 @@ class Account:
             f"the budget of max_cost={self.max_cost:g} is spent. What is done is kept; run "
             "again to go on from there"
         )
+
+    def _raised_to(self, wanted: float) -> float:
+        """What this task may still spend, after it has taken more where that is not enough."""
+        if self._left() <= wanted:
+            missing = wanted - self._left()
+            self._credit += self.state.update(lambda state: self._withdraw(state, missing))
+        return self._left()
 
     def _left(self) -> float:
         return self._credit - self.meter.cost
@@ -310,6 +333,15 @@ class TaskUsage(Meter):
         self.account: Account | None = None
         if max_cost is not None:
             self.account = Account(max_cost, open_state(budget_name(job_id)), self)
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether calls have to be affordable."""
+        return self.account is not None
+
+    def may_call_again(self, rows: int, rows_open: int) -> bool:
+        """Whether another call for some rows can be paid for."""
+        return self.account is None or self.account.may_call_again(rows, rows_open)
 
     def limiter(self, limit: RateLimit, name: str) -> Limiter:
         """The limiter of a function, known by its column's `name` where it has no key."""

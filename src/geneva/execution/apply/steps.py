@@ -1,8 +1,8 @@
 """What is done about one unit of work, as steps that plain and async functions share.
 
-A generator says what to do next: make a call, or wait. Whoever drives it does so, blocking or
-awaiting, and hands the answer or the error back. So there is one reading of a policy, whichever way
-a function is called.
+A generator says what to do next: make a call, or wait for another one. Whoever drives it does so,
+blocking or awaiting, and hands the answer or the error back. So there is one reading of a policy,
+whichever way a function is called.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from geneva.execution.apply.pauses import JobEnded, pause, pause_async
 from geneva.execution.apply.timeouts import Expired
+from geneva.udf.usage import current_meter
 
 USER_FAILURES = (Exception, SystemExit)
 """Failures of the user's function, as steps are told of them."""
@@ -30,13 +31,19 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Wait so many seconds."""
+class Again:
+    """Wait so many seconds before rows are called again; the answer: whether that may be paid for.
+
+    If not, it is not waited for.
+    """
 
     seconds: float
+    rows: int
+    rows_open: int
+    """Of how many rows, these among them, no call has ended yet."""
 
 
-Steps: TypeAlias = Generator[Call | Wait, Any, T]
+Steps: TypeAlias = Generator[Call | Again, Any, T]
 
 
 def failure_of(error: BaseException) -> BaseException:
@@ -59,9 +66,11 @@ def drive(steps: Steps[T], function: Callable[..., Any]) -> T:
     try:
         step = next(steps)
         while True:
-            if isinstance(step, Wait):
-                pause(step.seconds)
-                step = steps.send(None)
+            if isinstance(step, Again):
+                payable = _is_payable(step)
+                if payable:
+                    pause(step.seconds)
+                step = steps.send(payable)
                 continue
             try:
                 answer = function(*step.args)
@@ -79,9 +88,13 @@ async def drive_async(steps: Steps[T], function: Callable[..., Awaitable[Any]]) 
     try:
         step = next(steps)
         while True:
-            if isinstance(step, Wait):
-                await pause_async(step.seconds)
-                step = steps.send(None)
+            if isinstance(step, Again):
+                meter, payable = current_meter(), True
+                if meter is not None and meter.has_budget:
+                    payable = await asyncio.to_thread(_is_payable, step)
+                if payable:
+                    await pause_async(step.seconds)
+                step = steps.send(payable)
                 continue
             try:
                 answer = await function(*step.args)
@@ -101,6 +114,11 @@ async def drive_async(steps: Steps[T], function: Callable[..., Awaitable[Any]]) 
     except StopIteration as end:
         value: T = end.value
         return value
+
+
+def _is_payable(step: Again) -> bool:
+    meter = current_meter()
+    return meter is None or meter.may_call_again(step.rows, step.rows_open)
 
 
 def _is_running() -> bool:

@@ -43,7 +43,7 @@ from geneva.execution.worker.records import (
     Window,
 )
 from geneva.execution.worker.task import ColumnWork, PartWork, RowFailure
-from geneva.execution.worker.waiting import WaitingRows
+from geneva.execution.worker.waiting import WaitingRows, cut_piece
 from geneva.model.rows import Offsets, RowRange
 from geneva.render.text import count
 from geneva.storage.lance.pieces import concat_batches
@@ -113,7 +113,13 @@ class BatchRunner:
         states = shared_states(work.shared_uri, work.ref.storage_options)
         self.usage = TaskUsage(states, work.job_id, work.max_cost)
         self._rows_called = 0
+        self._has_value = False
+        """Whether a call has ended well."""
         self._flight = Flight()
+        self._unpaid: Offsets | None = None
+        """The first row that is left for want of money, once there is one."""
+        self._left_gap = False
+        """Whether the last rows of the last batch were left."""
         self.deadline = Deadline()
         self.is_given_back = False
         """Whether the rest of the part is not to be computed here."""
@@ -200,7 +206,7 @@ class BatchRunner:
                 yield from self._run_queued(is_last=True)  # what is queued is paid for
                 may_start = self._may_start(ahead)
             if may_start == 0:
-                raise self._overspent()
+                raise self._overspent(self._waiting.first(1))
             size = min(size, left, may_start or left)
             window = waiting.take(search.max_rows(waiting.first(size), size))
             if ahead is not None:
@@ -247,12 +253,35 @@ class BatchRunner:
             return room
         started, done = (ahead.started, ahead.done) if ahead is not None else (0, 0)
         queued = sum(len(q.window.offsets) for q in self._queued if isinstance(q, _Batch))
-        payable = account.affordable(done + self._rows_called, started - done + queued)
+        # What fails may cost nothing: what calls cost is known from a row with a value.
+        rows_done = done + self._rows_called if self._has_value else 0
+        payable = account.affordable(rows_done, started - done + queued)
         return started + payable if room is None else min(started + payable, room)
 
-    def _overspent(self) -> BatchFailed:
+    def _overspent(self, row: Offsets) -> BatchFailed:
         assert self.usage.account is not None
-        return _batch_failed(self.usage.account.error(), self._waiting.first(1), ())
+        return _batch_failed(self.usage.account.error(), row, ())
+
+    def _paid(self, computed: Computed) -> list[Computed]:
+        """What was computed, in pieces where rows between them were left for want of money.
+
+        What else was begun is paid for, and goes on; then the job ends.
+        """
+        computed = self._after_gap(computed)
+        if not computed.unpaid:
+            return [computed]
+        first, last = computed.unpaid[0], computed.unpaid[-1]
+        if self._unpaid is None:
+            self._unpaid = computed.offsets[first : first + 1]
+        self._left_gap = last == len(computed.offsets) - 1
+        return _pieces(computed)
+
+    def _after_gap(self, result: _Values) -> _Values:
+        """Mark the first result behind rows that were left."""
+        if not self._left_gap:
+            return result
+        self._left_gap = False
+        return replace(result, follows_gap=True)
 
     def close(self) -> None:
         """Cancel calls that nobody waits for, and give back what limits have reserved."""
@@ -316,11 +345,15 @@ class BatchRunner:
                 if queued.ahead is not None and queued.ahead.is_taken:
                     queued.ahead.close()
                 suspect = queued.search.is_suspect(queued.window.offsets)
-                yield self._paced(computed, suspect=suspect)
+                for paid in self._paid(computed):
+                    yield self._paced(paid, suspect=suspect)
             elif isinstance(queued, Result) and queued.durable is not Durable.ALREADY:
-                yield self._paced(queued)
+                yield self._paced(self._after_gap(queued))
+            elif isinstance(queued, PartEnds) and self._unpaid is not None:
+                raise self._overspent(self._unpaid)
             else:
                 if isinstance(queued, Result):
+                    queued = self._after_gap(queued)
                     self._failed_rows += len(queued.failures)
                     self._pacing.restart()
                 elif isinstance(queued, PartBegins):
@@ -376,17 +409,22 @@ class BatchRunner:
         values = pa.RecordBatch.from_arrays(
             list(computed.outputs), names=[f"o{i}" for i in range(len(computed.outputs))]
         )
-        if not computed.failed:
+        if not computed.failed and not computed.unpaid:
             memo.add(digests[to_compute], values)
         parts = [values] if known is None else [known, values]
         start = known.num_rows if known is not None else 0
-        failed_at = [start + place for place in computed.failed]
+
+        def places_of(rows: tuple[int, ...]) -> tuple[int, ...]:
+            found = np.isin(places, [start + row for row in rows])
+            return tuple(np.flatnonzero(found).tolist())
+
         return _computed(
             batch,
             tuple(concat_batches(parts).take(pa.array(places)).columns),
             computed.seconds,
-            tuple(np.flatnonzero(np.isin(places, failed_at)).tolist()),
+            places_of(computed.failed),
             computed.failures,
+            places_of(computed.unpaid),
             rows_run=computed.rows_run,
         )
 
@@ -405,14 +443,17 @@ class BatchRunner:
             self._check_failures(failures)
         except _ENDS_THE_JOB as error:
             raise _batch_failed(error, batch.offsets, failures) from error
-        failed = tuple(f.row for f in applied.failures if f.row is not None)
+        rows = [(f.row, f.is_unpaid) for f in applied.failures if f.row is not None]
+        failed = tuple(row for row, is_unpaid in rows if not is_unpaid)
+        unpaid = tuple(row for row, is_unpaid in rows if is_unpaid)
         computed = _computed(
             batch,
             applied.values,
             batch.seconds + seconds,
             failed,
             failures,
-            rows_run=len(batch.offsets),
+            unpaid,
+            rows_run=len(batch.offsets) - len(unpaid),
             rows_unmatched=applied.unmatched,
         )
         self._pacing.ran(len(batch.offsets), computed.nbytes)
@@ -435,6 +476,7 @@ class BatchRunner:
                 guard = BatchGuard(search, batch.offsets)
                 applied = program.run(batch.inputs, guard, queued.prepared)
         self._rows_called += len(batch.offsets)
+        self._has_value = self._has_value or len(applied.failures) < len(batch.offsets)
         self.deadline.ran(len(batch.offsets))
         if not self._pacing.has_exact_batches:
             program.cost = program.cost.after(len(batch.offsets), time.perf_counter() - started)
@@ -462,6 +504,7 @@ def _computed(
     seconds: float,
     failed: tuple[int, ...] = (),
     failures: tuple[RowFailure, ...] = (),
+    unpaid: tuple[int, ...] = (),
     *,
     rows_run: int = 0,
     rows_unmatched: int = 0,
@@ -474,6 +517,7 @@ def _computed(
         outputs=outputs,
         digests=batch.digests,
         failed=failed,
+        unpaid=unpaid,
         failures=failures,
         known=batch.known,
         rows_run=rows_run,
@@ -487,8 +531,37 @@ def _row_failures(offsets: Offsets, applied: Applied) -> tuple[RowFailure, ...]:
     return tuple(
         row_failure(int(offsets[failure.row]), failure)
         for failure in applied.failures
-        if failure.row is not None
+        if failure.row is not None and not failure.is_unpaid
     )
+
+
+def _pieces(computed: Computed) -> list[Computed]:
+    """What was computed between rows that were not."""
+    found: list[Computed] = []
+    first, start, rows_run = 0, computed.rows.start, computed.rows_run
+    for place in (*computed.unpaid, len(computed.offsets)):
+        is_last = place == len(computed.offsets)
+        rows = RowRange(start, computed.rows.end if is_last else int(computed.offsets[place]))
+        if place > first:
+            digests = computed.digests
+            piece = replace(
+                computed,
+                rows=rows,
+                offsets=computed.offsets[first:place],
+                outputs=tuple(output[first:place] for output in computed.outputs),
+                digests=digests[first:place] if digests is not None else None,
+                failed=tuple(row - first for row in computed.failed if first <= row < place),
+                unpaid=(),
+                follows_gap=first > 0 or computed.follows_gap,
+                failures=tuple(f for f in computed.failures if rows.start <= f.offset < rows.end),
+                known=cut_piece(computed.known, rows),
+                rows_run=min(rows_run, place - first),
+                seconds=0.0 if found else computed.seconds,
+            )
+            found.append(piece)
+            rows_run -= piece.rows_run
+        first, start = place + 1, rows.end + 1
+    return found
 
 
 def _batch_failed(

@@ -1,6 +1,7 @@
 """What flows through a worker: windows from the reader, results from the program to the writer.
 
-The records of a part come in ascending order, and all wanted rows are in one of them. No stage
+The records of a part come in ascending order, and all wanted rows are in one of them, unless the
+job's budget ends. No stage
 knows another one: each takes records and gives records, and each runs in a thread of its own.
 """
 
@@ -93,6 +94,10 @@ class Computed:
     """The digests of the inputs, where the computation has receipts."""
     failed: tuple[int, ...] = ()
     """Places in the outputs that are NULL because the function failed on their row."""
+    unpaid: tuple[int, ...] = ()
+    """Places that are NULL because the budget ended before their row was done with."""
+    follows_gap: bool = False
+    """Whether wanted rows before its range are in no result."""
     failures: tuple[RowFailure, ...] = ()
     """What happened to the rows that were skipped."""
     known: Piece | None = None
@@ -117,6 +122,8 @@ class Result:
 
     rows: RowRange
     piece: Piece
+    follows_gap: bool = False
+    """Whether wanted rows before its range are in no result."""
     failures: tuple[RowFailure, ...] = ()
     """Rows that were skipped. They are NULL in the piece."""
     rows_run: int = 0

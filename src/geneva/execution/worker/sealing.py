@@ -38,6 +38,7 @@ def sealed(task: OpenTask, batches: Sequence[Computed]) -> Result:
     return Result(
         rows=RowRange(batches[0].rows.start, batches[-1].rows.end),
         piece=piece,
+        follows_gap=batches[0].follows_gap,
         failures=tuple(failure for batch in batches for failure in batch.failures),
         rows_run=rows_run,
         rows_reused=len(piece.offsets) - rows_run,

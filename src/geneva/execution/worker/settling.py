@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import groupby
 
 from geneva.errors import StorageFullError, UDFOutputError
 from geneva.execution.apply.failures import CellFailure
@@ -216,11 +215,17 @@ def _abandoned(task: OpenTask, begun: _Begun) -> FailedRows:
 
 def _sealed(task: OpenTask, results: Sequence[Computed | Result]) -> Iterator[Result]:
     """Results as they are written: what was computed in a row is sealed at once."""
-    for is_computed, group in groupby(results, lambda result: isinstance(result, Computed)):
-        if is_computed:
-            yield sealed(task, [result for result in group if isinstance(result, Computed)])
+    together: list[Computed] = []
+    for result in results:
+        if together and (isinstance(result, Result) or result.follows_gap):
+            yield sealed(task, together)
+            together = []
+        if isinstance(result, Result):
+            yield result
         else:
-            yield from (result for result in group if isinstance(result, Result))
+            together.append(result)
+    if together:
+        yield sealed(task, together)
 
 
 def _storage_failure(task: OpenTask, part: PartWork, error: Exception) -> PartFailure:

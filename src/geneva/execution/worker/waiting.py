@@ -72,13 +72,13 @@ def _cut(window: Window, first: int, last: int) -> Window:
         rows=rows,
         offsets=window.offsets[first:last],
         inputs=window.inputs.slice(first, last - first),
-        known=_cut_piece(window.known, rows),
+        known=cut_piece(window.known, rows),
         seconds=0.0 if first else window.seconds,
         digests=window.digests[first:last] if window.digests is not None else None,
     )
 
 
-def _cut_piece(piece: Piece | None, rows: RowRange) -> Piece | None:
+def cut_piece(piece: Piece | None, rows: RowRange) -> Piece | None:
     """A piece between two offsets; None where nothing is."""
     if piece is None:
         return None

@@ -126,6 +126,9 @@ class PartWriter:
         self.seconds += result.seconds
         self.nbytes += result.nbytes
         self._note_failures(result)
+        if result.follows_gap:
+            self._save(self._unsaved.end)
+            self._unsaved = _Unsaved(result.rows.start, result.rows.start)
         if result.durable is Durable.ALREADY:
             saved = self._save(result.rows.start)
             self._wait_saved()
