@@ -30,7 +30,15 @@ from geneva.execution.declarations import refuse_blob_inside, warn_of_narrow_dic
 from geneva.execution.jobs.heartbeat import Liveness
 from geneva.execution.refresh.create import create_partitioned_view, create_view
 from geneva.execution.runner import Runner
-from geneva.jobs import Job, JobFuture, JobHandle, JobResult, JobServices, remove_dead
+from geneva.jobs import (
+    Job,
+    JobFuture,
+    JobHandle,
+    JobResult,
+    JobServices,
+    remove_dead,
+    remove_limits,
+)
 from geneva.manifest import GenevaManifest
 from geneva.model.jobs import JobConfig, JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
@@ -952,16 +960,16 @@ class Connection(ConnectionMethods):
         return future
 
     def cleanup_signals(self) -> int:
-        """Remove heartbeats and requests of jobs that have ended or died; return of how many.
+        """Remove heartbeats, requests and limits of jobs that are over; return of how many jobs.
 
         Those of dead jobs on a table are removed together with what they have left there, by the
         table's next job, `optimize` or `cleanup_checkpoints`. This is for tables that are gone.
         """
-        known = self._signals.jobs()
-        ended = {job.job_id for job in self._history.list() if job.status.is_final} & known
+        known, jobs = self._signals.jobs(), self._history.list()
+        ended = {job.job_id for job in jobs if job.status.is_final} & known
         for job_id in ended:
             self._signals.clear(job_id)
-        return len(ended)
+        return len(ended | remove_limits(self._signals, jobs))
 
     def _remove_dead(
         self, table: str, refs: Sequence[TableRef], older_than: timedelta = A_DAY

@@ -394,7 +394,7 @@ class Job:
                 permit=self._services.permit,
                 behind=self._do_behind,
             )
-            stack.callback(self._clear_limits)
+            stack.push(self._clear_limits)
             self._follow(self._work.run(control))
             before = [*self._behind]
             if not self.progress.rows_left:
@@ -445,9 +445,9 @@ class Job:
             known=self._dead,
         )
 
-    def _clear_limits(self) -> None:
-        """Delete the records that workers of this job shared."""
-        if self.progress.limit_updates:
+    def _clear_limits(self, failed: type[BaseException] | None, *_: object) -> None:
+        """Delete the records that workers of this job shared; of a failed one, not all report."""
+        if self.progress.limit_updates or failed is not None:
             from geneva.execution.apply.limits import budget_name, rate_name
 
             columns = {plan.column for plan in self._work.plans}
@@ -664,7 +664,20 @@ def remove_dead(
         for job_id in dead:
             lost_output(job_id)  # it may hold keys that are known only to the job itself
             signals.clear(job_id)
+        if dead:
+            remove_limits(signals, jobs)
     return sum((report for report in reports if report is not None), nothing)
+
+
+def remove_limits(signals: JobSignals, jobs: Sequence[JobRecord]) -> set[str]:
+    """Delete the records of limits that jobs which are over have left; return which jobs."""
+    from geneva.execution.apply.limits import owner_of
+
+    is_over = {job.job_id: job.status.is_final for job in jobs}
+    owners = {name: owner_of(name, is_over) for name in signals.limits()}
+    left = {name: job_id for name, job_id in owners.items() if job_id and is_over[job_id]}
+    signals.clear_limits(left)
+    return {*left.values()}
 
 
 def _progress_before(work: Work) -> JobProgress:

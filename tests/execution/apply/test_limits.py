@@ -31,10 +31,16 @@ from geneva.errors import (
     UserInputError,
 )
 from geneva.execution.apply.batch import Applier
-from geneva.execution.apply.limits import Limiter, LocalState, TaskUsage
+from geneva.execution.apply.limits import (
+    Limiter,
+    LocalState,
+    TaskUsage,
+    budget_name,
+    rate_name,
+)
 from geneva.execution.apply.throttling import is_throttled, retry_after
 from geneva.model.tables import Secrets
-from geneva.storage.jobs.shared_state import SharedState
+from geneva.storage.jobs.shared_state import SharedState, state_uri
 from geneva.udf.declare import UDF
 from geneva.udf.usage import Meter, metered
 from s3_server import Bucket, bucket, s3_endpoint  # noqa: F401  fixtures
@@ -315,6 +321,23 @@ def test_the_end_of_a_job_ends_its_pauses(local_db: Connection, calls: Calls, ki
     with pytest.raises(JobCancelledError if end == "cancel" else JobTimeoutError):
         job.result(timeout=20)
     assert 1 <= calls.count <= 4
+    assert not local_db._signals.limits(), "the job's record is gone with it"
+
+
+def test_records_of_jobs_that_are_over_are_cleaned_up(local_db: Connection, calls: Calls):
+    """Left by workers that went on a moment longer than their job, or by jobs that died."""
+    table = make_table(local_db, [1])
+    table.add_columns({"c": priced(calls)})
+    done = table.backfill("c").job_id
+    of_done = {rate_name(done, "a column"), budget_name(done)}
+    kept = {rate_name(f"{done}-2", "c"), "key-openai"}
+    folder = local_db._signals.limits_uri
+    for name in of_done | kept:
+        SharedState(state_uri(folder, name), Secrets()).update(lambda state: state.update(a=1.0))
+    assert local_db._signals.limits() == of_done | kept
+    assert local_db.cleanup_signals() == 1
+    assert local_db._signals.limits() == kept
+    assert local_db.cleanup_signals() == 0
 
 
 def test_all_workers_share_the_limit(local_db: Connection):

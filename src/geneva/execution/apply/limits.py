@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -374,3 +374,9 @@ def rate_name(job_id: str, column: str) -> str:
     # Of many columns that are filled together, names are longer than those of files can be.
     short = column if len(column) <= 100 else hashlib.sha256(column.encode()).hexdigest()
     return f"job-{job_id}-rate-{short}"
+
+
+def owner_of(name: str, job_ids: Iterable[str]) -> str | None:
+    """The job that had a record for itself; None: it is for several, or of no job among these."""
+    found = [j for j in job_ids if name == budget_name(j) or name.startswith(rate_name(j, ""))]
+    return max(found, key=len, default=None)

@@ -15,7 +15,7 @@ from lance.file import LanceFileSession
 
 from geneva.model.tables import Secrets
 from geneva.storage.jobs.events import JobRecord
-from geneva.storage.jobs.shared_state import delete_states
+from geneva.storage.jobs.shared_state import delete_states, state_names
 
 _SCHEMA = pa.schema(
     [pa.field("at", pa.timestamp("us", tz="UTC")), pa.field("payload", pa.string())]
@@ -81,6 +81,10 @@ class JobSignals:
     def _delete(self, name: str) -> None:
         with suppress(OSError):  # one that is not there can't be deleted
             self._session.delete_file(name)
+
+    def limits(self) -> set[str]:
+        """The records of limits that are there."""
+        return state_names(self.limits_uri, self._storage_options)
 
     def clear_limits(self, names: Iterable[str]) -> None:
         """Delete the records of limits that a job had for itself."""

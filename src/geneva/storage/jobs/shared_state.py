@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import lance
 import pyarrow as pa
+from lance.file import LanceFileSession
 
 from geneva.model.tables import Secrets
 from geneva.storage.lance.commit import retry_conflicts
@@ -71,6 +72,16 @@ class SharedState:
 def state_uri(folder: str, name: str) -> str:
     """Where a record is."""
     return f"{folder}/{quote(name, safe='')}.lance"
+
+
+def state_names(folder: str, storage_options: Secrets) -> set[str]:
+    """The records that are in a folder."""
+    try:
+        paths = LanceFileSession(folder, storage_options=storage_options.plain()).list()
+    except OSError:
+        return set()
+    files = {path.partition("/")[0] for path in paths}
+    return {unquote(name.removesuffix(".lance")) for name in files if name.endswith(".lance")}
 
 
 def delete_states(folder: str, names: Iterable[str], storage_options: Secrets) -> None:
