@@ -102,6 +102,29 @@ def test_batches_of_every_make(make: Callable[..., Any]) -> None:
     assert [array.type for array in found.values] == SCHEMA.types
 
 
+def two_of_a_name(columns: list[pa.Array], names: list[str]) -> pa.Table:
+    return pa.Table.from_arrays(columns, names)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pa.RecordBatch.from_arrays,
+        two_of_a_name,
+        lambda columns, names: (
+            two_of_a_name(columns, ["w", "h", "z"]).to_pandas().set_axis(names, axis=1)
+        ),
+    ],
+)
+@pytest.mark.parametrize("names", [["w", "w", "h"], ["w", "h", "w"]])
+def test_two_columns_of_one_name_are_refused(make: Callable[..., Any], names: list[str]) -> None:
+    def sizes(x: pa.Array) -> Any:
+        return make([x, pa.array([4, 5, 6]), pa.array([7, 8, 9])], names)
+
+    with pytest.raises(UDFOutputError, match="'w' is there 2 times"):
+        applied(sizes, output_schema=SCHEMA)
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

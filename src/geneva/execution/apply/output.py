@@ -171,14 +171,18 @@ def result_to_records(
     optional: Collection[str] = (),
 ) -> pa.Array:
     """The same for a function that fills several columns: a RecordBatch, a table, or records."""
-    columns = _columns_by_name(result)
-    if columns is None:
+    given = _named_columns(result)
+    if given is None:
         values = _python_values(result)
         if values is not None:
             return records_to_array(values, kind, refuse, first_row, optional=optional)
         return result_to_array(result, kind, refuse, first_row)
-    names = [field.name for field in kind]
-    shown = f"returned a {type(result).__name__} with the columns {list(columns)}"
+    names, listed = [field.name for field in kind], [name for name, _ in given]
+    shown = f"returned a {type(result).__name__} with the columns {listed}"
+    columns = dict(given)
+    twice = [name for name in columns if listed.count(name) > 1]
+    if twice:
+        refuse(None, f"{shown}: {twice[0]!r} is there {listed.count(twice[0])} times")
     unknown = [name for name in columns if name not in names]
     if unknown:
         refuse(None, f"{shown}: {unknown[0]!r} is none of {names}")
@@ -201,14 +205,14 @@ def result_to_records(
     return pa.StructArray.from_arrays(arrays, fields=list(kind))
 
 
-def _columns_by_name(result: Any) -> Mapping[str, Any] | None:
-    """The columns of a table of any make; None where it is none."""
+def _named_columns(result: Any) -> list[tuple[str, Any]] | None:
+    """The columns of a table of any make, with their names; None where it is none."""
     if isinstance(result, (pa.RecordBatch, pa.Table)):
-        return dict(zip(result.schema.names, result.columns, strict=True))
+        return list(zip(result.schema.names, result.columns, strict=True))
     if isinstance(result, Mapping):
-        return result
+        return list(result.items())
     if type(result).__module__.startswith("pandas.") and hasattr(result, "columns"):
-        return {name: result[name] for name in result.columns}
+        return list(result.items())
     return None
 
 
