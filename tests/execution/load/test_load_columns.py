@@ -12,6 +12,7 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -257,6 +258,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[GenevaError], str]] = {
         {"source": pa.table({"id": [1], "j": pa.array(["{}"], pa.json_())}), "columns": ["j"]},
         TypeMismatchError,
         "JSON, which load_columns can't load",
+    ),
+    "runs": (
+        {"source": pa.table({"id": [1], "r": pc.run_end_encode(pa.array([7]))}), "columns": ["r"]},
+        TypeMismatchError,
+        "Column 'r' of the rows given is run_end_encoded.*run_end_decode",
     ),
     "values of another type": (
         {"source": pa.table({"id": [1], "n": ["a"]}), "columns": ["n"]},

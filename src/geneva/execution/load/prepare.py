@@ -241,7 +241,12 @@ def _holds_json(kind: pa.DataType) -> bool:
 
 
 def _refuse_kind(field: pa.Field, where: str) -> None:
-    """Refuse columns whose values are something else when they are read back."""
+    """Refuse columns that can't be stored as they are, or are something else when read back."""
+    if pt.is_run_end_encoded(field.type):
+        raise TypeMismatchError(
+            f"Column {field.name!r} of {where} is {field.type}, which tables don't have. Decode it "
+            "in the source, with pyarrow.compute.run_end_decode."
+        )
     if _holds_json(field.type):
         raise TypeMismatchError(
             f"Column {field.name!r} of {where} is {field.type}, JSON, which load_columns can't "
