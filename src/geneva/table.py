@@ -41,6 +41,7 @@ from geneva.storage.columns.compaction import (
     compact,
     index_new_rows,
     merges_narrow_dictionaries,
+    retried,
 )
 from geneva.storage.columns.definitions import (
     ComputedColumn,
@@ -434,12 +435,15 @@ class Table(TableMethods):
             index_new_rows(self.ref, retrain=retrain)
             self._table.checkout_latest()
         else:
-            self._table.checkout_latest()  # what others have committed since is no conflict
-            done = self._table.optimize(cleanup_older_than=_AGES, retrain=retrain)
+            done = retried(self.ref, lambda: self._optimize_latest(retrain=retrain))
         age = _WEEK if cleanup_older_than is None else cleanup_older_than  # none is an age, too
         self._cleanup_versions(age, delete_unverified=delete_unverified)
         self._connection._remove_dead(self.ref.name, [self.ref])
         return done
+
+    def _optimize_latest(self, *, retrain: bool) -> Any:
+        self._table.checkout_latest()  # what others have committed since is no conflict
+        return self._table.optimize(cleanup_older_than=_AGES, retrain=retrain)
 
     def cleanup_old_versions(
         self,

@@ -46,6 +46,14 @@ def test_it_tries_again_after_each_conflict(pauses: list[float]) -> None:
     assert len(pauses) == 2
 
 
+def test_conflicts_of_lancedb_are_runtime_errors(pauses: list[float]) -> None:
+    conflict = RuntimeError("lance error: Retryable commit conflict for version 3: ...")
+    assert retry_conflicts(scripted(conflict, "landed"), 1) == "landed"
+    with pytest.raises(RuntimeError, match="another"):
+        retry_conflicts(scripted(RuntimeError("another"), "never"), 5)
+    assert len(pauses) == 1
+
+
 def test_the_last_conflict_is_raised_when_the_retries_are_used_up(pauses: list[float]) -> None:
     last = CommitConflictError("the third")
     with pytest.raises(CommitConflictError) as caught:

@@ -9,24 +9,46 @@ before it is committed.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from lance.optimize import Compaction
 
+from geneva.errors import TableChangedError
 from geneva.model.tables import TableRef
 from geneva.render.text import count
 from geneva.storage.columns.dictionaries import narrow_dictionaries
 from geneva.storage.columns.staged_files import drop_staged, read_columns
+from geneva.storage.lance.commit import Result, retry_conflicts
 from geneva.storage.lance.damage import Damaged, damage_reason, is_damage, reading
 from geneva.storage.lance.dataset import open_dataset
+
+_MAX_RETRIES = 10
 
 
 def compact(ref: TableRef, *args: Any, **options: Any) -> Any:
     """Merge small fragments of a table; warn of those that have to stay as they are."""
-    dataset = open_dataset(ref)
-    narrow = narrow_dictionaries(dataset.schema)
+    narrow = narrow_dictionaries(open_dataset(ref).schema)
     if args or not narrow:
-        return dataset.optimize.compact_files(*args, **options)
+        return retried(ref, lambda: open_dataset(ref).optimize.compact_files(*args, **options))
+    metrics, left_out = retried(ref, lambda: _merged_readable(ref, narrow, options))
+    if left_out:
+        warnings.warn(_left_out(ref, narrow, left_out), UserWarning, stacklevel=3)
+    return metrics
+
+
+def retried(ref: TableRef, attempt: Callable[[], Result]) -> Result:
+    """Compact, or index: again where a commit of others, say of a job, got in between."""
+    exhausted = TableChangedError(
+        f"Table {ref.name!r} could not be optimized, because other writers kept getting in "
+        "between. Try again when it is calmer."
+    )
+    return retry_conflicts(attempt, _MAX_RETRIES, exhausted)
+
+
+def _merged_readable(ref: TableRef, narrow: list[str], options: dict[str, Any]) -> tuple[Any, int]:
+    """Merge fragments that can be read afterwards; say how many others there are."""
+    dataset = open_dataset(ref)
     merged, left_out = [], 0
     for task in Compaction.plan(dataset, options).tasks:
         try:
@@ -41,9 +63,7 @@ def compact(ref: TableRef, *args: Any, **options: Any) -> Any:
             continue
         left_out += len(task.fragments)
         drop_staged(ref, *(file.path for fragment in new for file in fragment.files))
-    if left_out:
-        warnings.warn(_left_out(ref, narrow, left_out), UserWarning, stacklevel=3)
-    return Compaction.commit(dataset, merged)
+    return Compaction.commit(dataset, merged), left_out
 
 
 def merges_narrow_dictionaries(ref: TableRef) -> bool:
@@ -53,7 +73,7 @@ def merges_narrow_dictionaries(ref: TableRef) -> bool:
 
 def index_new_rows(ref: TableRef, *, retrain: bool) -> None:
     """Bring the indexes of a table up to date, as LanceDB's `optimize` does after compacting."""
-    open_dataset(ref).optimize.optimize_indices(retrain=retrain)
+    retried(ref, lambda: open_dataset(ref).optimize.optimize_indices(retrain=retrain))
 
 
 def _is_readable(ref: TableRef, fragment: Any, columns: list[str]) -> bool:

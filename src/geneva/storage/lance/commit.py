@@ -19,7 +19,7 @@ _CONFLICT_SIGNS = (
     "fragment being replaced not found",
     "no changes were made",
 )
-"""Parts of the messages of conflicts that Lance raises as a plain OSError."""
+"""Parts of the messages of conflicts that Lance raises as a plain OSError or RuntimeError."""
 
 
 def is_conflict(error: BaseException) -> bool:
@@ -39,7 +39,7 @@ def retry_conflicts(
     for retries in range(max_retries + 1):
         try:
             return attempt()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # LanceDB's own calls raise the latter
             if not is_conflict(error):
                 raise
             conflict = error
