@@ -755,7 +755,8 @@ class Connection(ConnectionMethods):
         """Make every table and view a temporary view in Spark, under its own name, for SQL.
 
         Each is of the version that is the latest now: call it again to see newer ones. A table that
-        Spark can't read is left out, with a warning.
+        Spark can't read is left out, with a warning, and so are tables whose names are one to
+        Spark, which doesn't tell upper from lower case unless `spark.sql.caseSensitive` is true.
 
         Args:
             spark: The session; by default the one that jobs run on.
@@ -767,12 +768,24 @@ class Connection(ConnectionMethods):
         Returns:
             The names of the views. Those that are no plain word are quoted in SQL: `a-b`.
         """
+        from geneva.spark.source.frames import clashing_names
+
         session = self._session(spark)
         wanted = self.all_table_names() if names is None else list(names)
         narrow, made = dict(columns or {}), []
         unknown = sorted(narrow.keys() - set(wanted))
         if unknown:
             raise UserInputError(f"There is no table {unknown[0]!r} among {wanted}.")
+        for twins in clashing_names(session, wanted):
+            why = (
+                f"Tables {' and '.join(map(repr, twins))} are left out: their names differ in case "
+                "only, and are one to Spark. Name one of them (names=[...]), or set "
+                "spark.sql.caseSensitive to true."
+            )
+            if names is not None or not narrow.keys().isdisjoint(twins):
+                raise UserInputError(why)
+            warnings.warn(why, UserWarning, stacklevel=2)
+            wanted = [name for name in wanted if name not in twins]
         for name in wanted:
             try:
                 frame = self.open_table(name).to_spark(session, columns=narrow.get(name))

@@ -320,6 +320,22 @@ def test_tables_and_views_by_name_in_sql(db: Connection, spark: SparkSession) ->
         db.register_views(spark, names=["wide"])
 
 
+def test_names_that_differ_in_case_only_are_no_two_views(
+    db: Connection, spark: SparkSession
+) -> None:
+    for value, name in enumerate(["Aa", "aa", "other"]):
+        make_table(db, [pa.table({"id": [value]})], name)
+    with pytest.warns(UserWarning, match="'Aa' and 'aa' are left out"):
+        assert db.register_views(spark) == ["other"]
+    with pytest.raises(UserInputError, match="'Aa' and 'aa'"):
+        db.register_views(spark, names=["Aa", "aa"])
+    assert db.register_views(spark, names=["Aa"]) == ["Aa"]
+    exact = spark.newSession()
+    exact.conf.set("spark.sql.caseSensitive", "true")
+    assert db.register_views(exact) == ["Aa", "aa", "other"]
+    assert [exact.table(name).first() for name in ("Aa", "aa")] == [(0,), (1,)]
+
+
 def test_one_frame_used_twice_is_filtered_twice(db: Connection) -> None:
     table = make_table(db, [100])
     frame = table.to_spark()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -57,6 +57,16 @@ def read_frame(spark: SparkSession, ref: TableRef, options: ReadOptions) -> Data
     compiling_queries(spark)
     reader = spark.read.format(_format_of(spark, ref)).options(**options.as_texts())
     return reader.load(ref.uri)
+
+
+def clashing_names(spark: SparkSession, names: Sequence[str]) -> list[list[str]]:
+    """Names of views that differ, and are one to Spark, since it doesn't look at their case."""
+    if str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true":
+        return []
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        groups.setdefault(name.lower(), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _format_of(spark: SparkSession, ref: TableRef) -> str:
