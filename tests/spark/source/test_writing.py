@@ -188,6 +188,28 @@ def test_blobs_are_written_as_bytes(db: Connection, spark: SparkSession) -> None
     assert [(row.id, bytes(row.b)) for row in rows] == [(1, b"x"), (2, b"\xca\xfe")]
 
 
+def test_blobs_go_into_tables_as_connections_create_them(
+    db: Connection, spark: SparkSession
+) -> None:
+    """Their type has fewer parts than the one that `lance.blob_array` makes."""
+    blob = pa.field("b", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    schema = pa.schema([pa.field("id", pa.int64()), blob])
+    table = db.create_table("blobs", pa.table([[1, 2], [b"x", None]], schema=schema))
+    uri = table.ref.uri
+
+    def found() -> list[tuple[int, bytes | None]]:
+        rows = spark.read.format("geneva").option("blobs", "bytes").load(uri).collect()
+        return sorted((row.id, None if row.b is None else bytes(row.b)) for row in rows)
+
+    save(spark.sql("SELECT 3L AS id, X'CAFE' AS b UNION ALL SELECT 4L, NULL"), uri)
+    assert found() == [(1, b"x"), (2, None), (3, b"\xca\xfe"), (4, None)]
+    itself = spark.read.format("geneva").option("blobs", "bytes").load(uri)
+    save(itself.withColumn("id", F.expr("id + 10")), uri)
+    assert found()[4:] == [(11, b"x"), (12, None), (13, b"\xca\xfe"), (14, None)]
+    save(spark.sql("SELECT 5L AS id, X'00' AS b UNION ALL SELECT 6L, NULL"), uri, "overwrite")
+    assert found() == [(5, b"\x00"), (6, None)]
+
+
 @pytest.mark.slow
 def test_a_failed_write_leaves_nothing_behind(db: Connection, spark: SparkSession) -> None:
     table = make_table(db, [3])

@@ -80,7 +80,7 @@ def stored_batch(
 ) -> pa.RecordBatch:
     """A batch of `given_schema(schema)`, as `schema` has it and the table's format stores it."""
     arrays = [
-        lance.blob_array(batch.column(field.name).to_pylist())
+        _blobs(batch.column(field.name), field.type)
         if is_blob(field) and isinstance(field.type, pa.BaseExtensionType)
         else batch.column(field.name)
         for field in schema
@@ -88,6 +88,15 @@ def stored_batch(
     if table is not None:
         arrays = [storable(table, array) for array in arrays]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _blobs(values: pa.Array, kind: pa.BaseExtensionType) -> pa.Array:
+    """Bytes as blobs of exactly a column's type: tables differ in what is kept beside the bytes."""
+    storage = lance.blob_array(values.to_pylist()).storage
+    fields = list(kind.storage_type)
+    children = [storage.field(field.name) for field in fields]
+    made = pa.StructArray.from_arrays(children, fields=fields, mask=storage.is_null())
+    return pa.ExtensionArray.from_storage(kind, made)
 
 
 def fragments_of(texts: Sequence[str]) -> list[Any]:
