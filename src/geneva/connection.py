@@ -74,6 +74,7 @@ from geneva.storage.lance.database import (
     is_source_of_lancedb,
     list_every_table,
     list_table_names,
+    list_table_places,
     new_table_options,
     open_database,
     open_lancedb_table,
@@ -713,7 +714,7 @@ class Connection(ConnectionMethods):
             self._database.drop_materialized_view(name, place)
             return
         ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
-        if name in self.table_names() and not has_versions(ref):
+        if name in list_table_places(self._database) and not has_versions(ref):
             # What a job left in the folder of a view that was dropped under it.
             drop_table(self._database, name)
             return

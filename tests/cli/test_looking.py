@@ -89,6 +89,7 @@ def odd_db(db: Connection) -> Connection:
     folder = Path(db.uri)
     for name in ("empty.lance", ".hidden.lance", "a name.lance", ".lance", "UP.LANCE"):
         (folder / name).mkdir()
+    (folder / "left.lance/data").mkdir(parents=True)
     (folder / "file.lance").write_text("")
     return db
 
@@ -108,6 +109,7 @@ def test_the_folder_says_what_lancedb_says(odd_db: Connection) -> None:
     looking = geneva.connect(odd_db.uri)._for_looking()
     assert looking.all_table_names() == odd_db.all_table_names()
     assert {"t", "t@trial", "v", "own", "empty", ".hidden"} <= set(looking.all_table_names())
+    assert "left" not in looking.all_table_names(), "what a write left that failed"
     assert list_tables(looking) == list_tables(odd_db)
     for name in ("t", "t@trial", "v", "own"):
         mine, theirs = looking.open_table(name), odd_db.open_table(name)

@@ -34,7 +34,13 @@ from geneva.storage.columns.row_commits import (
     commit_rows,
     create_table,
 )
-from geneva.storage.columns.row_files import discard_rows, given_schema, stage_rows, stored_batch
+from geneva.storage.columns.row_files import (
+    discard_rows,
+    given_schema,
+    remove_if_empty,
+    stage_rows,
+    stored_batch,
+)
 from geneva.storage.lance.casts import Unfit, cast_batch, check_castable
 from geneva.storage.lance.dataset import (
     Dataset,
@@ -207,6 +213,8 @@ class RowWriter:
     def discard(self, staged: Sequence[str]) -> None:
         """Delete what nobody will commit."""
         discard_rows(self.ref, staged)
+        if not self.rows.planned_version:
+            remove_if_empty(self.ref)
 
 
 class TableWriter(DataSourceArrowWriter):

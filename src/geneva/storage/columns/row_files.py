@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 from lance.fragment import write_fragments
 
 from geneva.model.tables import TableRef
+from geneva.model.uris import local_path
 from geneva.storage.columns.dictionaries import has_narrow_dictionary
 from geneva.storage.columns.staged_files import drop_staged, storable
 from geneva.storage.lance.fragments import is_blob
@@ -112,3 +114,15 @@ def discard_rows(ref: TableRef, texts: Sequence[str]) -> None:
     """Delete fragments that nobody will commit. Those that can't be, the next clean-up takes."""
     fragments = [fragment for text in texts for fragment in json.loads(text)]
     drop_staged(ref, *(file["path"] for fragment in fragments for file in fragment["files"]))
+
+
+def remove_if_empty(ref: TableRef) -> None:
+    """Delete the folder of a table that was to be created, where nothing is in it.
+
+    Files that are there may be those of another write, which will still commit them.
+    """
+    folder = local_path(ref.uri)
+    if folder is not None:
+        with suppress(OSError):
+            (folder / "data").rmdir()
+            folder.rmdir()

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from geneva.errors import GenevaError, StorageUnavailableError, UserInputError
 from geneva.model.tables import Secrets
-from geneva.model.uris import TableName, without_credentials
+from geneva.model.uris import TableName, local_path, without_credentials
 from geneva.render.text import one_line, shorten
 from geneva.storage.lance.damage import damage_reason
 from geneva.storage.lance.lancedb_import import lancedb
@@ -187,8 +188,27 @@ def drop_table(database: Any, name: str, **options: Any) -> None:
 
 
 def list_table_names(database: Any, namespace: Sequence[str] = ()) -> list[str]:
-    """The names of all tables of the database, or of those in a namespace, sorted."""
+    """The names of all tables of the database, or of those in a namespace, sorted.
+
+    A folder of data files and nothing else is no table: a write that was to create one failed, or
+    is still at it. In an object store it would take a request for each table to know that.
+    """
+    names = list_table_places(database, namespace)
+    folder = None if namespace else local_path(database.uri)
+    return [name for name in names if folder is None or not _was_never_created(folder, name)]
+
+
+def list_table_places(database: Any, namespace: Sequence[str] = ()) -> list[str]:
+    """The names of whatever LanceDB takes for a table, with a version or without one, sorted."""
     return sorted(_pages(database.list_tables, "tables", namespace))
+
+
+def _was_never_created(folder: Path, name: str) -> bool:
+    place = folder / f"{name}.lance"
+    try:
+        return [inside.name for inside in place.iterdir()] == ["data"]
+    except OSError:  # dropped meanwhile, or it is elsewhere
+        return False
 
 
 def list_every_table(

@@ -33,6 +33,7 @@ class Folder:
     def __init__(self, path: Path, open_database: Callable[[], Any]) -> None:
         """Use `open_folder`."""
         self._path, self._open_database = path, open_database
+        self.uri = str(path)
 
     @cached_property
     def _lancedb(self) -> Any:
