@@ -207,6 +207,29 @@ def test_a_frame_stays_at_its_version(db: Connection, spark: SparkSession) -> No
 
 
 @pytest.mark.slow
+def test_a_frame_reads_no_other_table_of_its_name(db: Connection, spark: SparkSession) -> None:
+    geneva.register(spark)
+    table = make_table(db, [pa.table({"id": [1]})], "x")
+    table.tags.create("begin", 1)
+    load = spark.read.format("geneva").load
+    frames = [table.to_spark(), load(table.ref.uri), load(table.ref.uri, version="begin")]
+    used = table.to_spark()
+    assert used.count() == 1
+    db.drop_table("x")
+    anew = make_table(db, [pa.table({"id": [777], "other": [1]})], "x")
+    for frame in frames:
+        with pytest.raises((AnalysisException, PythonException), match="the table was dropped"):
+            frame.collect()
+    try:
+        assert used.collect() == [(1,)]  # a worker may still have all that it needs
+    except (AnalysisException, PythonException) as error:
+        assert "the table was dropped" in str(error)  # noqa: PT017  one of the two
+    assert anew.to_spark(columns=["other"]).collect() == [(1,)]
+    with pytest.raises(AnalysisException, match="'x' has no version or tag '-1'"):
+        load(anew.ref.uri, version="-1")
+
+
+@pytest.mark.slow
 def test_a_version_that_was_cleaned_up_is_a_clear_error(db: Connection) -> None:
     table = make_table(db, [3])
     frame, used = table.to_spark(), table.to_spark()
@@ -320,6 +343,7 @@ def test_tables_and_views_by_name_in_sql(db: Connection, spark: SparkSession) ->
         db.register_views(spark, names=["wide"])
 
 
+@pytest.mark.slow
 def test_names_that_differ_in_case_only_are_no_two_views(
     db: Connection, spark: SparkSession
 ) -> None:

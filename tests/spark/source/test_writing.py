@@ -188,6 +188,7 @@ def test_blobs_are_written_as_bytes(db: Connection, spark: SparkSession) -> None
     assert [(row.id, bytes(row.b)) for row in rows] == [(1, b"x"), (2, b"\xca\xfe")]
 
 
+@pytest.mark.slow
 def test_blobs_go_into_tables_as_connections_create_them(
     db: Connection, spark: SparkSession
 ) -> None:

@@ -53,7 +53,7 @@ def read_frame(spark: SparkSession, ref: TableRef, options: ReadOptions) -> Data
     from geneva.spark.source.reader import PinnedTable, table_schema
 
     assert isinstance(options.version, int)
-    table_schema(PinnedTable(ref, options.version, options, ""))
+    table_schema(PinnedTable(ref, options.version, options, secrets.token_hex(8)))
     compiling_queries(spark)
     reader = spark.read.format(_format_of(spark, ref)).options(**options.as_texts())
     return reader.load(ref.uri)

@@ -95,15 +95,21 @@ def check_names(options: Mapping[str, str]) -> None:
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """The options of a reader."""
     _refuse(options, _WRITE, "write")
-    columns, version = options.get("columns"), options.get("version")
+    columns = options.get("columns")
     return ReadOptions(
         columns=None if columns is None else _names(columns),
         where=options.get("where"),
-        version=int(version) if version is not None and version.isdecimal() else version,
+        version=asked_version(options),
         with_row_id=_flag(options, "with_row_id"),
         with_row_address=_flag(options, "with_row_address"),
         blobs=options.get("blobs", BLOBS[0]).lower(),
     )
+
+
+def asked_version(options: Mapping[str, str]) -> int | str | None:
+    """The version to read: a number, a tag, or None for the latest."""
+    text = options.get("version")
+    return int(text) if text is not None and text.isdecimal() else text
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -11,6 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from geneva.errors import (
     ColumnNotFoundError,
+    GenevaError,
     TableChangedError,
     TableNotFoundError,
     TypeMismatchError,
@@ -24,7 +26,14 @@ from geneva.spark.source.partitions import plan_parts
 from geneva.spark.source.types import arrow_schema, spark_schema
 from geneva.storage.lance.casts import Unfit, cast_batch, check_castable
 from geneva.storage.lance.damage import Damaged
-from geneva.storage.lance.dataset import Dataset, has_path, has_versions, open_pinned
+from geneva.storage.lance.dataset import (
+    Dataset,
+    file_path,
+    has_path,
+    has_versions,
+    open_dataset,
+    open_pinned,
+)
 from geneva.storage.lance.expressions import read_condition
 from geneva.storage.lance.scans import (
     Scan,
@@ -49,17 +58,42 @@ class PinnedTable:
     options: ReadOptions
     scope: str
     """Tasks of one scope share an open handle."""
+    first_file: str | None = None
+    """What `first_file` says of the version: a table made anew has the same numbers. None: any."""
 
     def open(self) -> Dataset:
         """Open the version; workers keep it open for their next task."""
         try:
-            return open_pinned(self.ref, self.version, self.scope)
+            dataset, found = _opened(self.ref, self.version, self.scope)
         except TableNotFoundError:
             raise (_gone(self) if has_versions(self.ref) else nothing_at(self.ref)) from None
+        if self.first_file not in (None, found):
+            raise _gone(self)
+        return dataset
+
+    def is_there(self) -> bool:
+        """Look again whether there is the version, and of the same table."""
+        try:
+            found = first_file(open_dataset(self.ref, self.version))
+        except TableNotFoundError:
+            return False
+        return self.first_file in (None, found)
 
     def __str__(self) -> str:
         """The table and the version, for messages."""
         return f"table {self.ref.name!r} at version {self.version}"
+
+
+@lru_cache(maxsize=8)
+def _opened(ref: TableRef, version: int, scope: str) -> tuple[Dataset, str]:
+    dataset = open_pinned(ref, version, scope)
+    return dataset, first_file(dataset)
+
+
+def first_file(dataset: Dataset) -> str:
+    """The name of a version's first data file, which no other table has; empty without rows."""
+    fragments = dataset.get_fragments()
+    return file_path(fragments[0].metadata.files[0]) if fragments else ""
 
 
 def plan_scan(table: PinnedTable) -> tuple[Scan, pa.Schema]:
@@ -156,7 +190,7 @@ class TableReader(DataSourceReader):
     def _unreadable(self, error: Damaged) -> Exception:
         table = self._table
         try:
-            there = has_versions(table.ref, table.version)
+            there = table.is_there()
         except (OSError, ValueError):
             there = True
         reason = table.ref.storage_options.redact(str(error))
@@ -168,10 +202,19 @@ class TableReader(DataSourceReader):
 def _gone(table: PinnedTable) -> TableChangedError:
     """The error for a version that is not there."""
     return TableChangedError(
-        f"{table} is not there: it never was, or was cleaned up since this DataFrame was made. "
-        "Load the table again to read its latest version. A tag keeps a version from being "
-        "cleaned up."
+        f"{table} is not there: it never was, or was cleaned up, or the table was dropped, since "
+        "this DataFrame was made. Load the table again to read its latest version. A tag keeps a "
+        "version from being cleaned up."
     )
+
+
+def not_found(ref: TableRef, version: int | str | None) -> GenevaError:
+    """The error for a table, a version or a tag that was not there when a frame was made."""
+    if version is None or not has_versions(ref):
+        return nothing_at(ref)
+    if isinstance(version, int):
+        return _gone(PinnedTable(ref, version, ReadOptions(), ""))
+    return TableNotFoundError(f"Table {ref.name!r} has no version or tag {version!r}.")
 
 
 def nothing_at(ref: TableRef) -> TableNotFoundError:

@@ -11,8 +11,20 @@ from pyspark.sql.datasource import DataSource
 
 from geneva.errors import TableNotFoundError, UserInputError
 from geneva.model.tables import Secrets, TableRef
-from geneva.spark.source.options import check_names, read_options, table_ref, write_options
-from geneva.spark.source.reader import PinnedTable, TableReader, nothing_at, table_schema
+from geneva.spark.source.options import (
+    asked_version,
+    check_names,
+    read_options,
+    table_ref,
+    write_options,
+)
+from geneva.spark.source.reader import (
+    PinnedTable,
+    TableReader,
+    first_file,
+    not_found,
+    table_schema,
+)
 from geneva.spark.source.writer import RowWriter, TableStreamWriter, TableWriter, plan_write
 from geneva.storage.lance.dataset import open_dataset
 
@@ -21,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class TableSource(DataSource):
-    """A Lance table. An instance reads one version: the latest one when it was made.
+    """A Lance table. An instance reads one version: by default the latest one when it was made.
 
     Spark shows the options of a source in plans and pages. The keys of an object store are part of
     the class instead, which `source_class` makes: Spark passes it on as a pickle and never prints
@@ -34,13 +46,13 @@ class TableSource(DataSource):
     """Where relative paths begin: where the source was registered, not where a worker runs."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Find the latest version. It is kept with the instance, which Spark pickles from here."""
+        """Find the version. It is kept with the instance, which Spark pickles from here."""
         super().__init__(options)
         check_names(options)
-        self._version: int | None = None
-        if "version" not in options:
-            with suppress(TableNotFoundError):  # it may be about to be written
-                self._version = int(open_dataset(self._ref()).version)
+        self._found: tuple[int, str] | None = None
+        with suppress(TableNotFoundError):  # it may be about to be written
+            dataset = open_dataset(self._ref(), asked_version(options))
+            self._found = int(dataset.version), first_file(dataset)
         self._scope = uuid.uuid4().hex
 
     @classmethod
@@ -82,12 +94,10 @@ class TableSource(DataSource):
 
     def _pinned(self) -> PinnedTable:
         options, ref = read_options(self.options), self._ref()
-        version = options.version if self._version is None else self._version
-        if version is None:
-            raise nothing_at(ref)
-        if isinstance(version, str):  # a tag
-            version = int(open_dataset(ref, version).version)
-        table = PinnedTable(ref, version, options, self._scope)
+        if self._found is None:
+            raise not_found(ref, options.version)
+        version, file = self._found
+        table = PinnedTable(ref, version, options, self._scope, file)
         table.open()
         return table
 
