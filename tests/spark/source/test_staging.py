@@ -6,9 +6,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DayTimeIntervalType,
+    LongType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from geneva import Connection
+from geneva.errors import TypeMismatchError, UserInputError
 from geneva.execution.runner import InProcessRunner
 from geneva.model.tables import Secrets, TableRef
 from geneva.spark.source.options import WriteOptions
@@ -23,10 +33,10 @@ def db(tmp_path: Path) -> Connection:
     return connect(tmp_path / "db", InProcessRunner)
 
 
-def writer_of(db: Connection, name: str) -> RowWriter:
+def writer_of(db: Connection, name: str, schema: StructType = IDS) -> RowWriter:
     ref = TableRef(name, f"{db.uri}/{name}.lance", Secrets())
     options = WriteOptions()
-    return RowWriter(ref, plan_write(ref, IDS, options, overwrite=False), options)
+    return RowWriter(ref, plan_write(ref, schema, options, overwrite=False), options)
 
 
 def test_a_write_that_creates_no_table_leaves_no_name_behind(db: Connection) -> None:
@@ -50,3 +60,16 @@ def test_what_a_late_task_left_is_in_nobodys_way(db: Connection) -> None:
     writer_of(db, "other").stage(iter([pa.record_batch({"id": [1]})]))
     db.drop_table("other")
     assert not Path(db.uri, "other.lance").exists()
+
+
+@pytest.mark.parametrize("kind", [TimestampType(), TimestampNTZType(), DayTimeIntervalType()])
+def test_times_are_no_numbers(db: Connection, kind: DataType) -> None:
+    db.create_table("t", schema=pa.schema([("n", pa.int64()), ("all", pa.list_(pa.int64()))]))
+    for field in (StructField("n", kind), StructField("all", ArrayType(kind))):
+        with pytest.raises(TypeMismatchError, match="can't be int64"):
+            writer_of(db, "t", StructType([field]))
+
+
+def test_rows_without_columns_are_refused(db: Connection) -> None:
+    with pytest.raises(UserInputError, match="has no columns"):
+        writer_of(db, "t", StructType([]))

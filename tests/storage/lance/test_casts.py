@@ -11,7 +11,7 @@ from lance.arrow import bfloat16_array
 from arrow_types import columns
 from geneva.errors import TypeMismatchError
 from geneva.spark.source.types import arrow_schema, spark_schema
-from geneva.storage.lance.casts import Unfit, cast, cast_batch
+from geneva.storage.lance.casts import Unfit, cast, cast_batch, check_castable
 
 CASES = columns()
 
@@ -89,6 +89,22 @@ def test_what_would_change_is_refused(array: pa.Array, kind: pa.DataType, why: s
 def test_nanoseconds_can_be_had_as_a_number() -> None:
     array = pa.array([1_600_000_000_123_456_789, None], pa.timestamp("ns", "UTC"))
     assert cast(array, pa.int64()).to_pylist() == [1_600_000_000_123_456_789, None]
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.duration("us")])
+def test_times_become_numbers_only_for_whoever_asks(kind: pa.DataType) -> None:
+    number = pa.int64()
+    pairs = [
+        (kind, number),
+        (pa.list_(kind), pa.list_(number, 2)),
+        (pa.struct([("a", kind)]), pa.struct([("b", pa.string()), ("a", number)])),
+        (pa.map_(pa.string(), kind), pa.map_(pa.string(), number)),
+    ]
+    for source, target in pairs:
+        check_castable(source, target, units=True)
+        check_castable(source, source)
+        with pytest.raises(Unfit, match="can't be int64"):
+            check_castable(source, target)
 
 
 def test_an_error_names_the_column() -> None:

@@ -161,7 +161,7 @@ class TableReader(DataSourceReader):
             if field.name not in found.names:
                 raise ColumnNotFoundError(missing_column(field.name, found))
             try:
-                check_castable(found.field(field.name).type, field.type)
+                check_castable(found.field(field.name).type, field.type, units=True)
             except Unfit as error:
                 raise TypeMismatchError(
                     f"Column {field.name!r} of {self._table} can't be read as that: {error}."

@@ -105,6 +105,8 @@ def _to_commit(
 
 def _arrow(schema: StructType) -> pa.Schema:
     """The types that Spark hands batches over in; refuse those that no table holds."""
+    if not schema.names:
+        raise UserInputError("The data frame has no columns, and a table's rows have some.")
     twins = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twins:
         raise UserInputError(f"The data frame has two columns {twins[0]!r}: drop or rename one.")

@@ -62,9 +62,32 @@ def cast(array: pa.Array, kind: pa.DataType, *, nullable: bool = True) -> pa.Arr
     return _leaves(array, kind)
 
 
-def check_castable(source: pa.DataType, kind: pa.DataType) -> None:
-    """Refuse a pair of types of which no value fits; what is left is up to the values."""
+def check_castable(source: pa.DataType, kind: pa.DataType, *, units: bool = False) -> None:
+    """Refuse a pair of types of which no value fits; what is left is up to the values.
+
+    `units`: times may become counts of their units, for whoever reads them and asked for that.
+    """
     cast(pa.nulls(0, source), kind)
+    if not units and (time := _time_as_number(source, kind)) is not None:
+        raise Unfit(f"{time} can't be int64. Convert it to a number of your own choice first")
+
+
+def _time_as_number(source: pa.DataType, kind: pa.DataType) -> pa.DataType | None:
+    """The type of times that would be numbers, of types that can be cast; None: there is none."""
+    if pt.is_integer(kind) and (pt.is_timestamp(source) or pt.is_duration(source)):
+        return source
+    if pt.is_dictionary(kind):
+        return _time_as_number(source, kind.value_type)
+    if not (pt.is_nested(kind) and pt.is_nested(source)):
+        return None
+    if pt.is_struct(kind):
+        pairs = [(field.type, kind.field(field.name).type) for field in source]
+    elif pt.is_map(kind):
+        pairs = [(source.key_type, kind.key_type), (source.item_type, kind.item_type)]
+    else:
+        pairs = [(source.value_type, kind.value_type)]
+    found = (_time_as_number(below, target) for below, target in pairs)
+    return next((time for time in found if time is not None), None)
 
 
 def _forbids_nulls(kind: pa.DataType) -> bool:
