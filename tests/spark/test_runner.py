@@ -402,6 +402,7 @@ def test_jobs_have_a_group_and_a_description_in_sparks_pages() -> None:
         assert runner.engine_facts() == {
             "application": context.applicationId,
             "jobs": [first, second],
+            "group": "mine",
         }
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)
@@ -428,3 +429,12 @@ def test_a_jobs_history_says_what_spark_calls_it(tmp_path: Path) -> None:
     assert found["jobs"] == sorted(context.statusTracker().getJobIdsForGroup(found["group"]))
     said = _job(embedded_session(OPTIONS), found["jobs"][0]).description().get()
     assert said == f"geneva t.c: job {job_id}, round 1"
+    table.add([{"id": 100}])
+    context.setJobGroup("mine", "my own words")
+    try:
+        found = db.get_job(table.backfill("c").job_id).spark
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+        context.setLocalProperty("spark.job.description", None)
+    assert found["group"] == "mine"
+    assert set(found["jobs"]) <= set(context.statusTracker().getJobIdsForGroup("mine"))

@@ -332,6 +332,8 @@ class _Classic:
     def __init__(self, session: SparkSession) -> None:
         self._context = session.sparkContext
         self.is_local = self.is_here = self._context.master.startswith("local")
+        self._group: str | None = None
+        """The group that the latest jobs ran in."""
 
     @contextlib.contextmanager
     def worker_variables(self, variables: Mapping[str, str]) -> Iterator[None]:
@@ -354,6 +356,7 @@ class _Classic:
             context.setLocalProperty("spark.scheduler.pool", tag)
         # A group of the user's own stays: somebody may be about to cancel by it.
         group = context.getLocalProperty(_GROUP) or group
+        self._group = group or None
         before = context.getLocalProperty(_DESCRIPTION)
         with contextlib.ExitStack() as said:
             for name, value, was in (
@@ -372,7 +375,8 @@ class _Classic:
 
     def facts(self, tag: str) -> dict[str, Any]:
         found = self._context._jsc.sc().statusTracker().getJobIdsForTag(tag)
-        return {"application": self._context.applicationId, "jobs": sorted(found)}
+        group = {} if self._group is None else {"group": self._group}
+        return {"application": self._context.applicationId, "jobs": sorted(found), **group}
 
     def cancel(self, tag: str) -> None:
         self._context.cancelJobsWithTag(tag)
