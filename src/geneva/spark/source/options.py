@@ -9,7 +9,13 @@ from pathlib import Path
 
 from geneva.errors import UnknownOptionError, UserInputError
 from geneva.model.tables import Secrets, TableRef
-from geneva.model.uris import TableName, branch_uri, local_path, without_file_scheme
+from geneva.model.uris import (
+    TableName,
+    branch_uri,
+    local_path,
+    without_credentials,
+    without_file_scheme,
+)
 from geneva.render.text import did_you_mean
 
 BLOBS = ("descriptors", "bytes")
@@ -114,6 +120,11 @@ def asked_version(options: Mapping[str, str]) -> int | str | None:
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of a writer."""
+    if "version" in options:
+        raise UserInputError(
+            "One version of a table is read-only, and so are views in Spark, each of which is one. "
+            'Write into the table itself: df.write.format("geneva").mode("append").save(uri).'
+        )
     _refuse(options, _READ, "read")
     return WriteOptions(
         app_id=options.get("app_id"),
@@ -125,9 +136,20 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 def table_ref(options: Mapping[str, str], secrets: Secrets, folder: str) -> TableRef:
     """Where the table is. `folder` is what a relative path begins at."""
-    path = options.get("path", "").rstrip("/")
+    given = options.get("path", "")
+    path = given.rstrip("/")
     if not path:
         raise UserInputError("Which table? load(...) and save(...) take its URI: DB/name.lance.")
+    if path.endswith(":") and "://" in given:
+        raise UserInputError(
+            f"{given!r} names no table: its URI is like s3://bucket/DB/name.lance."
+        )
+    user = path.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    if ":" in user:  # a container of Azure's stands there without one
+        raise UserInputError(
+            f"There are keys in the URI of {without_credentials(path)!r}, which Spark shows in its "
+            "plans and pages. Give them once: geneva.register(spark, storage_options={...})."
+        )
     uri = without_file_scheme(path)
     if local_path(uri) is not None:
         uri = str(Path(folder, Path(uri).expanduser()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import DataSource
 
-from geneva.errors import TableNotFoundError, UserInputError
+from geneva.errors import GenevaError, TableNotFoundError, UserInputError
 from geneva.model.tables import Secrets, TableRef
 from geneva.spark.source.options import (
     asked_version,
@@ -26,7 +26,8 @@ from geneva.spark.source.reader import (
     table_schema,
 )
 from geneva.spark.source.writer import RowWriter, TableStreamWriter, TableWriter, plan_write
-from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.damage import damage_reason
+from geneva.storage.lance.dataset import Dataset, open_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -51,7 +52,7 @@ class TableSource(DataSource):
         check_names(options)
         self._found: tuple[int, str] | None = None
         with suppress(TableNotFoundError):  # it may be about to be written
-            dataset = open_dataset(self._ref(), asked_version(options))
+            dataset = _opened(self._ref(), asked_version(options))
             self._found = int(dataset.version), first_file(dataset)
         self._scope = uuid.uuid4().hex
 
@@ -100,6 +101,19 @@ class TableSource(DataSource):
         table = PinnedTable(ref, version, options, self._scope, file)
         table.open()
         return table
+
+
+def _opened(ref: TableRef, version: int | str | None) -> Dataset:
+    try:
+        return open_dataset(ref, version)
+    except GenevaError:
+        raise
+    except ValueError as error:
+        sign = "Invalid user input: "
+        if not str(error).startswith(sign):
+            raise
+        reason = ref.storage_options.redact(damage_reason(error)).removeprefix(sign)
+        raise UserInputError(f"{ref.uri!r} can't be opened: {reason}.") from error
 
 
 def source_class(name: str, storage_options: Secrets, folder: str) -> type[TableSource]:
