@@ -37,6 +37,15 @@ from geneva.spark.sessions import embedded_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LONG_ON_A_CLUSTER = [
+    pytest.mark.cluster,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+]
+"""The marks of a module of tests that take minutes on a cluster."""
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

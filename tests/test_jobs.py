@@ -318,9 +318,8 @@ def test_keys_are_hidden_however_they_are_written(
         assert "l1ne" not in text
 
 
-def test_keys_in_errors_are_hidden_before_anything_is_stored(tmp_path: Path) -> None:
-    """In checkpoints as well, which may stay for long where a job was not ended well."""
-    db = geneva.connect(tmp_path / "db", runner=InProcessRunner, env={"KEY": "s3cr3tvalue"})
+def table_with_a_key_in_checkpoints(db: geneva.Connection) -> geneva.Table:
+    """Its function says a key in what it raises, and its job can't publish."""
     table = make_table(db, [3])
 
     def call(id: int) -> int:
@@ -332,6 +331,13 @@ def test_keys_in_errors_are_hidden_before_anything_is_stored(tmp_path: Path) -> 
     table.add_columns({"a": udf(call, data_type=pa.int64(), on_error=skip_on_error())})
     with publishing(db, refuse), pytest.raises(OSError, match="the store is away"):
         table.backfill("a", checkpoint_size=1)
+    return table
+
+
+def test_keys_in_errors_are_hidden_before_anything_is_stored(tmp_path: Path) -> None:
+    """In checkpoints as well, which may stay for long where a job was not ended well."""
+    db = geneva.connect(tmp_path / "db", runner=InProcessRunner, env={"KEY": "s3cr3tvalue"})
+    table = table_with_a_key_in_checkpoints(db)
     store = checkpoint_store(table)
     texts = [t for key in store.list_keys() for t in errors_of(store[key]).values()]
     assert len(texts) == 3
@@ -345,17 +351,7 @@ def test_keys_in_errors_of_other_jobs_are_hidden_where_these_are_resumed(tmp_pat
     """Their connection did not know the key, so that it is in their checkpoints."""
     place = tmp_path / "db"
     unknowing = geneva.connect(place, runner=InProcessRunner)
-    table = make_table(unknowing, [3])
-
-    def call(id: int) -> int:
-        raise ValueError("GET https://example.org/?key=s3cr3tvalue")
-
-    def refuse(*_: Any) -> Any:
-        raise OSError("the store is away")
-
-    table.add_columns({"a": udf(call, data_type=pa.int64(), on_error=skip_on_error())})
-    with publishing(unknowing, refuse), pytest.raises(OSError, match="the store is away"):
-        table.backfill("a", checkpoint_size=1)
+    table = table_with_a_key_in_checkpoints(unknowing)
     staged = [key.path() for key in checkpoint_keys(table) if key.rows is None]
     checkpoint_store(table).discard(staged)  # as if it had died just before
     db = geneva.connect(place, runner=InProcessRunner, env={"KEY": "s3cr3tvalue"})

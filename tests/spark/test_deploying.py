@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from cluster import (
+    LONG_ON_A_CLUSTER,
     QUIET,
     SUBMIT,
     connect_server,
@@ -27,14 +28,7 @@ from geneva.execution.runner import InProcessRunner
 from processes import start_script
 from support import Calls, column, connect, make_table
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.slow,
-    pytest.mark.long,
-    pytest.mark.spark,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-]
+pytestmark = LONG_ON_A_CLUSTER
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -11,20 +10,13 @@ from pathlib import Path
 import lance
 import pytest
 
-from cluster import running_cluster
+from cluster import LONG_ON_A_CLUSTER, running_cluster
 from geneva import Connection, Table
 from geneva.execution.runner import InProcessRunner
 from processes import nothing_left_in, start_script
 from support import by_id, connect, make_table
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.slow,
-    pytest.mark.long,
-    pytest.mark.spark,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
-]
+pytestmark = LONG_ON_A_CLUSTER
 
 SCRIPT = """
     import json, os, sys, time

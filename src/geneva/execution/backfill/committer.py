@@ -160,9 +160,8 @@ class TableCommitter:
         Those of rows that were asked for go in any case: who asks for them again wants new ones.
         """
         done = [key for file in outcome.landed for key in self._published(file.fragment_id)]
-        request = prepared.request
-        asks = request.selects_rows or request.options.retry_failed
-        return done if asks or prepared.sizes.checkpoint_size is None else []
+        keeps = prepared.sizes.checkpoint_size is not None
+        return [] if keeps and not prepared.request.asks_for_rows else done
 
     def _published(self, fragment_id: int) -> Iterator[str]:
         """Keys that nobody needs any more once a fragment is published."""

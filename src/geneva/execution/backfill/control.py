@@ -14,6 +14,7 @@ from geneva.execution.jobs.progress import JobProgress, ProgressListener
 from geneva.execution.runner import Runner
 from geneva.model.computation import MakePermit, permit_any
 from geneva.model.tables import Secrets
+from geneva.storage.checkpoints.pins import Behind
 from geneva.storage.jobs.failures import ErrorRecord
 
 
@@ -43,7 +44,7 @@ class JobControl:
     """What no text of the user's function may show, wherever it is kept."""
     permit: MakePermit = permit_any
     """Lets a function run, or refuses it. Asked in every round: a column may have changed."""
-    behind: Callable[[Callable[[], object]], object] = lambda work: work()
+    behind: Behind = lambda work: work()
     """Does what the job need not wait for, while it goes on: tidying up is requests to a store."""
 
 

@@ -34,3 +34,8 @@ class BackfillRequest:
     def selects_rows(self) -> bool:
         """Whether rows are computed because they were asked for, right or not."""
         return self.options.where is not None and not self.only_stale
+
+    @property
+    def asks_for_rows(self) -> bool:
+        """Whether rows are to be called for anew: by a clause, or because they failed."""
+        return self.selects_rows or self.options.retry_failed

@@ -99,7 +99,7 @@ def _same_work(
     scope: Scope, states: Sequence[FragmentState], prefixes: Mapping[int, str], stored: StoredWork
 ) -> tuple[Unpublished, set[CheckpointKey]]:
     """Staged files and checkpoints of the very same work, and the keys that were used."""
-    if scope.request.selects_rows or scope.request.options.retry_failed:
+    if scope.request.asks_for_rows:
         # A clause may select other rows by now: then results are looked up row by row.
         return Unpublished(tuple(states)), set()
     # A file is committed by its field ids, so that names don't matter: columns may be called
@@ -175,12 +175,11 @@ def _results_of_others(scope: Scope, keys: Keys, used: set[CheckpointKey]) -> Re
     Those of a clause are for the rows that were asked for by it; where none is given, any will do.
     """
     computation, request = scope.computation, scope.request
-    asks = request.selects_rows or request.options.retry_failed
     others = (
         key
         for (prefix, _), found in keys.items()
         if is_of_computation(prefix, computation.id, computation.version)
-        and (not asks or is_of_clause(prefix, request.work_where or ""))
+        and (not request.asks_for_rows or is_of_clause(prefix, request.work_where or ""))
         for key in found
     )
     return read_results(
@@ -199,7 +198,7 @@ def _results_of_kept_versions(scope: Scope, keys: Keys) -> ResultIndex:
     Not where rows are asked for: those are to be computed by this version.
     """
     computation = scope.computation
-    if scope.request.selects_rows or scope.request.options.retry_failed:
+    if scope.request.asks_for_rows:
         return ResultIndex(())
     return read_results(
         scope.ref,

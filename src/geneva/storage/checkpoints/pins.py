@@ -9,13 +9,16 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import lance
 
 from geneva.errors import UserInputError
 from geneva.model.tables import TableRef
 from geneva.storage.lance.dataset import open_dataset
+
+Behind: TypeAlias = Callable[[Callable[[], object]], object]
+"""Does what a job need not wait for, at once or while the job goes on."""
 
 _JOB_TAG = "geneva-job-"
 _LIST_ATTEMPTS = 50
@@ -29,7 +32,7 @@ def pinned(
     is_running: Callable[[str], bool],
     *,
     may_fail: bool = False,
-    behind: Callable[[Callable[[], object]], object] = lambda work: work(),
+    behind: Behind = lambda work: work(),
 ) -> Iterator[None]:
     """Keep the version of `dataset` from being cleaned up while a job reads it.
 
