@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, contextmanager, suppress
@@ -360,7 +360,13 @@ class Job:
         show = wants_bars(self._services.settings.progress)
         with ExitStack() as stack:
             heartbeat = stack.enter_context(
-                Heartbeat(self._services.signals, self.job_id, self._heartbeat, self.cancelled)
+                Heartbeat(
+                    self._services.signals,
+                    self.job_id,
+                    self._heartbeat,
+                    self.cancelled,
+                    self._do_behind,
+                )
             )
             self._follow_earlier()
             if self._work.is_empty:
@@ -432,9 +438,10 @@ class Job:
 
         Where there may be `others`; or there are, as `before` finds by their tags.
         """
-        wait(before)  # its own tag goes, too: nothing is removed while there is one
-        if not others and not self._dead:
-            return
+        if not others:
+            wait(before)  # by then it is known which jobs are dead
+            if not self._dead:
+                return
         services = self._services
         remove_dead(
             self._work.table,
@@ -443,6 +450,7 @@ class Job:
             services.signals,
             own=self.job_id,
             known=self._dead,
+            ready=partial(wait, before),  # its own tag goes: nothing is removed while there is one
         )
 
     def _clear_limits(self, failed: type[BaseException] | None, *_: object) -> None:
@@ -634,24 +642,32 @@ def remove_dead(
     signals: JobSignals,
     *,
     own: str | None = None,
-    known: Iterable[str] = (),
+    known: Set[str] = frozenset(),
+    ready: Callable[[], object] = lambda: None,
     older_than: timedelta = A_DAY,
 ) -> CleanupReport:
     """Remove what jobs that died on a table have left, and then their signals, which tell of it.
 
-    `own` is the job that does this, `known` are jobs that are known to have died. Unfinished files
+    `own` is the job that does this, `known` are jobs that are known to have died, once `ready` has
+    returned: that is called before anything is removed. Unfinished files
     that are older than `older_than` go whoever left them: workers die, too. Nothing is
     removed while another job is at work: between two rounds that has no tag, but what it has staged
     is still wanted.
     """
-    dead, nothing = set(known), CleanupReport(0, 0, 0)
-    for job_id in signals.jobs() - dead - {own}:
+    nothing = CleanupReport(0, 0, 0)
+    listing = in_background("geneva-signals", signals.jobs)
+    jobs = history.list(table)
+    signalling = listing.result()
+    ready()
+    dead = set(known)
+    for job_id in signalling - dead - {own}:
         with suppress(JobNotFoundError):
             job = history.job(job_id)
             if job.status.is_final and job.table_name == table:
                 history.close_lost(job_id)
                 dead.add(job_id)
-    jobs = history.list(table)
+    if dead:
+        jobs = history.list(table)  # by now they are closed
     if any(not job.status.is_final and job.job_id != own for job in jobs):
         return nothing
     lost = {job.job_id for job in jobs if job.died}  # also before it gave a signal

@@ -741,6 +741,7 @@ class Table(TableMethods):
 
         request = read_request(source, pk, columns, on_missing, options)
         self._refuse_checked_out("load_columns")
+        self._connection._history.open_ahead()
         work = plan_load(self.ref, request, self._connection._make_runner)
         job_id = request.options.job_id
         return self._connection._job(work, on_commit=self._follow, job_id=job_id)
@@ -847,6 +848,7 @@ class Table(TableMethods):
         self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: JobOptions
     ) -> Job:
         self._refuse_checked_out("backfill")
+        self._connection._history.open_ahead()
         chain = self._prepare(column, udf, options, planning_only=False)
         work = BackfillWork(chain)
         return self._connection._job(work, on_commit=self._follow, job_id=options.job_id)

@@ -474,6 +474,8 @@ class MaterializedView(Table):
     ) -> RefreshWork:
         check_count("src_version", src_version)
         check_count("max_rows_per_fragment", max_rows)
+        if not planning_only:
+            self._connection._history.open_ahead()
         request = RefreshRequest(src_version, max_rows, BackfillRequest(options))
         source, query = self._source(), self.definition
         if query.udtf is not None:

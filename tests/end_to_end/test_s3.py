@@ -12,12 +12,14 @@ import string
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 import pytest
+from lance.dataset import Tags
 
 import geneva
 from cluster import wait_for
@@ -30,6 +32,7 @@ from geneva.execution.worker.task import Task
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets, TableRef
 from geneva.storage.checkpoints.staging import open_checkpoints
+from geneva.storage.jobs.events import JobEvent, JobHistory
 from geneva.table import Table
 from geneva.udf.declare import UDF
 from processes import finish, nothing_left_in, processes_in, start_script
@@ -431,3 +434,49 @@ def test_a_view_of_a_table_function(bucket: Bucket, calls: Calls) -> None:
     ]
     view.optimize()
     assert view.plan_refresh().is_empty
+
+
+def test_a_table_that_is_dropped_and_made_anew_is_not_remembered(
+    bucket: Bucket, calls: Calls
+) -> None:
+    db = open_database(bucket)
+    for start in (0, 100, 200):
+        table = db.create_table("t", pa.table({"x": range(start, start + 3)}), mode="overwrite")
+        table.add_columns({"y": logged_double(calls, die_at=-1)})
+        assert table.version == 2  # the same as of the one before
+        table.backfill("y")
+        assert calls.taken() == [start, start + 1, start + 2]
+        assert values(table) == [2 * start, 2 * start + 2, 2 * start + 4]
+        db.drop_table("t")
+        for key in bucket.keys("t.lance"):
+            bucket.client.delete_object(Bucket=bucket.name, Key=key)
+
+
+def test_a_version_that_cannot_be_pinned_ends_the_job(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OSError("no tags today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tags, "create", refused)
+        with pytest.raises(OSError, match="no tags today"):
+            table.backfill("y")
+    (job,) = table._connection.list_jobs()
+    assert job.status is JobStatus.FAILED
+    table.backfill("y")
+    assert values(table) == doubled()
+
+
+def test_a_history_that_was_opened_ahead_shows_who_came_before(bucket: Bucket) -> None:
+    first, second = (JobHistory(bucket.uri, Secrets(bucket.storage_options)) for _ in range(2))
+    begun = JobEvent("one", "created", {"table": "t", "work": "w"})
+    first.append([replace(begun, job_id="none", payload={})])  # makes the table
+    second.open_ahead()
+    first.announce([begun], "w")
+    assert second.announce([replace(begun, job_id="two")], "w").unfinished == ("one",)
+    second.open_ahead()
+    first.append([JobEvent("one", "status", {"status": "DONE"})])
+    found = second.announce([replace(begun, job_id="three")], "w")
+    assert found.unfinished == ("two",)
+    assert found.finished == {"one"}

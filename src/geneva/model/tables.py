@@ -29,7 +29,12 @@ class TableRef:
     @property
     def is_remote(self) -> bool:
         """Whether it is in an object store, where each request takes its time."""
-        return "://" in self.uri and not self.uri.startswith("file://")
+        return is_remote(self.uri)
+
+
+def is_remote(uri: str) -> bool:
+    """Whether something is in an object store, where each request takes its time."""
+    return "://" in uri and not uri.startswith("file://")
 
 
 @dataclass(frozen=True, slots=True)

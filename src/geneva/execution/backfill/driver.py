@@ -12,7 +12,7 @@ from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.rounds import Round, RoundOutcome, run_rounds, share_reads
 from geneva.execution.jobs.progress import JobProgress
 from geneva.model.tables import Reason
-from geneva.storage.checkpoints.pins import pinned
+from geneva.storage.checkpoints.pins import pinning
 
 
 def run_backfill(
@@ -44,10 +44,10 @@ def run_backfills(
         share_reads(rounds)
         with ExitStack() as pins:
             # Most often one version for all of them.
-            for run in {run.version: run for run in active}.values():
-                pins.enter_context(_pinned(run.planned, run.control))
+            versions = {run.version: run for run in active}.values()
+            waits = [pins.enter_context(_pinning(run.planned, run.control)) for run in versions]
             try:
-                outcomes = run_rounds(rounds)
+                outcomes = run_rounds(rounds, waits)
             except BudgetExceededError:
                 for run, ended in zip(active, rounds, strict=True):
                     if ended.is_overspent:
@@ -61,10 +61,12 @@ def run_backfills(
     return [run.state.ledger.progress for run in runs]
 
 
-def _pinned(planned: PreparedBackfill, control: JobControl) -> AbstractContextManager[None]:
+def _pinning(
+    planned: PreparedBackfill, control: JobControl
+) -> AbstractContextManager[Callable[[], None]]:
     """Keep the version of a plan from being cleaned up."""
     dataset, job_id = planned.dataset, control.job_id
-    return pinned(dataset, job_id, control.is_running, behind=control.behind)
+    return pinning(dataset, job_id, control.is_running, behind=control.behind)
 
 
 class _Backfill:
@@ -129,8 +131,8 @@ def _commit_results(planned: PreparedBackfill, control: JobControl, state: JobSt
     """Publish what is computed of fragments that are not done, where no more may be computed."""
     left = planned.again(frozenset(state.files)).without(state.unreadable).without_calls()
     if left.plan.fragments:
-        with _pinned(left, control):
-            run_rounds([Round(left, control, state)])
+        with _pinning(left, control) as wait_for_pin:
+            run_rounds([Round(left, control, state)], [wait_for_pin])
 
 
 def _kept_changing(prepared: PreparedBackfill, control: JobControl) -> TableChangedError:

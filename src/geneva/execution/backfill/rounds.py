@@ -374,10 +374,13 @@ def _checkpointed(plan: FragmentPlan, keys: Iterable[CheckpointKey]) -> int:
     return sum(plan.compute.slice(r).count for r in ranges if r.end <= plan.physical_rows)
 
 
-def run_rounds(rounds: Sequence[Round]) -> list[RoundOutcome]:
+def run_rounds(
+    rounds: Sequence[Round], pins: Sequence[Callable[[], None]] = ()
+) -> list[RoundOutcome]:
     """Run several rounds at once, to the end. When one fails, the others stop.
 
-    Finished fragments are worth keeping whatever went wrong with the others.
+    Finished fragments are worth keeping whatever went wrong with the others. `pins` wait until the
+    versions that are read can't be cleaned up: it takes Spark as long to start a task.
     """
     try:
         for each in rounds:
@@ -385,6 +388,8 @@ def run_rounds(rounds: Sequence[Round]) -> list[RoundOutcome]:
         while any(each.is_busy for each in rounds):
             for each in rounds:
                 each.hand_out()
+            for wait_for_pin in pins:
+                wait_for_pin()
             running = [future for each in rounds for future in each.running]
             wait(running, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
             for each in rounds:

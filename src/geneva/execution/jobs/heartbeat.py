@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from geneva.config import user_name
+from geneva.storage.checkpoints.pins import Behind
 from geneva.storage.jobs.events import JobRecord
 from geneva.storage.jobs.heartbeats import JobSignals
 
@@ -183,10 +184,14 @@ class Heartbeat:
         job_id: str,
         report: Callable[[], dict[str, Any]],
         cancelled: threading.Event,
+        behind: Behind = lambda work: work(),
     ) -> None:
-        """Prepare; `report` gives the heartbeat's content, `cancelled` is set on request."""
+        """Prepare; `report` gives the heartbeat's content, `cancelled` is set on request.
+
+        `behind` removes what it has left, while the job goes on.
+        """
         self._signals, self._job_id, self._report = signals, job_id, report
-        self._cancelled = cancelled
+        self._cancelled, self._behind = cancelled, behind
         self._ended = threading.Event()
         self.used = False
         """Whether the job has run for so long that others may have heard of it."""
@@ -209,8 +214,11 @@ class Heartbeat:
         self._ended.set()
         self._thread.join(timeout=POLL_SECONDS)
         if self.used:
-            with suppress(OSError):
-                self._signals.clear(self._job_id)
+            self._behind(self._clear)
+
+    def _clear(self) -> None:
+        with suppress(OSError):
+            self._signals.clear(self._job_id)
 
     def _run(self) -> None:
         since_beat = BEAT_SECONDS  # the first poll is a beat as well

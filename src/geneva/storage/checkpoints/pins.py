@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
@@ -14,7 +15,7 @@ from typing import Any, TypeAlias
 import lance
 
 from geneva.errors import UserInputError
-from geneva.model.tables import TableRef
+from geneva.model.tables import TableRef, is_remote
 from geneva.storage.lance.dataset import open_dataset
 
 Behind: TypeAlias = Callable[[Callable[[], object]], object]
@@ -32,27 +33,51 @@ def pinned(
     is_running: Callable[[str], bool],
     *,
     may_fail: bool = False,
-    behind: Behind = lambda work: work(),
 ) -> Iterator[None]:
     """Keep the version of `dataset` from being cleaned up while a job reads it.
 
     A job may pin several versions at a time. What dead jobs pinned is released on the way.
     `may_fail`: go on without a pin where none can be made, on a table that may only be read.
-    `behind` releases pins while the job goes on; each time by a handle of its own, as no two
-    threads may change tags by the same.
+    """
+    with pinning(dataset, job_id, is_running, may_fail=may_fail) as wait_for_pin:
+        wait_for_pin()
+        yield
+
+
+@contextmanager
+def pinning(
+    dataset: lance.LanceDataset,
+    job_id: str,
+    is_running: Callable[[str], bool],
+    *,
+    may_fail: bool = False,
+    behind: Behind = lambda work: work(),
+) -> Iterator[Callable[[], None]]:
+    """The same, for who has something to do until the pin is there: on a store it is some requests.
+
+    Gives what waits for it, and raises where there is none. `behind` releases pins while the job
+    goes on; each time by a handle of its own, as no two threads may change tags by the same.
     """
     tag = f"{_JOB_TAG}{job_id}.{uuid.uuid4().hex[:8]}"
     lives = partial(_lives, job_id, is_running)
     behind(partial(_release_dead, copy(dataset), lives))
+    with ThreadPoolExecutor(1, "geneva-pin") as thread:
+        creating = thread.submit(_create, copy(dataset), tag, may_fail=may_fail)
+        if not is_remote(dataset.uri):
+            creating.result()
+        try:
+            yield creating.result
+        finally:
+            wait([creating])
+            behind(partial(_release, copy(dataset), tag))
+
+
+def _create(dataset: lance.LanceDataset, tag: str, *, may_fail: bool) -> None:
     try:
         dataset.tags.create(tag, dataset.version)
     except (OSError, ValueError):
         if not may_fail:
             raise
-    try:
-        yield
-    finally:
-        behind(partial(_release, copy(dataset), tag))
 
 
 def _lives(job_id: str, is_running: Callable[[str], bool], other: str) -> bool:

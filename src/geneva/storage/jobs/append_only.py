@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from geneva.model.tables import Secrets
 from geneva.storage.lance.dataset import file_path
+from geneva.storage.lance.session import session_of
 
 _COMPACT_AT_FRAGMENTS = 200
 _ADD_ATTEMPTS = 5
@@ -36,14 +37,14 @@ class AppendOnlyTable:
     ) -> lance.LanceDataset:
         """Add rows, in one commit; made when it is not there, and compacted now and then.
 
-        `after` is the table as it was a moment ago, which saves opening it. Returns the table as of
+        `after` is the table as it was a while ago, which saves opening it. Returns the table as of
         this very commit: of several writers each sees the rows of those who came before it, and of
         nobody who came after.
         """
-        there = after or self._with_all_columns(self.open()) or self._create()
+        there = self._with_all_columns(after or self.open()) or self._create()
         dataset = lance.write_dataset(table, there, mode="append")
         if len(dataset.get_fragments()) >= _COMPACT_AT_FRAGMENTS:
-            self._compact(lance.dataset(self.uri, storage_options=self.storage_options.plain()))
+            self._compact(self._opened())
         return dataset
 
     def read(self, condition: str | None = None) -> pa.Table:
@@ -71,11 +72,15 @@ class AppendOnlyTable:
     def open(self) -> lance.LanceDataset | None:
         """The table; None when it is not there yet."""
         try:
-            return lance.dataset(self.uri, storage_options=self.storage_options.plain())
+            return self._opened()
         except ValueError as error:
             if "not found" in str(error).lower():
                 return None
             raise
+
+    def _opened(self) -> lance.LanceDataset:
+        options = self.storage_options.plain()
+        return lance.dataset(self.uri, storage_options=options, session=session_of(self.uri))
 
     def _create(self) -> lance.LanceDataset:
         """Make the table, empty. Of several who try at once one succeeds, and all go on with it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from geneva.errors import JobNotFoundError, UserInputError
 from geneva.model.jobs import JobStatus, metric
-from geneva.model.tables import Secrets
+from geneva.model.tables import Secrets, is_remote
 from geneva.model.uris import table_uri
 from geneva.render import html
 from geneva.render.text import timestamp
@@ -232,8 +233,17 @@ class JobHistory:
         self._is_lost, self._watch, self._request_cancel = is_lost, watch, request_cancel
         self._last: tuple[str, lance.LanceDataset | None] = "", None
         """The job that wrote last, and the table after that."""
+        self._opening: Future[lance.LanceDataset | None] | None = None
+        """Opens the table for the next job."""
         self._landmarks: dict[str, tuple[_Landmark, ...]] = {}
         """The beginnings and ends of jobs in files of the table that were read or written here."""
+
+    def open_ahead(self) -> None:
+        """Begin to open the table, for a job that is being planned: of a store it is a request."""
+        if is_remote(self._table.uri):
+            thread = ThreadPoolExecutor(1, "geneva-history")
+            self._opening = thread.submit(self._table.open)
+            thread.shutdown(wait=False)
 
     def append(self, events: Sequence[JobEvent]) -> None:
         """Write events, in one commit."""
@@ -257,7 +267,7 @@ class JobHistory:
         Which job was first is decided by the order of commits, which is the same for everybody,
         and not by clocks. `work` is what the "created" event of such jobs says under that name.
         """
-        landed = self._append(events)
+        landed = self._append(events, self._opened())
         if work is None:
             return SameWork()
         own = {event.job_id for event in events}
@@ -272,6 +282,13 @@ class JobHistory:
             unfinished=tuple(job_id for job_id in same if job_id not in over),
             finished=frozenset(job_id for job_id in same if job_id in over),
         )
+
+    def _opened(self) -> lance.LanceDataset | None:
+        """The table as it was when the job was planned; None: nobody has opened it."""
+        opening, self._opening = self._opening, None
+        if opening is None or opening.exception() is not None:
+            return None  # a store that did not answer is asked again
+        return opening.result()
 
     def _landmarks_in(self, landed: lance.LanceDataset) -> Iterator[_Landmark]:
         """The beginnings and ends of jobs in the table; only files that are new here are read."""

@@ -27,6 +27,7 @@ from geneva.model.sql import ROW_META, is_readable_name, quoted_name
 from geneva.model.tables import TableRef
 from geneva.model.uris import local_path
 from geneva.storage.lance.damage import is_damage
+from geneva.storage.lance.session import session_of
 from geneva.udf.types import is_blob_type
 
 Dataset: TypeAlias = lance.LanceDataset
@@ -121,7 +122,12 @@ _NO_SUCH_VERSION = ("not found", "ref is invalid", "int too big", "negative int"
 def open_dataset(ref: TableRef, version: int | str | None = None) -> lance.LanceDataset:
     """Open a table at a version, given by its number or tag, or at its latest."""
     try:
-        return lance.dataset(ref.uri, version=version, storage_options=ref.storage_options.plain())
+        return lance.dataset(
+            ref.uri,
+            version=version,
+            storage_options=ref.storage_options.plain(),
+            session=session_of(ref.uri),
+        )
     except (ValueError, OverflowError) as error:
         if not any(sign in str(error).lower() for sign in _NO_SUCH_VERSION):
             raise
