@@ -6,6 +6,7 @@ import argparse
 import pkgutil
 import sys
 import tempfile
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -42,12 +43,14 @@ def main() -> int:
             note("warming up")
             bench.warm_up()
         for case in chosen:
+            started = time.monotonic()
             outcome = case(bench)
             if outcome is None:
                 note(f"{case.__name__}: can't be run here")
                 continue
             outcomes.append(outcome)
-            note("  ".join(filter(None, report.cells(outcome))))
+            wall = f"[{time.monotonic() - started:.0f} s]"
+            note("  ".join(filter(None, [*report.cells(outcome), wall])))
     if arguments.json:
         text = report.as_json(outcomes, scale=arguments.scale, repeat=arguments.repeat)
         arguments.json.write_text(text + "\n", encoding="utf-8")
@@ -64,7 +67,7 @@ def parse() -> argparse.Namespace:
     names = [case.__name__ for case in (*EVERY, *(c for group in GROUPS.values() for c in group))]
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("group", nargs="?", choices=list(GROUPS), help="a group by itself")
-    parser.add_argument("--quick", action="store_true", help="one run of each")
+    parser.add_argument("--quick", action="store_true", help="once, and no more than targets need")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each; the best one counts")
     parser.add_argument("--scale", type=float, default=1.0, help="multiply the numbers of rows")
     parser.add_argument("--only", action="append", choices=names, help="this case (repeatable)")

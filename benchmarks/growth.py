@@ -77,7 +77,7 @@ def growth_fragments(bench: Bench) -> Outcome:
         "500 / 5,000 fragments (and 50,000 in a full run) of 100 rows: exponent",
         target=Target(1.05, "seconds", "exponent"),
     )
-    sizes = [500, 5_000, *([50_000] if bench.repeat > 1 else [])]
+    sizes = [500, 5_000, *([] if bench.is_quick else [50_000])]
     points, memory = [], 0.0
     for size in sizes:
         table = bench.table(f"growth_{size}", numbers(100 * size), size)
@@ -94,7 +94,7 @@ def growth_fragments(bench: Bench) -> Outcome:
 
 def driver_memory(bench: Bench) -> Outcome:
     """The driver alone, in a table of many small fragments; nothing is computed by Spark."""
-    fragments = 50_000 if bench.repeat > 1 else 5_000
+    fragments = 5_000 if bench.is_quick else 50_000
     outcome = Outcome(
         "driver_memory",
         f"the driver's memory over idle, {fragments:,} fragments",
@@ -149,9 +149,10 @@ def growth_rows(bench: Bench) -> Outcome:
 
 def growth_columns(bench: Bench) -> Outcome:
     """A plan for a chain of computed columns, each of them the input of the next."""
+    sizes = (15, 150) if bench.is_quick else (30, 300)
     outcome = Outcome(
         "growth_columns",
-        "columns x10 (30, 300, in a chain): exponent of planning",
+        "columns x10 ({}, {}, in a chain): exponent of planning".format(*sizes),
         target=Target(1.1, "seconds", "exponent"),
     )
 
@@ -161,7 +162,7 @@ def growth_columns(bench: Bench) -> Outcome:
             table.add_columns({f"y{i}": (functions.arrow, [f"y{i - 1}" if i else "x"])})
         return lambda: table.plan_backfill(f"y{columns - 1}")
 
-    return measured(bench, outcome, (30, 300), chain, time.process_time)
+    return measured(bench, outcome, sizes, chain, time.process_time)
 
 
 def growth_versions(bench: Bench) -> Outcome:

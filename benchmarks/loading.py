@@ -45,11 +45,13 @@ def loaded(bench: Bench, outcome: Outcome, values: pa.Array, keys: np.ndarray) -
 
 
 def load_10m(bench: Bench) -> Outcome:
-    """10M keys, in another order than the table's, into 10M rows."""
-    rows = bench.rows(10_000_000)
+    """Keys in another order than the table's, into as many rows."""
+    millions = 2 if bench.is_quick else 10
+    rows = bench.rows(millions * 1_000_000)
     outcome = Outcome(
         "load_10m",
-        "load a column by key, 10M keys in random order into 10M rows; against a join in memory",
+        f"load a column by key, {millions}M keys in random order into {millions}M rows; "
+        "against a join in memory",
         target=Target(3.0, "loop"),
     )
     keys = np.random.default_rng(0).permutation(rows)

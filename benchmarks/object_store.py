@@ -38,12 +38,17 @@ def _table(store: SlowStore, name: str, data: pa.Table, fragments: int) -> genev
     return db.open_table(name)
 
 
-def _fragments(bench: Bench, store: SlowStore) -> tuple[list[float], list[int]]:
-    """Seconds and requests of backfills of 100 fragments of 100 rows."""
+def _warm_table(store: SlowStore, data: pa.Table, fragments: int) -> geneva.Table:
+    """A table in a database that has had a job."""
     warm = _table(store, "warm", numbers(8), 4)
     warm.add_columns({"y": functions.arrow})
     warm.backfill("y", task_size=2)
-    table = _table(store, "t", numbers(10_000), 100)
+    return _table(store, "t", data, fragments)
+
+
+def _fragments(bench: Bench, store: SlowStore) -> tuple[list[float], list[int]]:
+    """Seconds and requests of backfills of 100 fragments of 100 rows."""
+    table = _warm_table(store, numbers(10_000), 100)
     seconds, requests = [], []
     for run in range(bench.repeat):
         table.add_columns({f"y{run}": functions.arrow})
@@ -87,7 +92,7 @@ def store_rows(bench: Bench) -> Outcome:
         target=Target(1.25, "waits"),
     )
     with slow_store(REQUEST_SECONDS) as store:
-        table = _table(store, "t", numbers(8_000), 8)
+        table = _warm_table(store, numbers(8_000), 8)
         for run in range(bench.repeat):
             table.add_columns({f"y{run}": waits_1ms})
             started = time.perf_counter()

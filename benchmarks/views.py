@@ -48,7 +48,7 @@ def view_append(bench: Bench) -> Outcome:
     table = source(bench, outcome.name, rows, 16)
     view = view_of(bench, table, "view_append_v")
     view.refresh()
-    for run in range(bench.repeat):
+    for run in bench.runs():
         table.add(keyed(rows + run * added, added))
         outcome.runs.append(timed(view.refresh))
         alone = source(bench, f"{outcome.name}_alone_{run}", added, 1)
@@ -67,7 +67,7 @@ def view_first(bench: Bench) -> Outcome:
     )
     table = source(bench, outcome.name, rows, 16)
     half = source(bench, f"{outcome.name}_half", rows // 2, 8)
-    for run in range(bench.repeat):
+    for run in bench.runs():
         view = view_of(bench, table, f"view_first_{run}_v", "id % 2 = 0")
         outcome.runs.append(timed(view.refresh))
         column = f"y_{run}"
@@ -84,7 +84,7 @@ def view_nothing(bench: Bench) -> Outcome:
     )
     table = source(bench, outcome.name, bench.rows(1_000_000), 16)
     view_of(bench, table, "view_nothing_v").refresh()
-    for _ in range(bench.repeat):
+    for _ in bench.runs():
         outcome.runs.append(processes.time_refresh(bench.folder / "db", "view_nothing_v"))
     return outcome
 

@@ -16,10 +16,12 @@ import pyarrow as pa
 from geneva.errors import GenevaError
 from geneva.execution.worker.poison_rows import PoisonSearch
 from geneva.execution.worker.task import ColumnWork, PartWork, RowFailure, Timings
+from geneva.model.computation import Udf
 from geneva.model.digests import Digests
 from geneva.model.rows import Offsets, RowRange
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import CheckpointStore
+from geneva.storage.columns.functions import fetch_ahead
 from geneva.storage.columns.staged_files import written_schema
 from geneva.storage.lance.dataset import Dataset, open_pinned
 from geneva.storage.lance.pieces import Piece
@@ -38,6 +40,8 @@ class OpenTask:
 
 def open_task(work: ColumnWork) -> OpenTask:
     """Open the table of a task, at its version, and the table's checkpoints."""
+    if isinstance(work.computation.program, Udf):
+        fetch_ahead(work.ref, work.computation.program.digest)
     dataset = open_pinned(work.ref, work.version, work.job_id)
     written = [output.name for output in work.computation.written]
     return OpenTask(

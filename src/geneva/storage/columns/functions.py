@@ -7,6 +7,7 @@ Only `load_udf` turns stored bytes into code: on workers, and here to verify or 
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from weakref import WeakValueDictionary
 
@@ -70,10 +71,22 @@ def check_permit(ref: TableRef, digest: str, permit: Permit | None) -> None:
         )
 
 
+def fetch_ahead(ref: TableRef, digest: str) -> None:
+    """Begin to read a function that is about to be loaded: of a store it is some requests."""
+    if ref.is_remote and digest not in _LOADED:
+        thread = ThreadPoolExecutor(1, "geneva-function")
+        _FETCHING[ref, digest] = thread.submit(read_function, ref, digest)
+        thread.shutdown(wait=False)
+
+
+_FETCHING: dict[tuple[TableRef, str], Future[bytes]] = {}
+
+
 @lru_cache(maxsize=32)
 def _load(ref: TableRef, digest: str) -> UDF:
-    loaded = deserialize_udf(read_function(ref, digest), digest)
-    return _LOADED.setdefault(digest, loaded)
+    fetching = _FETCHING.pop((ref, digest), None)
+    data = fetching.result() if fetching is not None else read_function(ref, digest)
+    return _LOADED.setdefault(digest, deserialize_udf(data, digest))
 
 
 _LOADED: WeakValueDictionary[str, UDF] = WeakValueDictionary()

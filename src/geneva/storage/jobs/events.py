@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -234,15 +235,18 @@ class JobHistory:
         self._last: tuple[str, lance.LanceDataset | None] = "", None
         """The job that wrote last, and the table after that."""
         self._opening: Future[lance.LanceDataset | None] | None = None
-        """Opens the table for the next job."""
+        """Opens the table for the next job ..."""
+        self._reading: Future[None] | None = None
+        """... and reads what is new in it."""
         self._landmarks: dict[str, tuple[_Landmark, ...]] = {}
         """The beginnings and ends of jobs in files of the table that were read or written here."""
 
     def open_ahead(self) -> None:
-        """Begin to open the table, for a job that is being planned: of a store it is a request."""
+        """Begin to read the table, for a job that is being planned: of a store it is requests."""
         if is_remote(self._table.uri):
             thread = ThreadPoolExecutor(1, "geneva-history")
             self._opening = thread.submit(self._table.open)
+            self._reading = thread.submit(self._read_landmarks, self._opening)
             thread.shutdown(wait=False)
 
     def append(self, events: Sequence[JobEvent]) -> None:
@@ -273,6 +277,8 @@ class JobHistory:
         own = {event.job_id for event in events}
         same: dict[str, None] = {}
         over: set[str] = set()
+        if self._reading is not None:
+            wait([self._reading])
         for found in self._landmarks_in(landed):
             if found.work == work and found.job_id not in own:
                 same[found.job_id] = None
@@ -289,6 +295,11 @@ class JobHistory:
         if opening is None or opening.exception() is not None:
             return None  # a store that did not answer is asked again
         return opening.result()
+
+    def _read_landmarks(self, opening: Future[lance.LanceDataset | None]) -> None:
+        opened = opening.result()
+        if opened is not None:
+            deque(self._landmarks_in(opened), maxlen=0)
 
     def _landmarks_in(self, landed: lance.LanceDataset) -> Iterator[_Landmark]:
         """The beginnings and ends of jobs in the table; only files that are new here are read."""
