@@ -38,7 +38,7 @@ def main() -> int:
     chosen = [case for case in every if not arguments.only or case.__name__ in arguments.only]
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="geneva-bench-") as folder:
-        bench = Bench(Path(folder), arguments.scale, arguments.repeat)
+        bench = Bench(Path(folder), arguments.scale, arguments.repeat, arguments.quick)
         if any(case in WARM for case in chosen):
             note("warming up")
             bench.warm_up()

@@ -17,7 +17,7 @@ from geneva.config import Settings
 from geneva.spark.embedded.settings import available_cores
 
 SHORT_SECONDS = 1.0
-"""Runs that take no longer are made three times."""
+"""Runs that take no longer are made three times in a quick round."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,13 @@ class Bench:
     folder: Path
     scale: float
     repeat: int
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether nothing is to take long: what says nothing of a target is left out."""
-        return self.repeat == 1
+    is_quick: bool = False
+    """Whether nothing is to take long: what says nothing of a target is left out."""
 
     def runs(self) -> Iterator[int]:
-        """Numbers of runs. Short ones are made again in any case: the best one counts."""
+        """Numbers of runs. Of a quick round short ones are made again: the best one counts."""
         started = time.perf_counter()
-        for run in range(max(self.repeat, 3)):
+        for run in range(3 if self.is_quick else self.repeat):
             if run < self.repeat or time.perf_counter() - started < SHORT_SECONDS:
                 yield run
 
