@@ -325,7 +325,9 @@ def _fixed_list_codes(array: pa.Array) -> Digests:
     for at in range(0, rows, step):
         some = min(step, rows - at)
         items = array.values.slice((array.offset + at) * size, some * size)
-        codes[at : at + some] = _scrambled(_codes(items)).reshape(some, size) @ keys
+        # By einsum, which sums integers half again as fast as `@`.
+        scrambled = _scrambled(_codes(items)).reshape(some, size)
+        codes[at : at + some] = np.einsum("ij,j->i", scrambled, keys)
     codes += lengths
     codes ^= _LIST
     return codes

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -82,14 +81,22 @@ class Meter:
 _METER: ContextVar[Meter | None] = ContextVar("geneva_meter", default=None)
 
 
-@contextmanager
-def metered(meter: Meter) -> Iterator[None]:
+class metered:
     """Let calls inside report to this meter."""
-    before = _METER.set(meter)
-    try:
-        yield
-    finally:
-        _METER.reset(before)
+
+    __slots__ = ("_before", "_meter")
+
+    def __init__(self, meter: Meter) -> None:
+        """Change nothing yet."""
+        self._meter = meter
+
+    def __enter__(self) -> None:
+        """Begin."""
+        self._before = _METER.set(self._meter)
+
+    def __exit__(self, *_: object) -> None:
+        """Let them report to the one before."""
+        _METER.reset(self._before)
 
 
 def current_meter() -> Meter | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -35,7 +36,7 @@ from geneva.execution.apply.failures import (
     raise_failed,
 )
 from geneva.execution.apply.limits import Limiter, TaskUsage
-from geneva.execution.apply.output import may_forbid_null
+from geneva.execution.apply.output import may_forbid_null, needs_care, own_values
 from geneva.execution.apply.preparing import PrepareDied, close_prepare_pool, prepare_pool
 from geneva.execution.apply.steps import failure_of
 from geneva.execution.apply.timeouts import (
@@ -81,6 +82,17 @@ class Applier:
         self.cost = CallCost(once_per_row=True) if self.is_async else self._call_cost
         is_optional = output.nullable and udf.nullable and not udf.unpacks
         self._checks_nulls = not is_optional or may_forbid_null(output.type)
+        self._is_plain = not (
+            once_per_row
+            or self.is_async
+            or self._checks_nulls
+            or fields is not None
+            or udf.timeout is not None
+            or udf.rate_limit is not None
+            or needs_care(output.type)
+        )
+        self._function: Callable[..., Any] | None = None
+        """What is called, once it is set up."""
         self._own_usage = TaskUsage()
         self._is_warm = False
         with_pool = self.threads > 1 and not self.is_async
@@ -96,7 +108,9 @@ class Applier:
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Set up a stateful function, if that was not done yet."""
-        if not self._is_warm and self._prepares_apart:
+        if self._is_warm:
+            return
+        if self._prepares_apart:
             prepare_pool(self.udf)  # they start while the model is loaded
         self._live_function(batch)
         self._is_warm = True
@@ -148,6 +162,11 @@ class Applier:
         if self.is_async:
             with self._calls(batch, guard, Flight(self.threads)) as calls:
                 return calls.take(batch.num_rows)
+        first = None
+        if self._is_plain and prepared is None and self._pool is None:
+            first = self._called(batch)
+            if isinstance(first, pa.Array):
+                return Applied((first,))
         call = self._batch_call(batch)
         by_row = self.udf.arg_type in _ONCE_PER_ROW
         strategy: Strategy = RowByRow(call) if by_row else BatchAtOnce(call)
@@ -160,10 +179,26 @@ class Applier:
             if limiter is not None:
                 inputs = compact_batch(batch)
                 second = limiter.limited(second, arguments(inputs, self.udf.arg_type))
-            call.prepared = lambda: second(prepared.result())
+            first = lambda: second(prepared.result())  # noqa: E731
+        call.first = first
         values = strategy.values_of(function)
         failures = tuple(call.failures[row] for row in sorted(call.failures))
         return Applied(call.columns(values), failures, call.retries)
+
+    def _called(self, batch: pa.RecordBatch) -> pa.Array | Callable[[], Any]:
+        """The values of a call that went as nearly all do; otherwise what tells how it went.
+
+        Between two calls a device stands idle, so that this looks at as little as it can.
+        """
+        if self._function is None:
+            self._function = self.udf.whole(self._live_function(batch))
+        try:
+            result = self._function(*arguments(compact_batch(batch), self.udf.arg_type))
+        except BaseException as error:  # noqa: BLE001  raised on where it is no failure
+            failed = failure_of(error)
+            return partial(_raise, failed)
+        values = own_values(result, self.output.type, batch.num_rows)
+        return values if values is not None else lambda: result
 
     def _batch_call(self, batch: pa.RecordBatch) -> BatchCall:
         threads = self.threads if not self.is_async else 1
@@ -235,6 +270,7 @@ class Applier:
 
     def close(self) -> None:
         """Stop the threads and close a stateful UDF."""
+        self._function, self._is_warm = None, False
         for pool in (self._pool, self._preparing):
             if pool is not None:
                 pool.shutdown(cancel_futures=True)
@@ -279,6 +315,10 @@ class Applier:
         except BaseException as error:  # noqa: BLE001  raised on where it is no failure
             failed = failure_of(error)
             raise_failed(self.udf, self.output, failed, None, batch, doing="could not be set up")
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _unknown_row() -> None:

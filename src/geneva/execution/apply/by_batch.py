@@ -15,6 +15,7 @@ from geneva.execution.apply.call import BatchCall
 from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.output import (
     ARROW_ERRORS,
+    copied,
     reason_of,
     result_to_array,
     result_to_records,
@@ -110,9 +111,9 @@ def _unpaid(call: BatchCall, start: int, size: int, error: BaseException) -> pa.
 
 
 def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
-    prepared, call.prepared = call.prepared, None
-    if prepared is not None:
-        result = prepared()
+    first, call.first = call.first, None
+    if first is not None:
+        result = first()
     else:
         is_whole = size == call.batch.num_rows
         batch = compact_batch(call.batch if is_whole else call.batch.slice(start, size))
@@ -125,9 +126,7 @@ def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
         array = result_to_array(result, kind, call.refuse, start)
     if len(array) != size:
         call.refuse(None, f"returned {len(array)} values for a batch of {size} rows")
-    # A copy, before the next call: functions return memory that they use again, or views of their
-    # inputs, which would keep these. And Lance panics on sliced structs.
-    own = pa.concat_arrays([array, array[:0]])
+    own = copied(array)
     call.check_nulls(own, start)
     return own
 

@@ -65,8 +65,8 @@ class BatchCall:
     retries: int = 0
     fields: tuple[str, ...] | None = None
     """The fields of the record that are wanted, each an output; None: the value itself is one."""
-    prepared: Callable[[], Any] | None = None
-    """The first call on the whole batch, where its inputs were prepared before."""
+    first: Callable[[], Any] | None = None
+    """What the first call on the whole batch gives, where that was made or prepared before."""
     queries: Queries | None = None
     """Of a table function: makes the queries that it is called with."""
     checks_nulls: bool = True

@@ -6,7 +6,7 @@ those of the whole, and some of Arrow's own kernels make garbage of strings that
 
 from __future__ import annotations
 
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -20,20 +20,28 @@ def compact(array: pa.Array) -> pa.Array:
     return array if is_compact(array) else pa.concat_arrays([array, array[:0]])
 
 
-_KNOWN: WeakValueDictionary[int, pa.RecordBatch] = WeakValueDictionary()
+_KNOWN: dict[int, ref[pa.RecordBatch]] = {}
 """Batches that are compact, by their ids: the reader looks ahead, so that a call need not."""
 
 
 def compact_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The same for all columns of a batch."""
-    if _KNOWN.get(id(batch)) is batch:
+    known = _KNOWN.get(id(batch))
+    if known is not None and known() is batch:
         return batch
     columns = batch.columns
     copied = [compact(column) for column in columns]
     if not all(new is old for new, old in zip(copied, columns, strict=True)):
         batch = pa.RecordBatch.from_arrays(copied, schema=batch.schema)
-    _KNOWN[id(batch)] = batch
+    key = id(batch)
+    _KNOWN[key] = ref(batch, lambda gone: _forget(key, gone))
     return batch
+
+
+def _forget(key: int, gone: ref[pa.RecordBatch]) -> None:
+    """Forget a batch that is no more, unless another one has its id by now."""
+    if _KNOWN.get(key) is gone:
+        del _KNOWN[key]
 
 
 def is_compact(array: pa.Array) -> bool:

@@ -50,6 +50,30 @@ def may_forbid_null(kind: pa.DataType) -> bool:
     return any(not field.nullable or may_forbid_null(field.type) for field in inner)
 
 
+def copied(array: pa.Array) -> pa.Array:
+    """The same values in memory of their own.
+
+    Before the next call: functions return memory that they use again, or views of their inputs,
+    which would keep these. And Lance panics on sliced structs.
+    """
+    return pa.concat_arrays([array, array[:0]])
+
+
+def needs_care(kind: pa.DataType) -> bool:
+    """Whether an array of a type is not always a column of that type."""
+    return isinstance(kind, pa.BaseExtensionType) or bool(pt.is_dictionary(kind))
+
+
+def own_values(result: Any, kind: pa.DataType, rows: int) -> pa.Array | None:
+    """What a function returned, copied, where it is just what it should be; None: it may not be."""
+    if not isinstance(result, pa.Array) or len(result) != rows or result.type != kind:
+        return None
+    try:
+        return copied(_valid(result))
+    except ARROW_ERRORS:
+        return None
+
+
 Refuse = Callable[[int | None, str], NoReturn]
 
 

@@ -125,6 +125,8 @@ class BatchRunner:
         """Whether the rest of the part is not to be computed here."""
         self._has_batch = False
         """Whether rows of the part were cut into a batch."""
+        self._whole_batch: int | None = None
+        """Rows of a window that is a batch as it is; None: there is none."""
 
     def begin(self, part: PartWork, search: PoisonSearch) -> Iterator[Event]:
         """Go on with another part."""
@@ -134,6 +136,10 @@ class BatchRunner:
         self.is_given_back = self._has_batch = False
         # Of a range of a fragment, others have the rest; of a second try nobody knows the reason.
         self._may_give_back = part.file is not None and not search.is_retry
+        # Where rows are counted as they are cut, all go that way.
+        counted = self.usage.account is not None or self._work.bounds_lost_rows
+        size = self._work.sizes.batch_size
+        self._whole_batch = size if self._may_run_ahead and not counted else None
         self._queued.append(PartBegins(part, search))
         yield from self._run_queued()
 
@@ -142,14 +148,34 @@ class BatchRunner:
 
         Raises BatchFailed when the user's function fails and its policy doesn't skip the row.
         """
+        program: Program | None = None
         for item in items:
             if self.is_given_back:
                 return
-            if isinstance(item, Window):
-                self._waiting.add(item)
-            else:
+            if not isinstance(item, Window):
                 yield from self._pass_on(item)
+                continue
+            if self._is_batch(item):
+                program = program or self._loaded(item.offsets)
+                if not program.is_async and not program.prepares:
+                    if self._should_give_back():
+                        self.is_given_back = True
+                        return
+                    yield self._run_at_once(program, item)
+                    continue
+            self._waiting.add(item)
         yield from self._cut(is_last=not self._pacing.has_exact_batches)
+
+    def _is_batch(self, window: Window) -> bool:
+        """Whether a window is a batch as it is, and nothing is to be done before it.
+
+        Between two calls a device stands idle: the usual case takes the shortest way.
+        """
+        return len(window.offsets) == self._whole_batch and not self._waiting and not self._queued
+
+    def _run_at_once(self, program: Program, window: Window) -> Computed:
+        self._has_batch = True
+        return self._paced(self._compute(_Batch(program, window, self._cut_search)))
 
     def _pass_on(self, result: Result) -> Iterator[Event]:
         yield from self._cut(is_last=True)
@@ -192,7 +218,7 @@ class BatchRunner:
         waiting, search = self._waiting, self._cut_search
         if not waiting:
             return
-        program = self._loaded()
+        program = self._loaded(waiting.first(1))
         kept = 0 if is_last else len(waiting) - self._rows_of_full_batches(program)
         ahead = self._calls_ahead(program, len(waiting) - kept)
         while (left := len(waiting) - kept) > 0:
@@ -369,12 +395,12 @@ class BatchRunner:
         queued = sum(len(q.window.offsets) for q in self._queued if isinstance(q, _Batch))
         return queued < 2 * self._flight.limit and first.ahead.done < len(first.window.offsets)
 
-    def _loaded(self) -> Program:
-        """The program; a function that can't be loaded fails on the first row."""
+    def _loaded(self, offsets: Offsets) -> Program:
+        """The program; a function that can't be loaded fails on the first of the rows."""
         try:
             return self._load(self._work)
         except _ENDS_THE_JOB as error:
-            raise _batch_failed(error, self._waiting.first(1), ()) from error
+            raise _batch_failed(error, offsets[:1], ()) from error
 
     def _warm(self, program: Program, window: Window) -> None:
         try:
@@ -439,13 +465,17 @@ class BatchRunner:
                 seconds = time.perf_counter() - started
                 self.clock.udf += seconds
             self.retries += applied.retries
-            failures = _row_failures(batch.offsets, applied)
-            self._check_failures(failures)
+            if applied.failures:
+                failures = _row_failures(batch.offsets, applied)
+                self._check_failures(failures)
         except _ENDS_THE_JOB as error:
             raise _batch_failed(error, batch.offsets, failures) from error
-        rows = [(f.row, f.is_unpaid) for f in applied.failures if f.row is not None]
-        failed = tuple(row for row, is_unpaid in rows if not is_unpaid)
-        unpaid = tuple(row for row, is_unpaid in rows if is_unpaid)
+        failed: tuple[int, ...] = ()
+        unpaid: tuple[int, ...] = ()
+        if applied.failures:
+            rows = [(f.row, f.is_unpaid) for f in applied.failures if f.row is not None]
+            failed = tuple(row for row, is_unpaid in rows if not is_unpaid)
+            unpaid = tuple(row for row, is_unpaid in rows if is_unpaid)
         computed = _computed(
             batch,
             applied.values,
@@ -484,8 +514,6 @@ class BatchRunner:
 
     def _check_failures(self, failures: tuple[RowFailure, ...]) -> None:
         """Give up when more rows of the task failed than may."""
-        if not failures:
-            return
         self._failed_rows += len(failures)
         limit = self._work.max_failed
         if limit is not None and self._failed_rows > limit:

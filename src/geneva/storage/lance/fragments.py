@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import lance
@@ -12,11 +13,15 @@ import pyarrow.compute as pc
 
 from geneva.model.addresses import offsets_of, row_addresses
 from geneva.model.rows import Offsets, RowRange
+from geneva.model.tables import is_remote
 from geneva.storage.lance.dataset import FragmentFacts, has_column, quote_path
 from geneva.udf.types import BLOB_MARK, is_blob_type
 
 MAX_WINDOW_ROWS = 65_536
-_WINDOW_BYTES = 32 * 1024 * 1024
+_WINDOW_BYTES = 8 * 1024 * 1024
+"""Read at once: little enough to be in a processor's cache when it is digested and computed."""
+_REMOTE_PIECE_BYTES = 64 * 1024 * 1024
+"""Asked of an object store at once: many requests that are answered at the same time."""
 _VARIABLE_WIDTH_GUESS = 64
 _BLOB_WINDOW_ROWS = 64
 _PROBE_ROWS = 32
@@ -129,22 +134,31 @@ def read_windows(
     rows: RowRange,
     batch_rows: int,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Read a range densely, deleted rows included, as (first offset, batch) in order."""
+    """Read a range densely, deleted rows included, as (first offset, batch) in order.
+
+    Piece by piece, each while the one before is worked on: a scan of a whole range gives its first
+    batch when nearly all of it is in memory.
+    """
     fragment = dataset.get_fragment(fragment_id)
     # With deleted rows in the count, Lance decodes everything before the range to get there.
     deleted = fragment.metadata.deletion_file is not None
     physical = {"include_deleted_rows": True, "with_row_id": True} if deleted else {}
-    scanner = dataset.scanner(
-        columns=_projection(dataset.schema, paths),
-        fragments=[fragment],
-        offset=rows.start,
-        limit=len(rows),
-        batch_size=batch_rows,
-        **physical,
-        **_blob_options(dataset.schema, paths),
-    )
+
+    def scan(piece: RowRange) -> Iterator[pa.RecordBatch]:
+        batches: Iterator[pa.RecordBatch] = dataset.scanner(
+            columns=_projection(dataset.schema, paths),
+            fragments=[fragment],
+            offset=piece.start,
+            limit=len(piece),
+            batch_size=batch_rows,
+            **physical,
+            **_blob_options(dataset.schema, paths),
+        ).to_batches()
+        return batches
+
     at = rows.start
-    for batch in scanner.to_batches():
+    piece_bytes = _REMOTE_PIECE_BYTES if is_remote(dataset.uri) else _WINDOW_BYTES
+    for batch in scan(rows) if deleted else _in_pieces(scan, rows, batch_rows, piece_bytes):
         yield at, _renamed(batch, paths)
         at += batch.num_rows
     if at != rows.end:
@@ -152,6 +166,38 @@ def read_windows(
             f"fragment {fragment_id} of {dataset.uri} gave {at - rows.start} rows for "
             f"[{rows.start}, {rows.end}): its data files don't agree with its manifest"
         )
+
+
+def _in_pieces(
+    scan: Callable[[RowRange], Iterator[pa.RecordBatch]],
+    rows: RowRange,
+    window: int,
+    piece_bytes: int,
+) -> Iterator[pa.RecordBatch]:
+    """Scan a range piece by piece. The first one is a window; it tells how wide rows are."""
+    if len(rows) <= window:
+        yield from scan(rows)
+        return
+    thread = ThreadPoolExecutor(1, "geneva-scan")
+
+    def begin(start: int, size: int) -> Future[list[pa.RecordBatch]]:
+        piece = RowRange(start, min(start + size, rows.end))
+        return thread.submit(lambda: list(scan(piece)))
+
+    try:
+        at, ahead = rows.start, begin(rows.start, window)
+        while at < rows.end:
+            batches = ahead.result()
+            found = sum(batch.num_rows for batch in batches)
+            if not found:
+                return  # whoever counts the rows says so
+            at += found
+            if at < rows.end:
+                fitting = piece_bytes * found // max(1, sum(batch.nbytes for batch in batches))
+                ahead = begin(at, max(window, fitting - fitting % window))
+            yield from batches
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 class RowTaker:
