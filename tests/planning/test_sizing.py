@@ -362,3 +362,36 @@ def test_a_commit_that_is_due_waits_for_tasks_that_end_together() -> None:
     assert not rule.is_due(1, 5.1, 0.0, quiet_seconds=0.1), "others may end now, too"
     assert rule.is_due(2, 5.4, 0.0, quiet_seconds=0.3)
     assert rule.is_due(9, 6.1, 0.0, quiet_seconds=0.01), "but not for ever"
+
+
+def test_the_rest_of_a_fragment_is_no_crumb() -> None:
+    queue = WorkQueue([new_fragment(0, RowSet.full(1_000))], None)
+    sizes = []
+    while queue:
+        (part,) = queue.take(300)
+        sizes.append(len(part.rows))
+    assert sizes == [300, 300, 400]
+
+
+def test_tasks_are_long_enough_for_the_driver_of_many_slots() -> None:
+    rows, speed = 10_000, 1_000.0
+    queue = WorkQueue([new_fragment(0, RowSet.full(rows))], None)
+    assert queue.share(100, speed) == 1_500  # 100 slots take 1.5 s to be handed a task each
+    assert queue.share(100, speed, per_job=10) == 150
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots", "speed", "task_size", "probed"),
+    [
+        (100, 16, None, None, True),
+        (100, 16, 10.0, None, False),
+        (100, 2, None, None, False),
+        (100, 16, None, 10, False),
+        (100_000, 16, None, None, False),
+    ],
+)
+def test_a_first_task_is_waited_for_where_many_would_be_cut_blindly(
+    rows: int, slots: int, speed: float | None, task_size: int | None, *, probed: bool
+) -> None:
+    queue = WorkQueue([new_fragment(0, RowSet.full(rows))], task_size)
+    assert queue.is_worth_a_probe(slots, speed) is probed

@@ -15,6 +15,8 @@ from geneva.planning.ranges import gaps
 MAX_FRAGMENTS_PER_TASK = 256
 _MIN_TASK_SECONDS = 0.15
 """A task shorter than this is mostly overhead."""
+_SUBMIT_SECONDS = 0.015
+"""What a driver needs to hand out a task: shorter ones for all of its slots keep it busy alone."""
 _MAX_TASK_SECONDS = 60.0
 """A task longer than this is late with its first result and dear to lose."""
 _FIRST_SECONDS = 0.25
@@ -30,6 +32,8 @@ _SPLIT_TOLERANCE = 1.5
 _FEW_BATCHES = 32
 """So few batches per slot are handed out evenly at first: each may take minutes. A batch is one
 row where its size is not given."""
+_MIN_PROBED_SLOTS = 4
+"""On fewer slots a first task is not waited for alone."""
 _FLUSH_SECONDS = 1.0
 _FLUSH_COST_RATIO = 50
 """A checkpoint may cost one fiftieth of the work it protects."""
@@ -131,7 +135,8 @@ class WorkQueue:
             # One slot has nobody to end together with, and is idle between two tasks.
             share = self.remaining_rows / (_SHARES_AHEAD * slots if slots > 1 else 1)
             share = min(share, rows_per_second * _MAX_TASK_SECONDS)
-            share = max(share, rows_per_second * _MIN_TASK_SECONDS)
+            shortest = max(_MIN_TASK_SECONDS, _SUBMIT_SECONDS * slots / per_job)
+            share = max(share, rows_per_second * shortest)
         return max(1, math.ceil(share / self._batch_size)) * self._batch_size
 
     def _is_whole_at_first(self, slots: int) -> bool:
@@ -140,6 +145,14 @@ class WorkQueue:
         One that takes long comes back soon. So a slot without any waits for the first row, at most.
         """
         return self.may_give_back and self._all_rows >= _FEW_BATCHES * slots * self._batch_size
+
+    def is_worth_a_probe(self, slots: int, rows_per_second: float | None) -> bool:
+        """Whether to wait a moment for the first task: the others may be one, or one for each slot.
+
+        To start a task for each of many slots takes longer than the rows of a quick function do.
+        """
+        blind = rows_per_second is None and self._task_size is None
+        return blind and slots >= _MIN_PROBED_SLOTS and not self._is_whole_at_first(slots)
 
     def limit(self, slots: int, rows_per_second: float | None) -> Limit | None:
         """By when the next task gives back what it has not done; None: it does all it has."""
@@ -222,9 +235,8 @@ class WorkQueue:
         """Take the next range of a fragment that is too big for one task."""
         start = self._started.pop(plan.fragment_id, 0)
         end = _end_of_share(plan, start, rows)
-        if end < plan.physical_rows and not rows_to_run(
-            Part(plan, RowRange(end, plan.physical_rows), whole=False)
-        ):
+        rest = rows_to_run(Part(plan, RowRange(end, plan.physical_rows), whole=False))
+        if rest <= rows * (self._tolerance - 1):
             end = plan.physical_rows
         whole = start == 0 and end == plan.physical_rows
         if end == plan.physical_rows:

@@ -24,6 +24,8 @@ from geneva.storage.checkpoints.staging import open_checkpoints
 _STOP_SECONDS = 30.0
 MAX_JOBS_IN_FLIGHT = 16
 """Spark jobs at once; on a large cluster each of them carries several tasks."""
+_PROBE_SECONDS = 0.1
+"""So long a first task is waited for, where others may not be needed."""
 _MAX_LOST = 50
 """Submissions whose workers died, each of them four times, before a job is given up."""
 
@@ -73,6 +75,8 @@ class Dispatcher:
         self._runner: Runner | None = None
         self._in_flight: dict[Future[list[str]], _Submitted] = {}
         self._unheard: deque[tuple[Task, TaskReport]] = deque()
+        self._probe_ends: float | None = None
+        """Until when the first task is waited for, before others are handed out."""
         self._notes: dict[str, tuple[Suspect | None, ...]] = {}
         """What dead workers noted, per first part of a task."""
 
@@ -96,10 +100,27 @@ class Dispatcher:
         per_job = max(1, slots // MAX_JOBS_IN_FLIGHT)
         limit = slots if asked else max_in_flight(slots, per_job)
         while self._tasks and sum(len(sent.tasks) for sent in self._in_flight.values()) < limit:
+            if self._awaits_probe(slots):
+                return
             batch: list[Task] = []
             while len(batch) < per_job and (task := self._next(slots, per_job)) is not None:
                 batch.append(task)
             self._submit(batch)
+
+    def _awaits_probe(self, slots: int) -> bool:
+        """Whether the first task is waited for before there are others."""
+        if not self._tasks.is_worth_a_probe(slots, self._ledger.rows_per_second):
+            self._probe_ends = None
+        elif self._probe_ends is None and not self._in_flight:
+            self._probe_ends = time.monotonic() + _PROBE_SECONDS
+            return False
+        return self.patience is not None
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds for which the first task is still waited for; None: it is not."""
+        left = self._probe_ends - time.monotonic() if self._probe_ends is not None else 0.0
+        return left if left > 0 and self._in_flight else None
 
     def reports(self) -> Iterator[tuple[Task, TaskReport]]:
         """Yield the reports of tasks that have ended, each with its task."""

@@ -133,6 +133,12 @@ class Round:
         return self._dispatcher.running
 
     @property
+    def patience(self) -> float:
+        """How long to wait for a report before looking at other things."""
+        awaited = self._dispatcher.patience
+        return _WAIT_SECONDS if awaited is None else min(awaited, _WAIT_SECONDS)
+
+    @property
     def is_overspent(self) -> bool:
         """Whether its calls have cost what they may."""
         return self._overspent is not None
@@ -391,7 +397,8 @@ def run_rounds(
             for wait_for_pin in pins:
                 wait_for_pin()
             running = [future for each in rounds for future in each.running]
-            wait(running, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
+            patience = min((each.patience for each in rounds), default=_WAIT_SECONDS)
+            wait(running, timeout=patience, return_when=FIRST_COMPLETED)
             for each in rounds:
                 each.hear()
             for each in rounds:

@@ -72,6 +72,10 @@ class TaskQueue:
         """Whether something can be handed out now; a fragment may be to assemble later."""
         return bool(self._queue or self._assemblies or self._again)
 
+    def is_worth_a_probe(self, slots: int, rows_per_second: float | None) -> bool:
+        """Whether to wait a moment for the first task, see `WorkQueue.is_worth_a_probe`."""
+        return self._queue.is_worth_a_probe(slots, rows_per_second)
+
     def take(
         self, slots: int, rows_per_second: float | None, in_flight: float = 0, per_job: int = 1
     ) -> Task | None:
