@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import geneva
-from geneva import Connection, JobFuture, JobResult, JobStatus, skip_on_error, udf
+from geneva import Connection, JobFuture, JobResult, JobStatus, jobs, skip_on_error, udf
 from geneva.errors import (
     ColumnNotFoundError,
     JobCancelledError,
@@ -25,7 +25,7 @@ from geneva.errors import (
 )
 from geneva.execution.runner import InProcessRunner
 from geneva.storage.checkpoints.store import errors_of
-from geneva.storage.jobs.events import JobHistory
+from geneva.storage.jobs.events import _LOST, JobEvent, JobHistory
 from support import (
     Calls,
     by_id,
@@ -362,3 +362,32 @@ def test_keys_in_errors_of_other_jobs_are_hidden_where_these_are_resumed(tmp_pat
     for record in found:
         assert record.message.endswith("key=***")
         assert "s3cr3t" not in str(record)
+
+
+def test_nothing_fresh_is_removed_while_a_job_runs_that_has_just_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = geneva.connect(tmp_path / "db", runner=InProcessRunner)
+    table = db.create_table("t", pa.table({"x": [1]}))
+    history = db._history
+
+    def begin(job_id: str, **end: str) -> None:
+        facts = {"table": "t", "column": "c", "type": "BACKFILL", "driver": {}}
+        created = JobEvent(job_id, "created", facts, seq=0)
+        history.append([created, JobEvent(job_id, "status", end, seq=1)])
+
+    begin("dead", status="FAILED", error=_LOST)
+    removed: list[str] = []
+    monkeypatch.setattr(jobs, "remove_dead_files", lambda *_: removed.append("some"))
+    jobs.remove_dead(
+        "t",
+        [table.ref],
+        history,
+        db._signals,
+        own="me",
+        ready=lambda: begin("new", status="RUNNING"),
+    )
+    assert removed == []
+    history.append([JobEvent("new", "status", {"status": "DONE"}, seq=2)])
+    jobs.remove_dead("t", [table.ref], history, db._signals, own="me")
+    assert removed == ["some"]

@@ -19,6 +19,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from geneva.background import in_background
 from geneva.config import Settings
 from geneva.errors import (
     GenevaError,
@@ -52,7 +53,6 @@ from geneva.execution.jobs.progress import (
 )
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner, engine_facts, job_group
-from geneva.execution.worker.threads import in_background
 from geneva.model.computation import MakePermit, permit_any
 from geneva.model.jobs import JobConfig, JobMetrics, JobStatus
 from geneva.model.tables import Secrets, TableRef
@@ -649,10 +649,9 @@ def remove_dead(
     """Remove what jobs that died on a table have left, and then their signals, which tell of it.
 
     `own` is the job that does this, `known` are jobs that are known to have died, once `ready` has
-    returned: that is called before anything is removed. Unfinished files
-    that are older than `older_than` go whoever left them: workers die, too. Nothing is
-    removed while another job is at work: between two rounds that has no tag, but what it has staged
-    is still wanted.
+    returned: that is called before anything is removed. Unfinished files that are older than
+    `older_than` go whoever left them: workers die, too. Nothing is removed while another job is at
+    work: between two rounds that has no tag, but what it has staged is still wanted.
     """
     nothing = CleanupReport(0, 0, 0)
     listing = in_background("geneva-signals", signals.jobs)
@@ -666,8 +665,8 @@ def remove_dead(
             if job.status.is_final and job.table_name == table:
                 history.close_lost(job_id)
                 dead.add(job_id)
-    if dead:
-        jobs = history.list(table)  # by now they are closed
+    if dead or any(job.died for job in jobs):
+        jobs = history.list(table)  # what fresh files are removed by has to be true now
     if any(not job.status.is_final and job.job_id != own for job in jobs):
         return nothing
     lost = {job.job_id for job in jobs if job.died}  # also before it gave a signal

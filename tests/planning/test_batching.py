@@ -70,3 +70,13 @@ def test_steady_calls_stay_as_they_are() -> None:
 def test_a_timeout_is_kept_away_from() -> None:
     sizes = run(lambda rows: 0.2 + 0.01 * rows, 5_000, CallCost(timeout=1.0))
     assert max(0.2 + 0.01 * size for size in sizes[4:]) <= 0.6
+
+
+def test_rows_wait_for_others_where_a_call_has_a_fixed_cost() -> None:
+    assert CallCost().least_rows == 1
+    cheap, dear = CallCost(), CallCost()
+    for size in (1, 8, 64):
+        cheap = cheap.after(size, 0.001 * size)
+        dear = dear.after(size, 0.1 + 0.001 * size)
+    assert cheap.least_rows == 1
+    assert 800 <= dear.least_rows <= 1_000  # of a second, a tenth is fixed

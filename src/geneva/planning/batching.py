@@ -23,6 +23,7 @@ _MAX_GROWTH = 8
 _MIN_GROWTH = 2
 _MIN_SPREAD = 1.5
 """Calls tell what is fixed when the largest of them has this many times the rows of the least."""
+_MAX_LEAST_ROWS = 2**31
 _MAX_CALLS = 4
 """How many calls are remembered: rows differ, and so may the speed."""
 
@@ -51,6 +52,15 @@ class CallCost:
         calls = (*kept, call)
         line = _fitted(calls) or _scaled(self.line, call)
         return replace(self, calls=calls, line=line, is_first=False)
+
+    @property
+    def least_rows(self) -> int:
+        """Rows that a batch should have for its fixed cost to be small; 1: any will do."""
+        if self.line is None or self.once_per_row:
+            return 1
+        fixed, per_row = self.line
+        wanted = min(_rows_within(fixed / _FIXED_SHARE, fixed, per_row), _wanted_rows(*self.line))
+        return max(1, int(min(wanted, _MAX_LEAST_ROWS)))
 
     def next_rows(self) -> int | None:
         """How many rows the next batch should have; None while nothing is known."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import lance
 import pyarrow as pa
 import pytest
 
 from geneva.model.rows import RowRange
-from geneva.storage.lance.fragments import fitting_window, read_windows
+from geneva.storage.lance.fragments import (
+    MAX_WINDOW_ROWS,
+    fitting_window,
+    read_at_once,
+    read_windows,
+)
 
 TEXTS = [f"row {i}" for i in range(5_000)]
 
@@ -43,3 +52,86 @@ def test_window_follows_the_width_in_memory(tmp_path: Path) -> None:
     rows = RowRange(0, 2_000)
     assert fitting_window(dataset, 0, ["text"], rows, 65_536) == 32 * 2**20 // 100_004
     assert fitting_window(dataset, 0, ["id"], rows, 65_536) == 65_536
+
+
+def pieces_of(
+    dataset: lance.LanceDataset, monkeypatch: pytest.MonkeyPatch, window: int
+) -> list[int]:
+    """The rows of each scan that a whole fragment is read by, a window of so many at a time."""
+    sizes: list[int] = []
+    scanner = lance.LanceDataset.scanner
+
+    def counted(self: lance.LanceDataset, **options: Any) -> Any:
+        sizes.append(options["limit"])
+        return scanner(self, **options)
+
+    monkeypatch.setattr(lance.LanceDataset, "scanner", counted)
+    rows = RowRange(0, dataset.count_rows())
+    assert sum(b.num_rows for _, b in read_windows(dataset, 0, ["v"], rows, window)) == len(rows)
+    return sizes
+
+
+def test_narrow_rows_are_read_in_ever_larger_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = lance.write_dataset(pa.table({"v": range(1_000)}), str(tmp_path / "t.lance"))
+    assert pieces_of(dataset, monkeypatch, 100) == [100, 200, 400, 300]
+
+
+def test_rows_that_get_wider_are_read_in_small_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [b""] * 100 + [b"x" * 1_000_000] * 60
+    dataset = lance.write_dataset(pa.table({"v": values}), str(tmp_path / "t.lance"))
+    sizes = pieces_of(dataset, monkeypatch, 4)
+    assert sizes[:5] == [4, 8, 16, 32, 32]
+    assert sizes[-3:-1] == [8, 8]  # 8 MiB each, once it is known how wide they are
+
+
+def test_what_was_read_before_the_damage_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = lance.write_dataset(pa.table({"v": range(1_000)}), str(tmp_path / "t.lance"))
+    scanner = lance.LanceDataset.scanner
+
+    def damaged(self: lance.LanceDataset, **options: Any) -> Any:
+        found = scanner(self, **options)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for batch in found.to_batches():
+                if 450 in batch.column(0).to_pylist():
+                    raise OSError("damaged")
+                yield batch
+
+        return SimpleNamespace(to_batches=batches)
+
+    monkeypatch.setattr(lance.LanceDataset, "scanner", damaged)
+    seen: list[int] = []
+    batches = read_windows(dataset, 0, ["v"], RowRange(0, 1_000), 100)
+    with pytest.raises(OSError, match="damaged"):
+        seen.extend(x for _, batch in batches for x in batch.column(0).to_pylist())
+    assert seen == list(range(400))
+
+
+def test_without_a_thread_to_spare_all_is_read_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = lance.write_dataset(pa.table({"v": range(1_000)}), str(tmp_path / "t.lance"))
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert pieces_of(dataset, monkeypatch, 100) == [100, 200, 400, 300]
+
+
+def test_the_first_format_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = str(tmp_path / "t.lance")
+    dataset = lance.write_dataset(pa.table({"v": range(1_000)}), uri, data_storage_version="legacy")
+    assert pieces_of(dataset, monkeypatch, 100) == [1_000]
+
+
+def test_wide_rows_are_read_a_quarter_of_a_window_at_a_time() -> None:
+    assert read_at_once(MAX_WINDOW_ROWS) == MAX_WINDOW_ROWS
+    assert read_at_once(20_000) == 5_000
+    assert [read_at_once(window) for window in (1, 10, 40)] == [1, 10, 16]

@@ -36,7 +36,7 @@ from geneva.execution.apply.failures import (
     raise_failed,
 )
 from geneva.execution.apply.limits import Limiter, TaskUsage
-from geneva.execution.apply.output import may_forbid_null, needs_care, own_values
+from geneva.execution.apply.output import may_differ, may_forbid_null, own_values
 from geneva.execution.apply.preparing import PrepareDied, close_prepare_pool, prepare_pool
 from geneva.execution.apply.steps import failure_of
 from geneva.execution.apply.timeouts import (
@@ -82,17 +82,10 @@ class Applier:
         self.cost = CallCost(once_per_row=True) if self.is_async else self._call_cost
         is_optional = output.nullable and udf.nullable and not udf.unpacks
         self._checks_nulls = not is_optional or may_forbid_null(output.type)
-        self._is_plain = not (
-            once_per_row
-            or self.is_async
-            or self._checks_nulls
-            or fields is not None
-            or udf.timeout is not None
-            or udf.rate_limit is not None
-            or needs_care(output.type)
-        )
-        self._function: Callable[..., Any] | None = None
-        """What is called, once it is set up."""
+        limited = udf.timeout is not None or udf.rate_limit is not None
+        checked = self._checks_nulls or fields is not None or may_differ(output.type)
+        self._is_plain = not (once_per_row or self.is_async or limited or checked)
+        """Whether a batch is one call, that nothing limits, and its values need no second look."""
         self._own_usage = TaskUsage()
         self._is_warm = False
         with_pool = self.threads > 1 and not self.is_async
@@ -108,9 +101,7 @@ class Applier:
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Set up a stateful function, if that was not done yet."""
-        if self._is_warm:
-            return
-        if self._prepares_apart:
+        if not self._is_warm and self._prepares_apart:
             prepare_pool(self.udf)  # they start while the model is loaded
         self._live_function(batch)
         self._is_warm = True
@@ -190,10 +181,9 @@ class Applier:
 
         Between two calls a device stands idle, so that this looks at as little as it can.
         """
-        if self._function is None:
-            self._function = self.udf.whole(self._live_function(batch))
+        function = self.udf.whole(self._live_function(batch))
         try:
-            result = self._function(*arguments(compact_batch(batch), self.udf.arg_type))
+            result = function(*arguments(compact_batch(batch), self.udf.arg_type))
         except BaseException as error:  # noqa: BLE001  raised on where it is no failure
             failed = failure_of(error)
             return partial(_raise, failed)
@@ -270,7 +260,6 @@ class Applier:
 
     def close(self) -> None:
         """Stop the threads and close a stateful UDF."""
-        self._function, self._is_warm = None, False
         for pool in (self._pool, self._preparing):
             if pool is not None:
                 pool.shutdown(cancel_futures=True)

@@ -59,8 +59,8 @@ def copied(array: pa.Array) -> pa.Array:
     return pa.concat_arrays([array, array[:0]])
 
 
-def needs_care(kind: pa.DataType) -> bool:
-    """Whether an array of a type is not always a column of that type."""
+def may_differ(kind: pa.DataType) -> bool:
+    """Whether an array of a type may still be none that a column of that type can hold."""
     return isinstance(kind, pa.BaseExtensionType) or bool(pt.is_dictionary(kind))
 
 

@@ -149,13 +149,12 @@ class Round:
         self._riders[other._work.computation.id] = other
 
     def begin(self) -> None:
-        """Publish what needs no task."""
+        """Take what needs no task, to be published with the first results."""
         self._ledger.round_began()
         for plan in self._plans.values():
             if plan.action is Action.REUSE:
                 self._committer.add(self._prepared.staged[plan.fragment_id])
                 self._ledger.reused_file(plan.compute.count)
-        self._commit()
 
     def hand_out(self) -> None:
         """Keep the slots busy; raise what ends the job."""
@@ -403,6 +402,8 @@ def run_rounds(
                 each.hear()
             for each in rounds:
                 each.settle()
+        for wait_for_pin in pins:
+            wait_for_pin()
         return [each.end() for each in rounds]
     except BaseException:
         for each in rounds:

@@ -126,7 +126,7 @@ class BatchRunner:
         self._has_batch = False
         """Whether rows of the part were cut into a batch."""
         self._whole_batch: int | None = None
-        """Rows of a window that is a batch as it is; None: there is none."""
+        """The given batch size, where a window of just so many rows may skip the queue."""
 
     def begin(self, part: PartWork, search: PoisonSearch) -> Iterator[Event]:
         """Go on with another part."""
@@ -164,7 +164,16 @@ class BatchRunner:
                     yield self._run_at_once(program, item)
                     continue
             self._waiting.add(item)
-        yield from self._cut(is_last=not self._pacing.has_exact_batches)
+        yield from self._cut(is_last=False)
+
+    def _least_rows(self, program: Program) -> int:
+        """Rows that wait for others where there are fewer: a call of them would be a waste."""
+        size = self._work.sizes.batch_size
+        if size is not None:
+            return size
+        if program.is_async or program.prepares or not self._may_run_ahead:
+            return 1
+        return min(program.cost.least_rows, self._cut_rule.max_rows)
 
     def _is_batch(self, window: Window) -> bool:
         """Whether a window is a batch as it is, and nothing is to be done before it.
@@ -214,12 +223,13 @@ class BatchRunner:
         self._pacing.saved(saved.seconds)
 
     def _cut(self, *, is_last: bool) -> Iterator[Event]:
-        """Cut batches as long as there are rows for a full one; if they are the last, all."""
+        """Cut batches as long as rows make one that is worth it; if they are the last, all."""
         waiting, search = self._waiting, self._cut_search
         if not waiting:
             return
         program = self._loaded(waiting.first(1))
-        kept = 0 if is_last else len(waiting) - self._rows_of_full_batches(program)
+        rest = 0 if is_last else len(waiting) - self._rows_of_full_batches(program)
+        kept = rest if rest < self._least_rows(program) else 0
         ahead = self._calls_ahead(program, len(waiting) - kept)
         while (left := len(waiting) - kept) > 0:
             if self._should_give_back():
@@ -467,6 +477,7 @@ class BatchRunner:
             self.retries += applied.retries
             if applied.failures:
                 failures = _row_failures(batch.offsets, applied)
+            if failures:
                 self._check_failures(failures)
         except _ENDS_THE_JOB as error:
             raise _batch_failed(error, batch.offsets, failures) from error

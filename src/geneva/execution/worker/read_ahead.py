@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
+from geneva.background import in_background
 from geneva.execution.apply.compact import compact_batch
 from geneva.execution.worker.reader import Reader
 from geneva.execution.worker.records import Clock, Item, Leg, Result, Window
 from geneva.execution.worker.shared_reader import SharedReader
-from geneva.execution.worker.threads import BoundedQueue, Halt, in_background
+from geneva.execution.worker.threads import BoundedQueue, Halt
 from geneva.execution.worker.waiting import WaitingRows
 from geneva.storage.lance.damage import Damaged, reading
 

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from geneva.background import in_background
 from geneva.execution.worker.records import Clock, Durable, Item, OpenTask, Result, Window
 from geneva.execution.worker.task import PartWork, RowFailure
-from geneva.execution.worker.threads import in_background
 from geneva.model.addresses import offsets_of
 from geneva.model.digests import digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -98,22 +97,6 @@ class BoundedQueue(Generic[Item]):
     def _check(self) -> None:
         if self._halt.is_set:
             raise Stopped
-
-
-def in_background(name: str, work: Callable[[], Item]) -> Future[Item]:
-    """Begin to do something once, in a thread of its own."""
-    result: Future[Item] = Future()
-
-    def run() -> None:
-        try:
-            done = work()
-        except BaseException as error:  # noqa: BLE001  raised where the result is asked for
-            result.set_exception(error)
-        else:
-            result.set_result(done)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return result
 
 
 class Stage:

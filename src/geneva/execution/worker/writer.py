@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from geneva.background import in_background
 from geneva.execution.worker.column_file import ColumnFile, too_many_values
 from geneva.execution.worker.failed_rows import FailedRows
 from geneva.execution.worker.records import Clock, Durable, OpenTask, Result, Saved
 from geneva.execution.worker.task import PartResult, PartWork
-from geneva.execution.worker.threads import in_background
 from geneva.model.addresses import row_addresses
 from geneva.model.rows import Offsets, RowRange
 from geneva.planning.sizing import BatchRule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import lance
 
+from geneva.background import in_background
 from geneva.errors import UserInputError
 from geneva.model.tables import TableRef, is_remote
 from geneva.storage.lance.dataset import open_dataset
@@ -61,15 +62,19 @@ def pinning(
     tag = f"{_JOB_TAG}{job_id}.{uuid.uuid4().hex[:8]}"
     lives = partial(_lives, job_id, is_running)
     behind(partial(_release_dead, copy(dataset), lives))
-    with ThreadPoolExecutor(1, "geneva-pin") as thread:
-        creating = thread.submit(_create, copy(dataset), tag, may_fail=may_fail)
-        if not is_remote(dataset.uri):
-            creating.result()
-        try:
+    create = partial(_create, copy(dataset), tag, may_fail=may_fail)
+    creating: Future[None] | None = None
+    try:
+        if is_remote(dataset.uri):
+            creating = in_background("geneva-pin", create)
             yield creating.result
-        finally:
+        else:
+            create()
+            yield lambda: None
+    finally:
+        if creating is not None:
             wait([creating])
-            behind(partial(_release, copy(dataset), tag))
+        behind(partial(_release, copy(dataset), tag))
 
 
 def _create(dataset: lance.LanceDataset, tag: str, *, may_fail: bool) -> None:

@@ -7,13 +7,14 @@ Only `load_udf` turns stored bytes into code: on workers, and here to verify or 
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from concurrent.futures import Future
+from functools import lru_cache, partial
 from weakref import WeakValueDictionary
 
 import pyarrow as pa
 from lance.file import LanceFileSession
 
+from geneva.background import in_background
 from geneva.errors import UDFIntegrityError, UntrustedFunctionError
 from geneva.model.computation import Permit
 from geneva.model.tables import TableRef
@@ -74,12 +75,12 @@ def check_permit(ref: TableRef, digest: str, permit: Permit | None) -> None:
 def fetch_ahead(ref: TableRef, digest: str) -> None:
     """Begin to read a function that is about to be loaded: of a store it is some requests."""
     if ref.is_remote and digest not in _LOADED:
-        thread = ThreadPoolExecutor(1, "geneva-function")
-        _FETCHING[ref, digest] = thread.submit(read_function, ref, digest)
-        thread.shutdown(wait=False)
+        read = partial(read_function, ref, digest)
+        _FETCHING[ref, digest] = in_background("geneva-function", read)
 
 
 _FETCHING: dict[tuple[TableRef, str], Future[bytes]] = {}
+"""Functions on their way. One that is not needed after all stays, until it is fetched again."""
 
 
 @lru_cache(maxsize=32)

@@ -16,6 +16,7 @@ from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.storage.lance.fragments import (
     RowTaker,
     fitting_window,
+    read_at_once,
     read_windows,
     rows_for,
 )
@@ -66,7 +67,7 @@ class InputReader:
                 yield chunk, taker.take(chunk)
             return
         at = 0
-        for start, batch in read_windows(dataset, fragment_id, paths, rows, window):
+        for start, batch in read_windows(dataset, fragment_id, paths, rows, read_at_once(window)):
             stop = int(np.searchsorted(wanted, start + batch.num_rows, side="left"))
             chunk = wanted[at:stop]
             at = stop

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import lance
 import pyarrow as pa
 
+from geneva.background import in_background
 from geneva.errors import JobNotFoundError, UserInputError
 from geneva.model.jobs import JobStatus, metric
 from geneva.model.tables import Secrets, is_remote
@@ -237,17 +239,16 @@ class JobHistory:
         self._opening: Future[lance.LanceDataset | None] | None = None
         """Opens the table for the next job ..."""
         self._reading: Future[None] | None = None
-        """... and reads what is new in it."""
+        """... and reads what is new in it. What it forgets of what others noted is read again."""
         self._landmarks: dict[str, tuple[_Landmark, ...]] = {}
         """The beginnings and ends of jobs in files of the table that were read or written here."""
 
     def open_ahead(self) -> None:
         """Begin to read the table, for a job that is being planned: of a store it is requests."""
         if is_remote(self._table.uri):
-            thread = ThreadPoolExecutor(1, "geneva-history")
-            self._opening = thread.submit(self._table.open)
-            self._reading = thread.submit(self._read_landmarks, self._opening)
-            thread.shutdown(wait=False)
+            self._opening = opening = in_background("geneva-history", self._table.open)
+            read = partial(self._read_landmarks, opening)
+            self._reading = in_background("geneva-history", read)
 
     def append(self, events: Sequence[JobEvent]) -> None:
         """Write events, in one commit."""

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeAlias
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from geneva.background import in_background
 from geneva.model.addresses import offsets_of, row_addresses
 from geneva.model.rows import Offsets, RowRange
 from geneva.model.tables import is_remote
-from geneva.storage.lance.dataset import FragmentFacts, has_column, quote_path
+from geneva.storage.lance.dataset import FragmentFacts, file_version, has_column, quote_path
 from geneva.udf.types import BLOB_MARK, is_blob_type
 
 MAX_WINDOW_ROWS = 65_536
-_WINDOW_BYTES = 8 * 1024 * 1024
-"""Read at once: little enough to be in a processor's cache when it is digested and computed."""
+_WINDOW_BYTES = 32 * 1024 * 1024
+_QUARTER = 4
+"""Wide rows are read a quarter of a window at a time: that is in a processor's cache when it is
+digested and computed."""
+_FEW_ROWS = 16
+"""So few are read at once, however wide they are, if they make a window."""
+_PIECE_BYTES = _WINDOW_BYTES // _QUARTER
+_MAX_WINDOWS = 8
 _REMOTE_PIECE_BYTES = 64 * 1024 * 1024
 """Asked of an object store at once: many requests that are answered at the same time."""
 _VARIABLE_WIDTH_GUESS = 64
@@ -59,6 +66,13 @@ def width_of(kinds: Iterable[pa.DataType]) -> int | None:
 def rows_for(nbytes: int, rows: int, max_rows: int) -> int:
     """How many rows to read at once, after `rows` of them took `nbytes`."""
     return max(1, min(max_rows, _WINDOW_BYTES * rows // max(nbytes, 1)))
+
+
+def read_at_once(window: int) -> int:
+    """How many rows to read at once where up to a window of them may go into a call."""
+    if window >= MAX_WINDOW_ROWS:
+        return window
+    return max(window // _QUARTER, min(window, _FEW_ROWS))
 
 
 def fitting_window(
@@ -143,6 +157,7 @@ def read_windows(
     # With deleted rows in the count, Lance decodes everything before the range to get there.
     deleted = fragment.metadata.deletion_file is not None
     physical = {"include_deleted_rows": True, "with_row_id": True} if deleted else {}
+    blobs = _blob_options(dataset.schema, paths)
 
     def scan(piece: RowRange) -> Iterator[pa.RecordBatch]:
         batches: Iterator[pa.RecordBatch] = dataset.scanner(
@@ -152,13 +167,17 @@ def read_windows(
             limit=len(piece),
             batch_size=batch_rows,
             **physical,
-            **_blob_options(dataset.schema, paths),
+            **blobs,
         ).to_batches()
         return batches
 
     at = rows.start
-    piece_bytes = _REMOTE_PIECE_BYTES if is_remote(dataset.uri) else _WINDOW_BYTES
-    for batch in scan(rows) if deleted else _in_pieces(scan, rows, batch_rows, piece_bytes):
+    # So does it in files of its first format.
+    at_once = deleted or file_version(dataset) < (2, 0) or len(rows) <= batch_rows
+    piece_bytes = _REMOTE_PIECE_BYTES if is_remote(dataset.uri) else _PIECE_BYTES
+    if blobs:
+        piece_bytes = 0  # a window each: the next rows may be as wide as they like
+    for batch in scan(rows) if at_once else _in_pieces(scan, rows, batch_rows, piece_bytes):
         yield at, _renamed(batch, paths)
         at += batch.num_rows
     if at != rows.end:
@@ -174,30 +193,51 @@ def _in_pieces(
     window: int,
     piece_bytes: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Scan a range piece by piece. The first one is a window; it tells how wide rows are."""
-    if len(rows) <= window:
-        yield from scan(rows)
-        return
-    thread = ThreadPoolExecutor(1, "geneva-scan")
+    """Scan a range piece by piece. The first one is a window; what is read tells how wide rows are.
 
-    def begin(start: int, size: int) -> Future[list[pa.RecordBatch]]:
-        piece = RowRange(start, min(start + size, rows.end))
-        return thread.submit(lambda: list(scan(piece)))
+    A piece has at most twice the rows of the one before, and of eight windows: rows further on may
+    be wider.
+    """
+    at, size, ahead = rows.start, window, _begin(scan, rows, window)
+    while at < rows.end:
+        batches, error = ahead.result()
+        found = sum(batch.num_rows for batch in batches)
+        at += found
+        if error is None and found and at < rows.end:
+            fitting = piece_bytes * found // max(1, sum(batch.nbytes for batch in batches))
+            size = window * max(1, min(2 * size, _MAX_WINDOWS * window, fitting) // window)
+            ahead = _begin(scan, RowRange(at, rows.end), size)
+        yield from batches
+        if error is not None:
+            raise error
+        if not found:
+            return  # whoever counts the rows says so
+
+
+_Read: TypeAlias = tuple[list[pa.RecordBatch], BaseException | None]
+"""What a scan gave, and what ended it."""
+
+
+def _begin(
+    scan: Callable[[RowRange], Iterator[pa.RecordBatch]], rows: RowRange, size: int
+) -> Future[_Read]:
+    """Begin to read the first rows of a range; where no thread can be had, do so now."""
+    piece = RowRange(rows.start, min(rows.start + size, rows.end))
+
+    def read() -> _Read:
+        batches: list[pa.RecordBatch] = []
+        try:
+            batches.extend(scan(piece))
+        except BaseException as error:  # noqa: BLE001  raised behind what was read before it
+            return batches, error
+        return batches, None
 
     try:
-        at, ahead = rows.start, begin(rows.start, window)
-        while at < rows.end:
-            batches = ahead.result()
-            found = sum(batch.num_rows for batch in batches)
-            if not found:
-                return  # whoever counts the rows says so
-            at += found
-            if at < rows.end:
-                fitting = piece_bytes * found // max(1, sum(batch.nbytes for batch in batches))
-                ahead = begin(at, max(window, fitting - fitting % window))
-            yield from batches
-    finally:
-        thread.shutdown(wait=False, cancel_futures=True)
+        return in_background("geneva-scan", read)
+    except RuntimeError:
+        done: Future[_Read] = Future()
+        done.set_result(read())
+        return done
 
 
 class RowTaker:

@@ -13,7 +13,9 @@ import lance
 from geneva.model.tables import is_remote
 
 _METADATA_BYTES = 64 * 1024 * 1024
+"""Manifests and the ends of data files: some thousand of them. Lance's own bound is 1 GiB."""
 _INDEX_BYTES = 256 * 1024 * 1024
+"""Lance's own bound is 6 GiB: more than a worker may have."""
 
 
 def session_of(uri: str) -> lance.Session | None:
