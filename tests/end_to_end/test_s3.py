@@ -26,7 +26,7 @@ from cluster import wait_for
 from geneva.checkpoint import LanceCheckpointStore
 from geneva.checkpoint_utils import CheckpointKey, WorkIdentity
 from geneva.connection import Connection
-from geneva.errors import UDFError
+from geneva.errors import TableChangedError, TableNotFoundError, UDFError
 from geneva.execution.runner import InProcessRunner
 from geneva.execution.worker.task import Task
 from geneva.model.jobs import JobStatus
@@ -480,3 +480,47 @@ def test_a_history_that_was_opened_ahead_shows_who_came_before(bucket: Bucket) -
     found = second.announce([replace(begun, job_id="three")], "w")
     assert found.unfinished == ("two",)
     assert found.finished == {"one"}
+
+
+def test_a_table_that_takes_the_place_of_a_jobs_own_is_left_alone(
+    table: Table, bucket: Bucket, calls: Calls
+) -> None:
+    uri, options, mark = bucket.uri, bucket.storage_options, Path(f"{calls.path}.made")
+
+    @geneva.udf(data_type=pa.int64(), input_columns=["x"])
+    def replaces(x: int) -> int:
+        if not mark.exists():
+            mark.touch()
+            other = geneva.udf(lambda x: -x, data_type=pa.int64(), input_columns=["x"])
+            db = geneva.connect(uri, storage_options=options)
+            db.drop_table("t")
+            # The same fragments, versions and fields as those of the one before.
+            made = db.create_table("t", pa.table({"x": range(1_000, 1_030)}))
+            for start in (1_030, 1_060):
+                made.add(pa.table({"x": range(start, start + 30)}))
+            for column in ("y", "z"):
+                made.add_columns({column: other})
+        return x
+
+    table.add_columns({"z": replaces})
+    with pytest.raises(TableNotFoundError, match="was dropped"):
+        table.backfill("z")
+    now = open_database(bucket).open_table("t")
+    assert sorted(now.to_arrow()["x"].to_pylist()) == list(range(1_000, 1_090))
+    assert now.to_arrow()["z"].null_count == 90
+
+
+def test_a_version_that_is_cleaned_up_before_its_job_has_pinned_it(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Tags.create
+
+    def late(self: Tags, tag: str, *where: Any) -> None:
+        create(self, tag, 10_000)  # as if that one was gone
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tags, "create", late)
+        with pytest.raises(TableChangedError, match="run it again"):
+            table.backfill("y")
+    table.backfill("y")
+    assert values(table) == doubled()

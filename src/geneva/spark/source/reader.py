@@ -28,7 +28,7 @@ from geneva.storage.lance.casts import Unfit, cast_batch, check_castable
 from geneva.storage.lance.damage import Damaged
 from geneva.storage.lance.dataset import (
     Dataset,
-    file_path,
+    first_file,
     has_path,
     has_versions,
     open_dataset,
@@ -88,12 +88,6 @@ class PinnedTable:
 def _opened(ref: TableRef, version: int, scope: str) -> tuple[Dataset, str]:
     dataset = open_pinned(ref, version, scope)
     return dataset, first_file(dataset)
-
-
-def first_file(dataset: Dataset) -> str:
-    """The name of a version's first data file, which no other table has; empty without rows."""
-    fragments = dataset.get_fragments()
-    return file_path(fragments[0].metadata.files[0]) if fragments else ""
 
 
 def plan_scan(table: PinnedTable) -> tuple[Scan, pa.Schema]:

@@ -21,13 +21,12 @@ from geneva.spark.source.options import (
 from geneva.spark.source.reader import (
     PinnedTable,
     TableReader,
-    first_file,
     not_found,
     table_schema,
 )
 from geneva.spark.source.writer import RowWriter, TableStreamWriter, TableWriter, plan_write
 from geneva.storage.lance.damage import damage_reason
-from geneva.storage.lance.dataset import Dataset, open_dataset
+from geneva.storage.lance.dataset import Dataset, first_file, open_dataset
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

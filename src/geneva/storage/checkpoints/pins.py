@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import lance
 
 from geneva.background import in_background
-from geneva.errors import UserInputError
+from geneva.errors import TableChangedError, UserInputError
 from geneva.model.tables import TableRef, is_remote
-from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.dataset import is_missing, open_dataset
 
 Behind: TypeAlias = Callable[[Callable[[], object]], object]
 """Does what a job need not wait for, at once or while the job goes on."""
@@ -80,9 +80,15 @@ def pinning(
 def _create(dataset: lance.LanceDataset, tag: str, *, may_fail: bool) -> None:
     try:
         dataset.tags.create(tag, dataset.version)
-    except (OSError, ValueError):
-        if not may_fail:
+    except (OSError, ValueError) as error:
+        if may_fail:
+            return
+        if not is_missing(error):
             raise
+        raise TableChangedError(
+            f"Version {dataset.version} of {dataset.uri} was cleaned up before the job that reads "
+            "it could keep it. What was computed is kept; run it again."
+        ) from error
 
 
 def _lives(job_id: str, is_running: Callable[[str], bool], other: str) -> bool:

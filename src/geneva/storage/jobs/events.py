@@ -321,7 +321,7 @@ class JobHistory:
             known = known | {file: tuple(found) for file, found in read.items()}
         # What a compaction has replaced is forgotten.
         self._landmarks = known = {file: known[file] for file in fragments}
-        for found in known.values():
+        for found in (*known.values(),):  # others may note more meanwhile
             yield from found
 
     def list(

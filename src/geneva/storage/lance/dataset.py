@@ -182,9 +182,27 @@ def table_is_gone(ref: TableRef) -> TableNotFoundError:
 
 
 def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:
-    """Make sure that a table that a job works on is still there."""
-    if is_dropped(dataset, dataset.version):
+    """Make sure that a table that a job works on is still there, and no other in its place.
+
+    In an object store Lance would commit to that one: it may have the same versions.
+    """
+    version = int(dataset.version)
+    if _is_replaced(ref, dataset) if ref.is_remote else is_dropped(dataset, version):
         raise dropped_meanwhile(ref)
+
+
+def _is_replaced(ref: TableRef, dataset: lance.LanceDataset) -> bool:
+    """Whether the version of a handle is gone, or another table's by now."""
+    try:
+        return first_file(open_dataset(ref, int(dataset.version))) != first_file(dataset)
+    except TableNotFoundError:
+        return True
+
+
+def first_file(dataset: lance.LanceDataset) -> str:
+    """The name of a version's first data file, which no other table has; empty without rows."""
+    fragments = dataset.get_fragments()
+    return file_path(fragments[0].metadata.files[0]) if fragments else ""
 
 
 def is_dropped(dataset: lance.LanceDataset, version: int) -> bool:
