@@ -104,8 +104,8 @@ class Pacing:
         return full - self.rows if full is not None else None
 
     def ran(self, rows: int, nbytes: int) -> None:
-        """Learn from a batch that gave `nbytes`."""
-        self._max_rows = max(1, MAX_UNSAVED_BYTES * rows // max(nbytes, 1))
+        """Learn from a batch that gave `nbytes`: one may give half of what may be held."""
+        self._max_rows = max(1, MAX_UNSAVED_BYTES // 2 * rows // max(nbytes, 1))
 
     def is_due(self, result: Computed | Result) -> bool:
         """Count a result; say whether it and those before it should be made durable."""
@@ -113,7 +113,8 @@ class Pacing:
         self._bytes += result.nbytes
         self._seconds += result.seconds
         due = self._rule.is_due(self.rows, self._seconds, self._checkpoint_seconds)
-        return due or self._bytes >= MAX_UNSAVED_BYTES
+        # Another one like this is not to be held on top.
+        return due or self._bytes + result.nbytes > MAX_UNSAVED_BYTES
 
     def saved(self, seconds: float) -> None:
         """Learn what a checkpoint costs."""
