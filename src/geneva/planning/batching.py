@@ -23,7 +23,6 @@ _MAX_GROWTH = 8
 _MIN_GROWTH = 2
 _MIN_SPREAD = 1.5
 """Calls tell what is fixed when the largest of them has this many times the rows of the least."""
-_MAX_LEAST_ROWS = 2**31
 _MAX_CALLS = 4
 """How many calls are remembered: rows differ, and so may the speed."""
 
@@ -53,14 +52,11 @@ class CallCost:
         line = _fitted(calls) or _scaled(self.line, call)
         return replace(self, calls=calls, line=line, is_first=False)
 
-    @property
-    def least_rows(self) -> int:
-        """Rows that a batch should have for its fixed cost to be small; 1: any will do."""
+    def least_rows(self, most: int) -> int:
+        """Rows that a batch, of at most so many, should have for its fixed cost to be small."""
         if self.line is None or self.once_per_row:
             return 1
-        fixed, per_row = self.line
-        wanted = min(_rows_within(fixed / _FIXED_SHARE, fixed, per_row), _wanted_rows(*self.line))
-        return max(1, int(min(wanted, _MAX_LEAST_ROWS)))
+        return max(1, int(min(_amortized_rows(*self.line), _wanted_rows(*self.line), most)))
 
     def next_rows(self) -> int | None:
         """How many rows the next batch should have; None while nothing is known."""
@@ -108,9 +104,14 @@ def _scaled(
 def _wanted_rows(fixed: float, per_row: float) -> float:
     """The size of a call whose cost is known."""
     by_time = _rows_within(_TARGET_SECONDS, fixed, per_row)
-    amortized = _rows_within(fixed / _FIXED_SHARE, fixed, per_row)
+    amortized = _amortized_rows(fixed, per_row)
     limit = _rows_within(max(_MAX_SECONDS, _MAX_FIXED_COSTS * fixed), fixed, per_row)
     return min(max(by_time, amortized), limit)
+
+
+def _amortized_rows(fixed: float, per_row: float) -> float:
+    """The size from which on what is fixed is a small share of a call."""
+    return _rows_within(fixed / _FIXED_SHARE, fixed, per_row)
 
 
 def _rows_within(seconds: float, fixed: float, per_row: float) -> float:

@@ -12,10 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from geneva.execution.apply.call import BatchCall
-from geneva.execution.apply.compact import compact_batch
+from geneva.execution.apply.compact import compact_batch, copied
 from geneva.execution.apply.output import (
     ARROW_ERRORS,
-    copied,
     reason_of,
     result_to_array,
     result_to_records,
@@ -126,7 +125,7 @@ def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
         array = result_to_array(result, kind, call.refuse, start)
     if len(array) != size:
         call.refuse(None, f"returned {len(array)} values for a batch of {size} rows")
-    own = copied(array)
+    own = copied(array)  # as `own_values` does
     call.check_nulls(own, start)
     return own
 

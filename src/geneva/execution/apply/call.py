@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from geneva.execution.apply.compact import copied
 from geneva.execution.apply.failures import (
     MAX_TRACEBACKS,
     CellFailure,
@@ -84,7 +85,7 @@ class BatchCall:
         """What the function gave, as one array per output. A record that is NULL is all NULL."""
         if self.fields is None:
             return (values,)
-        whole = pa.concat_arrays([values, values[:0]]) if values.offset else values
+        whole = copied(values) if values.offset else values
         children = dict(zip((f.name for f in values.type), whole.flatten(), strict=True))
         return tuple(children[name] for name in self.fields)
 

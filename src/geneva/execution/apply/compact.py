@@ -17,7 +17,12 @@ _PADDING_BYTES = 64
 
 def compact(array: pa.Array) -> pa.Array:
     """The same values in buffers that hold nothing else; a copy only where that is not so yet."""
-    return array if is_compact(array) else pa.concat_arrays([array, array[:0]])
+    return array if is_compact(array) else copied(array)
+
+
+def copied(array: pa.Array) -> pa.Array:
+    """The same values in memory of their own."""
+    return pa.concat_arrays([array, array[:0]])
 
 
 _KNOWN: dict[int, ref[pa.RecordBatch]] = {}
@@ -30,9 +35,9 @@ def compact_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     if known is not None and known() is batch:
         return batch
     columns = batch.columns
-    copied = [compact(column) for column in columns]
-    if not all(new is old for new, old in zip(copied, columns, strict=True)):
-        batch = pa.RecordBatch.from_arrays(copied, schema=batch.schema)
+    compacted = [compact(column) for column in columns]
+    if not all(new is old for new, old in zip(compacted, columns, strict=True)):
+        batch = pa.RecordBatch.from_arrays(compacted, schema=batch.schema)
     key = id(batch)
     _KNOWN[key] = ref(batch, lambda gone: _forget(key, gone))
     return batch

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from geneva.execution.apply.compact import copied
 from geneva.execution.apply.convert import (
     array_of,
     encoded,
@@ -50,22 +51,17 @@ def may_forbid_null(kind: pa.DataType) -> bool:
     return any(not field.nullable or may_forbid_null(field.type) for field in inner)
 
 
-def copied(array: pa.Array) -> pa.Array:
-    """The same values in memory of their own.
-
-    Before the next call: functions return memory that they use again, or views of their inputs,
-    which would keep these. And Lance panics on sliced structs.
-    """
-    return pa.concat_arrays([array, array[:0]])
-
-
 def may_differ(kind: pa.DataType) -> bool:
     """Whether an array of a type may still be none that a column of that type can hold."""
     return isinstance(kind, pa.BaseExtensionType) or bool(pt.is_dictionary(kind))
 
 
 def own_values(result: Any, kind: pa.DataType, rows: int) -> pa.Array | None:
-    """What a function returned, copied, where it is just what it should be; None: it may not be."""
+    """What a function returned, where it is just what it should be; None: it may not be.
+
+    Copied, before the next call: functions return memory that they use again, or views of their
+    inputs, which would keep these. And Lance panics on sliced structs.
+    """
     if not isinstance(result, pa.Array) or len(result) != rows or result.type != kind:
         return None
     try:

@@ -173,7 +173,7 @@ class BatchRunner:
             return size
         if program.is_async or program.prepares or not self._may_run_ahead:
             return 1
-        return min(program.cost.least_rows, self._cut_rule.max_rows)
+        return program.cost.least_rows(self._cut_rule.max_rows)
 
     def _is_batch(self, window: Window) -> bool:
         """Whether a window is a batch as it is, and nothing is to be done before it.
