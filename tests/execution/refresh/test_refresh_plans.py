@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import lance
 import pytest
 
 from geneva import Connection
 from geneva.execution.backfill.prepare import PreparedBackfill
+from geneva.execution.refresh import rows
 from geneva.execution.refresh import run as refresh
 from geneva.planning.backfill import BackfillPlan
 from geneva.view import MaterializedView
@@ -198,3 +202,81 @@ def _only_udfs(run: Any) -> Any:
         return run([b for b in backfills if b.computation.runs_user_code], *rest)
 
     return running
+
+
+class TestTheFirstRefreshKnowsItsRows:
+    """Rows were selected when the view was made: they are not looked for again."""
+
+    @pytest.fixture
+    def looked_for(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """The versions of sources that a refresh has gone through."""
+        real, versions = rows.read_row_ids, list[int]()
+
+        def noting(dataset: Any, *args: Any, **options: Any) -> Any:
+            versions.append(int(dataset.version))
+            return real(dataset, *args, **options)
+
+        monkeypatch.setattr(rows, "read_row_ids", noting)
+        return versions
+
+    def test_the_source_is_as_it_was(
+        self, local_db: Connection, calls: Calls, looked_for: list[int]
+    ) -> None:
+        source = make_source(local_db)
+        view = make_view(local_db, source, calls)
+        view.refresh()
+        assert not looked_for
+        assert values(view) == {i: 3 * i for i in range(0, 10, 2)}
+        source.add(numbers(10, 14))
+        view.refresh()
+        assert values(view) == {i: 3 * i for i in range(0, 14, 2)}
+        assert len(calls.taken()) == 7
+
+    def test_the_source_has_changed(
+        self, local_db: Connection, calls: Calls, looked_for: list[int]
+    ) -> None:
+        source = make_source(local_db)
+        view = make_view(local_db, source, calls)
+        source.add(numbers(10, 14))
+        source.delete("id = 2")
+        view.refresh()
+        assert len(looked_for) == 1
+        assert values(view) == {i: 3 * i for i in (0, 4, 6, 8, 10, 12)}
+
+    def test_an_earlier_version_is_asked_for(self, local_db: Connection, calls: Calls) -> None:
+        source = make_source(local_db)
+        earlier = source.version
+        source.add(numbers(10, 14))
+        view = make_view(local_db, source, calls)
+        view.refresh(src_version=earlier)
+        assert values(view) == {i: 3 * i for i in range(0, 10, 2)}
+
+    def test_somebody_has_written_into_the_view(
+        self, local_db: Connection, calls: Calls, looked_for: list[int]
+    ) -> None:
+        view = make_view(local_db, make_source(local_db), calls)
+        lance.dataset(view.ref.uri).delete("__source_row_id = 4")
+        view.refresh()
+        assert len(looked_for) == 1
+        assert values(view) == {i: 3 * i for i in range(0, 10, 2)}
+
+    def test_another_source_has_the_same_version_number(
+        self, local_db: Connection, calls: Calls, looked_for: list[int]
+    ) -> None:
+        source = make_source(local_db)
+        view = make_view(local_db, source, calls)
+        local_db.drop_table("src")
+        again = make_source(local_db, rows=16)
+        assert again.version == source.version
+        view.refresh()
+        assert len(looked_for) == 1
+        assert values(view) == {i: 3 * i for i in range(0, 16, 2)}
+
+    def test_the_commits_of_the_source_were_cleaned_up(
+        self, local_db: Connection, calls: Calls, looked_for: list[int]
+    ) -> None:
+        source = make_source(local_db)
+        shutil.rmtree(Path(source.ref.uri, "_transactions"))
+        view = make_view(local_db, source, calls)
+        view.refresh()
+        assert values(view) == {i: 3 * i for i in range(0, 10, 2)}

@@ -32,6 +32,7 @@ from geneva.execution.worker.sealing import sealed
 from geneva.model.digests import digest_rows
 from geneva.model.rows import RowRange
 from geneva.planning.batching import CallCost
+from geneva.planning.sizing import BatchRule
 from worker_support import (
     COMPUTATION,
     as_offsets,
@@ -290,6 +291,24 @@ def test_a_batch_of_our_own_size_ends_with_its_window(begin: Begin) -> None:
     list(begin(program).run(window(0, 1, 2), window(3, 4, start=3)))
     assert [row for batch in program.batches for row in batch] == [0, 1, 2, 3, 4]
     assert program.batches[-1][-1] == 4, "no row waits for the next window"
+
+
+def test_how_to_cut_a_window_is_worked_out_by_batch_not_by_row(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The speed of the function is not known yet, so that the first batch has one row."""
+    asked: list[None] = []
+    plain = BatchRule.batch_rows
+
+    def noting(rule: BatchRule, wanted: int | None) -> int:
+        asked.append(None)
+        return plain(rule, wanted)
+
+    monkeypatch.setattr(BatchRule, "batch_rows", noting)
+    running = begin(Tripling())
+    running.runner._cut_rule = BatchRule(1, 100_000, None, 1, None, 60.0)
+    list(running.run(window(*range(50_000))))
+    assert 0 < len(asked) < 100
 
 
 def test_a_loaded_range_ends_the_batch_before_it(begin: Begin) -> None:

@@ -66,7 +66,7 @@ def create_view(
         stage_udf(ref, udf)
     version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
     create_view_table(ref, schema, query, source.version, version)
-    append_placeholders(ref, open_dataset(ref), rows)
+    append_placeholders(ref, open_dataset(ref), rows, selected_from=source)
 
 
 def _refuse_unstorable(ref: TableRef, fields: Iterable[pa.Field]) -> None:

@@ -24,7 +24,12 @@ from geneva.storage.lance.row_ids import (
     read_row_ids,
     sorted_ids,
 )
-from geneva.storage.views.definition import FragmentRows, delete_view_rows, read_source_ids
+from geneva.storage.views.definition import (
+    FragmentRows,
+    delete_view_rows,
+    read_source_ids,
+    shows_all_of,
+)
 from geneva.storage.views.source_changes import SourceChanges
 
 
@@ -97,6 +102,8 @@ def read_first_membership(
     They are all laid out anew, which costs next to nothing, where fragments would be too large, or
     rows not be in the order of the query.
     """
+    if max_rows_per_fragment is None and not damage and shows_all_of(view, source):
+        return Membership(NO_ROWS, NO_ROWS)
     ids = read_source_ids(view)
     present = _present(ids)
     wanted = _wanted_rows(source, query, present, damage)

@@ -228,8 +228,7 @@ class BatchRunner:
         if not waiting:
             return
         program = self._loaded(waiting.first(1))
-        rest = 0 if is_last else len(waiting) - self._rows_of_full_batches(program)
-        kept = rest if rest < self._least_rows(program) else 0
+        kept = 0 if is_last else self._rows_to_keep(program)
         ahead = self._calls_ahead(program, len(waiting) - kept)
         while (left := len(waiting) - kept) > 0:
             if self._should_give_back():
@@ -268,15 +267,12 @@ class BatchRunner:
         yield from self._run_queued(is_last=True)
         return ahead.started
 
-    def _rows_of_full_batches(self, program: Program) -> int:
-        """How many of the rows that wait are in full batches."""
-        rows = 0
-        while True:
-            at = self._rows_cut + rows
-            size = self._pacing.batch_rows(self._cut_rule, program.cost, at)
-            if rows + size > len(self._waiting):
-                return rows
-            rows += size
+    def _rows_to_keep(self, program: Program) -> int:
+        """How many of the rows that wait are left for a batch with others, as they make none."""
+        rest = self._pacing.rows_behind_batches(
+            self._cut_rule, program.cost, self._rows_cut, len(self._waiting)
+        )
+        return rest if rest < self._least_rows(program) else 0
 
     def _may_start(self, ahead: CallsAhead | None) -> int | None:
         """How many of the rows that wait may be called by now; None: all.

@@ -88,19 +88,30 @@ class Pacing:
 
         `rows_before`: rows since the last checkpoint, when the batch will be run.
         """
+        size, full = self._full_batch(rule, cost), _rows_of_checkpoints(rule)
+        return size if full is None else min(size, full - rows_before % full)
+
+    def rows_behind_batches(
+        self, rule: BatchRule, cost: CallCost, rows_before: int, rows: int
+    ) -> int:
+        """How many of the next `rows` are left when as many batches as they make are cut."""
+        size, full = self._full_batch(rule, cost), _rows_of_checkpoints(rule)
+        if full is not None and rows >= (room := full - rows_before % full):
+            rows = (rows - room) % full  # a checkpoint ends with a batch
+        return rows % size
+
+    def _full_batch(self, rule: BatchRule, cost: CallCost) -> int:
+        """How many rows a batch has where no checkpoint ends it."""
         is_given = rule.first == rule.max_rows
         size = rule.first if is_given else rule.batch_rows(cost.next_rows())
         if self._max_rows is not None:
             size = max(rule.first, min(size, self._max_rows))
-        full = rule.checkpoint_rows or rule.max_checkpoint_rows
-        if full is not None:
-            size = min(size, full - rows_before % full)
         return max(1, size)
 
     @property
     def rows_to_checkpoint(self) -> int | None:
         """How many rows the checkpoint that is being filled has room for; None: by time."""
-        full = self._rule.checkpoint_rows or self._rule.max_checkpoint_rows
+        full = _rows_of_checkpoints(self._rule)
         return full - self.rows if full is not None else None
 
     def ran(self, rows: int, nbytes: int) -> None:
@@ -119,3 +130,8 @@ class Pacing:
     def saved(self, seconds: float) -> None:
         """Learn what a checkpoint costs."""
         self._checkpoint_seconds = seconds
+
+
+def _rows_of_checkpoints(rule: BatchRule) -> int | None:
+    """How many rows a checkpoint has; None: by time."""
+    return rule.checkpoint_rows or rule.max_checkpoint_rows

@@ -41,9 +41,9 @@ from geneva.storage.columns.definitions import (
     receipt_field,
     with_present_inputs,
 )
-from geneva.storage.lance.dataset import FieldsNow, quote_path
+from geneva.storage.lance.dataset import FieldsNow, is_missing, quote_path
 from geneva.storage.lance.fragments import BLOB_KEY, field_at, is_blob
-from geneva.storage.lance.transactions import JOB_PROPERTY
+from geneva.storage.lance.transactions import JOB_PROPERTY, read_transaction
 from geneva.storage.lance.trial import why_not_storable
 from geneva.udf.declare import UDF
 
@@ -67,6 +67,8 @@ _MAX_NEW_FRAGMENTS = 1_024
 _BATCH_ROWS = 100_000
 _BLOB_FORMAT = "2.1"
 """The format of views with blobs."""
+_SELECTED_FROM = f"{_KEY}selected_from"
+"""Of the commit of a view's first placeholders: which commit of the source they stand for."""
 
 _SYSTEM_SCHEMA = pa.schema([pa.field(SOURCE_ROW_ID, pa.int64()), pa.field(IS_SET, pa.bool_())])
 _NOT_COPIED = ("virtual_column", "computed_column", "lance-schema:")
@@ -301,13 +303,19 @@ def append_placeholders(
     source_ids: npt.NDArray[Any],
     max_rows_per_fragment: int | None = None,
     job_id: str = "",
+    selected_from: lance.LanceDataset | None = None,
 ) -> lance.LanceDataset:
     """Add a placeholder row for each source row, in order, in one commit; return the new version.
 
-    Nothing is committed where there are no ids.
+    Nothing is committed where there are no ids. `selected_from`: the ids are all rows that the
+    view's query selects from this version of its source, which is recorded with them.
     """
     if not len(source_ids):
         return dataset
+    properties = {JOB_PROPERTY: job_id}
+    if selected_from is not None and not dataset.get_fragments():
+        identity = _identity_of(selected_from)
+        properties |= {_SELECTED_FROM: identity} if identity is not None else {}
     schema = pa.schema([_SYSTEM_SCHEMA.field(SOURCE_ROW_ID)])
     ids = source_ids.astype(np.int64, copy=False)
     batches = (
@@ -320,8 +328,37 @@ def append_placeholders(
         mode="append",
         max_rows_per_file=fragment_rows(len(ids), max_rows_per_fragment),
         storage_options=ref.storage_options.plain(),
-        transaction_properties={JOB_PROPERTY: job_id},
+        transaction_properties=properties,
     )
+
+
+def shows_all_of(view: lance.LanceDataset, source: lance.LanceDataset) -> bool:
+    """Whether a view is known to have just the rows that its query selects from its source.
+
+    That is so while it is as it was made, of this version of the source.
+    """
+    made = _read_commit(view)
+    selected_from = (made.transaction_properties or {}).get(_SELECTED_FROM) if made else None
+    # Not where another commit got in between.
+    if selected_from is None or int(made.read_version) + 1 != int(view.version):
+        return False
+    return bool(selected_from == _identity_of(source))
+
+
+def _identity_of(dataset: lance.LanceDataset) -> str | None:
+    """A version of a table, and the commit that made it: the number may come again."""
+    commit = _read_commit(dataset)
+    return f"{int(dataset.version)} {commit.uuid}" if commit else None
+
+
+def _read_commit(dataset: lance.LanceDataset) -> Any:
+    """The commit that made a version; None where it was cleaned up."""
+    try:
+        return read_transaction(dataset, int(dataset.version))
+    except OSError as error:
+        if not is_missing(error):
+            raise
+        return None
 
 
 def fragment_rows(count: int, max_rows: int | None) -> int:
