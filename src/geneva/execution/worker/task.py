@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from geneva.execution.apply.failures import texts_without_secrets
@@ -190,7 +190,7 @@ class RowFailure:
 
     def to_json(self) -> str:
         """As text, for a checkpoint."""
-        return json.dumps(asdict(self))
+        return json.dumps(_fields(self))
 
     def without_secrets(self, hide: Callable[[str], str]) -> RowFailure:
         """The same with its texts as they may be shown and kept."""
@@ -274,7 +274,7 @@ class TaskReport:
 
     def to_json(self) -> str:
         """The report as text, as it travels."""
-        return json.dumps(asdict(self))
+        return json.dumps(self, default=_fields)
 
     @classmethod
     def from_json(cls, text: str) -> TaskReport:
@@ -301,6 +301,11 @@ class TaskReport:
             output=record["output"],
             riders=tuple(map(cls._from_record, record["riders"])),
         )
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """The fields of a record, as they are: `asdict` copies all that is in them, at great length."""
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def _result(item: dict[str, Any]) -> PartResult:

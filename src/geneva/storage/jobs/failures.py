@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
@@ -155,8 +155,8 @@ class FailureStore:
     def append(self, records: Sequence[ErrorRecord]) -> None:
         """Write records, in one commit."""
         if records:
-            rows = [asdict(record) for record in records]
-            self._table.append(pa.Table.from_pylist(rows, schema=_SCHEMA))
+            columns = {n: [getattr(record, n) for record in records] for n in _SCHEMA.names}
+            self._table.append(pa.table(columns, schema=_SCHEMA))
 
     def list(
         self,
