@@ -66,7 +66,7 @@ from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 from geneva.storage.jobs.output import JobOutput, OutputStore, TaskOutput
 from geneva.storage.lance.damage import damage_reason, is_damage, is_storage_full
-from geneva.storage.lance.dataset import dropped_meanwhile, has_versions
+from geneva.storage.lance.dataset import dropped_meanwhile, has_versions, is_replaced
 
 _LOG = logging.getLogger("geneva")
 _OF_DROPPED_TABLES = (JobError, TableChangedError, UDFIntegrityError)
@@ -306,11 +306,15 @@ class Job:
 
     def _dropped(self) -> TableNotFoundError | None:
         """The error for a table that is no longer there; which file is missed first is chance."""
-        read = {b.computation.source.ref for b in self._work.backfills if b.computation.source}
+        backfills = self._work.backfills
+        read = {b.computation.source.ref for b in backfills if b.computation.source}
         with suppress(OSError, ValueError):  # of a store that can't be reached nothing is known
             for ref in [*self._work.refs, *read]:
                 if not has_versions(ref):
                     return dropped_meanwhile(ref)
+            for backfill in backfills:
+                if is_replaced(backfill.ref, backfill.dataset):
+                    return dropped_meanwhile(backfill.ref)
         return None
 
     def _run(self) -> JobResult:

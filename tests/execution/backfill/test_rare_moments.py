@@ -18,6 +18,7 @@ from geneva import JobStatus, udf
 from geneva.errors import (
     ColumnChangedError,
     TableChangedError,
+    TableNotFoundError,
     UDFExecutionError,
     UserInputError,
 )
@@ -121,6 +122,43 @@ def test_a_table_that_was_made_anew_is_read_as_it_is(db: geneva.Connection) -> N
         table.backfill("c")
         assert values(table) == [10 * n for n in numbers]
         db.drop_table("t")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_table_that_takes_the_place_of_a_jobs_own_is_left_alone(
+    db: geneva.Connection, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Before its files are opened, or after they are written: the numbers of versions agree."""
+
+    def make(first: int) -> geneva.Table:
+        table = db.create_table("t", pa.table({"x": [first]}))
+        table.add(pa.table({"x": [first + 1]}))
+        table.add_columns({"c": times(10)})
+        return table
+
+    def replace() -> None:
+        db.drop_table("t")
+        make(100)
+
+    table, submit, begun = make(1), InProcessRunner.submit, list[None]()
+
+    def late(*args: Any, **options: Any) -> Any:
+        if not begun:
+            begun.append(None)
+            replace()
+        return submit(*args, **options)
+
+    if when == "before":
+        monkeypatch.setattr(InProcessRunner, "submit", late)
+    else:
+        before_first_commit(db, replace)
+    with pytest.raises(TableNotFoundError, match="was dropped"):
+        table.backfill("c")
+    now = db.open_table("t")
+    assert now.to_arrow()["x"].to_pylist() == [100, 101]
+    assert now.to_arrow()["c"].null_count == 2
+    now.backfill("c")
+    assert values(now) == [1000, 1010]
 
 
 def test_a_renamed_struct_of_one_field_is_the_same_input(db: geneva.Connection) -> None:

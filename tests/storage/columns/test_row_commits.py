@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from geneva.storage.columns.row_commits import (
     create_table,
 )
 from geneva.storage.columns.row_files import discard_rows, stage_rows
-from geneva.storage.lance.dataset import field_ids_of, open_dataset
+from geneva.storage.lance.dataset import field_ids_of, first_file, open_dataset
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -40,7 +41,8 @@ def staged(ref: TableRef, *ids: int, create: bool = False) -> str:
 def planned(ref: TableRef, change: Change = Change.APPEND, write_id: str = "w") -> RowsToCommit:
     table = open_dataset(ref)
     ids = field_ids_of(table)
-    return RowsToCommit(change, SCHEMA, write_id, table.version, {"id": ids["id"]})
+    first = first_file(table)
+    return RowsToCommit(change, SCHEMA, write_id, table.version, {"id": ids["id"]}, first)
 
 
 def ids_in(ref: TableRef) -> list[int]:
@@ -52,6 +54,23 @@ def test_a_new_table_has_stable_row_ids(ref: TableRef) -> None:
     assert commit_rows(ref, RowsToCommit(Change.REPLACE_TABLE, SCHEMA, "w", 0, {}), [text])
     assert ids_in(ref) == [1, 2]
     assert open_dataset(ref).has_stable_row_ids
+
+
+@pytest.mark.parametrize("versions", [1, 3])
+@pytest.mark.parametrize("change", [Change.APPEND, Change.REPLACE_ROWS, Change.REPLACE_TABLE])
+def test_a_table_that_was_made_anew_is_left_alone(
+    ref: TableRef, change: Change, versions: int
+) -> None:
+    """The files that were staged went with the one before."""
+    for number in range(2):
+        lance.write_dataset(pa.table({"id": [number]}), ref.uri, mode="append")
+    rows, text = planned(ref, change), staged(ref, 8, 9)
+    shutil.rmtree(ref.uri)
+    for number in range(versions):
+        lance.write_dataset(pa.table({"id": [number + 5]}), ref.uri, mode="append")
+    with pytest.raises(TableChangedError, match="made anew"):
+        commit_rows(ref, rows, [text])
+    assert ids_in(ref) == [5 + number for number in range(versions)]
 
 
 def test_a_table_that_somebody_else_created_is_left_alone(ref: TableRef) -> None:

@@ -23,7 +23,7 @@ from geneva.model.tables import TableRef
 from geneva.model.view_query import SYSTEM_COLUMNS
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.lance.commit import retry_conflicts
-from geneva.storage.lance.dataset import Dataset, open_dataset
+from geneva.storage.lance.dataset import Dataset, check_not_dropped, open_dataset
 from geneva.storage.lance.row_ids import read_row_ids, sorted_ids
 from geneva.storage.views.definition import read_view
 from geneva.storage.views.explode import CHUNKS, RewrittenColumns, commit_chunks, inner_ref
@@ -144,6 +144,7 @@ def lay_out_changes(
             RewrittenColumns(item.fragment_id, item.columns, item.rows, path)
             for item, path in zip(items, paths, strict=True)
         ]
+        check_not_dropped(outer, view)
         commit_chunks(view, changes.gone, files, written[1], control.job_id)
 
     # After a compaction, say, the rows are elsewhere.

@@ -46,6 +46,7 @@ from geneva.storage.lance.dataset import (
     Dataset,
     check_column_name,
     field_ids_of,
+    first_file,
     open_dataset,
     open_pinned,
     refuse_names_of_lance,
@@ -88,19 +89,20 @@ def plan_write(
         for i, name in enumerate(given.names):
             check_column_name(name)
             refuse_two_of_a_name(given.names[:i], name)
-        version = 0 if table is None else int(table.version)
-        return _to_commit(Change.REPLACE_TABLE, _new_schema(given), version, {})
+        return _to_commit(Change.REPLACE_TABLE, _new_schema(given), table, {})
     written = _written_schema(ref, table, given)
     change = Change.REPLACE_ROWS if overwrite else Change.APPEND
     ids = field_ids_of(table)
     planned = {name: ids[name] for name in written.names}
-    return _to_commit(change, written, int(table.version), planned)
+    return _to_commit(change, written, table, planned)
 
 
 def _to_commit(
-    change: Change, schema: pa.Schema, version: int, ids: dict[str, tuple[int, ...]]
+    change: Change, schema: pa.Schema, table: Dataset | None, ids: dict[str, tuple[int, ...]]
 ) -> RowsToCommit:
-    return RowsToCommit(change, schema, uuid.uuid4().hex, version, ids)
+    version = 0 if table is None else int(table.version)
+    first = None if table is None else first_file(table)
+    return RowsToCommit(change, schema, uuid.uuid4().hex, version, ids, first)
 
 
 def _arrow(schema: StructType) -> pa.Schema:

@@ -18,7 +18,7 @@ from geneva.model.tables import TableRef
 from geneva.storage.columns.row_files import fragments_of
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.database import wants_stable_row_ids
-from geneva.storage.lance.dataset import field_ids_of, nodes_of, open_dataset
+from geneva.storage.lance.dataset import field_ids_of, is_another, nodes_of, open_dataset
 from geneva.storage.lance.transactions import find_commit
 
 WRITE_PROPERTY, APP_PROPERTY, BATCH_PROPERTY = "geneva.write", "geneva.app", "geneva.batch"
@@ -58,6 +58,9 @@ class RowsToCommit:
     """0: there was no table."""
     field_ids: dict[str, tuple[int, ...]]
     """Of the columns that the rows have, as they were planned."""
+    first_file: str | None = None
+    """What `first_file` says of the planned version: a table made anew has none of the files that
+    were staged in the one before. None: nobody knows."""
 
 
 def create_table(ref: TableRef, schema: pa.Schema) -> lance.LanceDataset:
@@ -137,6 +140,7 @@ def _commit_once(
             # A conflict may be with this very commit, tried again below us.
             if attempts > 1 and _is_there(dataset, rows):
                 return
+            _check_table(ref, rows)
             _check_columns(ref, rows, dataset)
         operation = _operation(rows, fragments, dataset)
         version = 0 if dataset is None else int(dataset.version)
@@ -178,6 +182,16 @@ def _is_there(dataset: lance.LanceDataset | None, rows: RowsToCommit) -> bool:
             lambda found: found.get(WRITE_PROPERTY) == rows.write_id,
         ).version
     )
+
+
+def _check_table(ref: TableRef, rows: RowsToCommit) -> None:
+    """Refuse to commit files to another table than the one in whose folder they were."""
+    first = rows.first_file
+    if first is not None and is_another(ref, rows.planned_version, first):
+        raise TableChangedError(
+            f"Table {ref.name!r} was dropped and made anew while rows were being written. Nothing "
+            "was written: write again."
+        )
 
 
 def _check_columns(ref: TableRef, rows: RowsToCommit, dataset: lance.LanceDataset) -> None:

@@ -184,17 +184,25 @@ def table_is_gone(ref: TableRef) -> TableNotFoundError:
 def check_not_dropped(ref: TableRef, dataset: lance.LanceDataset) -> None:
     """Make sure that a table that a job works on is still there, and no other in its place.
 
-    In an object store Lance would commit to that one: it may have the same versions.
+    Lance would commit to that one: it may have the same versions.
     """
-    version = int(dataset.version)
-    if _is_replaced(ref, dataset) if ref.is_remote else is_dropped(dataset, version):
+    if is_replaced(ref, dataset):
         raise dropped_meanwhile(ref)
 
 
-def _is_replaced(ref: TableRef, dataset: lance.LanceDataset) -> bool:
-    """Whether the version of a handle is gone, or another table's by now."""
+def is_replaced(ref: TableRef, dataset: lance.LanceDataset) -> bool:
+    """Whether the table of a handle is gone, or another one is in its place."""
+    return is_another(ref, int(dataset.version), first_file(dataset))
+
+
+def is_another(ref: TableRef, version: int, first: str) -> bool:
+    """Whether a table is gone that had a version with this first file, or was made anew."""
     try:
-        return first_file(open_dataset(ref, int(dataset.version))) != first_file(dataset)
+        return first_file(open_dataset(ref, version)) != first
+    except TableNotFoundError:
+        pass
+    try:
+        return int(open_dataset(ref).version) < version  # else it was only cleaned up
     except TableNotFoundError:
         return True
 
