@@ -179,18 +179,31 @@ def test_no_write_to_a_table_whose_folder_was_deleted(
     assert not Path(table.ref.uri).exists()
 
 
+@pytest.mark.parametrize("others", [0, 1, 2])
 @pytest.mark.parametrize("write", WRITES[:6])
 def test_no_write_to_another_table_of_that_name(
-    local_db: Connection, write: Callable[[Table], Any]
+    local_db: Connection, write: Callable[[Table], Any], others: int
 ) -> None:
-    """Lance would put what it knows of the old one in its place."""
+    """Lance would put what it knows of the old one in its place: also with as many versions."""
     table = make_table(local_db, [3])
     table.add(rows(7))
     local_db.drop_table("t")
-    local_db.create_table("t", rows(1, 2))
+    made = local_db.create_table("t", rows(1, 2))
+    for _ in range(others):
+        made.add(rows(9))
     with pytest.raises(TableNotFoundError, match=r"'t' is not there any more.* open it again"):
         write(table)
-    assert local_db["t"].to_arrow()["id"].to_pylist() == [1, 2]
+    assert local_db["t"].to_arrow()["id"].to_pylist() == [1, 2, *[9] * others]
+
+
+def test_a_handle_goes_on_when_what_it_has_read_was_cleaned_up(local_db: Connection) -> None:
+    table, other = make_table(local_db, [3]), local_db["t"]
+    other.add(rows(7))
+    other.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
+    table.checkout_latest()
+    table.add(rows(8))
+    table.add(rows(9))
+    assert sorted(local_db["t"].to_arrow()["id"].to_pylist())[-3:] == [7, 8, 9]
 
 
 def test_a_count_asks_no_object_store(local_db: Connection) -> None:

@@ -46,6 +46,7 @@ from geneva.model.uris import (
     TableName,
     branch_uri,
     joined_uri,
+    local_path,
     relative_uri,
     resolve,
     table_uri,
@@ -80,7 +81,7 @@ from geneva.storage.lance.database import (
     open_lancedb_table,
     opening,
 )
-from geneva.storage.lance.dataset import has_versions, open_dataset
+from geneva.storage.lance.dataset import VersionSeen, has_versions, open_dataset, version_seen
 from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.folder import open_folder
 from geneva.storage.lance.lancedb_methods import ConnectionMethods
@@ -941,6 +942,17 @@ class Connection(ConnectionMethods):
     def cancel_job(self, job_id: str) -> None:
         """Ask a job to stop, whichever process runs it. It commits what is finished, then ends."""
         self.get_job(job_id).cancel()
+
+    def _version_seen(self, lancedb_table: Any, version: int | None = None) -> VersionSeen | None:
+        """The version that a handle reads, or another one, as it is in the folder of its table."""
+        if local_path(self._uri) is None:
+            return None
+        uri = self._table_uri(lancedb_table)
+        return version_seen(uri, int(lancedb_table.version) if version is None else version)
+
+    def _table_uri(self, lancedb_table: Any) -> str:
+        uri = without_file_scheme(str(lancedb_table.uri).rstrip("/"))
+        return branch_uri(uri, lancedb_table.current_branch())
 
     def _table_ref(self, lancedb_table: Any) -> TableRef:
         options = {**self._storage_options, **(lancedb_table.initial_storage_options() or {})}

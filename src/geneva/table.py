@@ -151,6 +151,8 @@ class Table(TableMethods):
         self._checked_out: int | str | None = None
         self._watched: Dataset | None = None
         """The table as Lance's, to ask at little cost whether it is there; opened when asked."""
+        self._seen = connection._version_seen(lancedb_table)
+        """A version that this handle has read, to tell whether it is still there."""
 
     def _lancedb(self) -> Any:
         return self._table
@@ -162,14 +164,18 @@ class Table(TableMethods):
 
     def _check_is_there(self) -> None:
         """Refuse to commit to a table that was dropped, or made anew, since this handle read it."""
-        version = self.version
+        version, seen = self.version, self._seen
         if self._watched is None:
             self._watched = open_dataset(self.ref)
             dropped = self._watched.version < version
         else:
             dropped = is_dropped(self._watched, version)
-        if dropped:
+        look = self._connection._version_seen
+        now = look(self._table, seen.version) if seen is not None else None
+        if dropped or now not in (None, seen):
             raise table_is_gone(self.ref)
+        if now is None:  # cleaned up
+            self._seen = look(self._table)
 
     if not TYPE_CHECKING:  # a misspelt name is to be an error for type checkers
 

@@ -213,6 +213,32 @@ def first_file(dataset: lance.LanceDataset) -> str:
     return file_path(fragments[0].metadata.files[0]) if fragments else ""
 
 
+@dataclass(frozen=True, slots=True)
+class VersionSeen:
+    """A version of a table in a local folder: a table that is made anew has another of its number.
+
+    Lance would write with what it remembers of the one before: a table whose files are gone.
+    """
+
+    version: int
+    modified: int
+    """When it was made, in nanoseconds."""
+    size: int
+
+
+def version_seen(uri: str, version: int) -> VersionSeen | None:
+    """What tells a version from another of its number; None: it is not there, or not local."""
+    folder = local_path(uri)
+    if folder is None:
+        return None
+    # By the present way to name versions, and by the former.
+    for name in (f"{2**64 - 1 - version:020}", f"{version}"):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found = (folder / "_versions" / f"{name}.manifest").stat()
+            return VersionSeen(version, found.st_mtime_ns, found.st_size)
+    return None
+
+
 def is_dropped(dataset: lance.LanceDataset, version: int) -> bool:
     """Whether a table is gone that had this version, or another one is in its place.
 
