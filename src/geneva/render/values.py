@@ -60,6 +60,20 @@ def scalar_text(value: pa.Scalar) -> str:
     return shorten(repr(value.as_py()), MAX_LENGTH)
 
 
+def error_text(error: BaseException) -> str:
+    """The message of an exception, whatever its class does; one that can be written."""
+    try:
+        text = str(error)
+    except Exception as failed:  # noqa: BLE001  it is the user's class
+        text = f"<its message can't be shown: {type(failed).__name__}>"
+    return writable(text)
+
+
+def writable(text: str) -> str:
+    """A text as UTF-8 can hold it: names of files may have bytes in them that are none."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def repr_text(value: Any, limit: int = 80) -> str:
     """The beginning of a value's repr; its type, where that raises."""
     try:

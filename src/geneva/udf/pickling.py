@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import io
 import sys
 import threading
@@ -61,13 +62,30 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """What the functions that are embedded import when they are called."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType) and is_user_code(obj.__code__, obj.__globals__):
+        if _is_of_user(obj):
             self.imported.update(self._files.of(obj))
         if isinstance(obj, types.ModuleType) and obj.__name__ in self._taken:
             names = sorted(self._taken[obj.__name__])
             values = {name: getattr(obj, name) for name in names if hasattr(obj, name)}
             return _module_with, (obj.__name__, values)
+        if isinstance(obj, _CACHED) and _is_of_user(obj.__wrapped__):
+            # By itself it is only a name, which a script of the user's has on no worker.
+            return _cached_again, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
+
+
+_CACHED = type(functools.lru_cache(len))
+
+
+def _is_of_user(function: Any) -> bool:
+    return isinstance(function, types.FunctionType) and is_user_code(
+        function.__code__, function.__globals__
+    )
+
+
+def _cached_again(function: Any, parameters: Mapping[str, Any]) -> Any:
+    """Return a function that remembers its values, as `functools.lru_cache` makes it."""
+    return functools.lru_cache(**parameters)(function)
 
 
 def _module_with(name: str, values: Mapping[str, Any]) -> types.ModuleType:

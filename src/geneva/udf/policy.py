@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from geneva.errors import InvalidUDFError
+from geneva.render.values import error_text
 
 TRANSIENT: tuple[type[BaseException], ...] = (ConnectionError, TimeoutError, OSError)
 """What usually goes away by itself."""
@@ -67,7 +68,7 @@ class Rule:
         """Whether the rule is about this error."""
         # exit() in a function is a failure like any other: it falls under Exception here.
         kinds = (*self.exceptions, SystemExit) if Exception in self.exceptions else self.exceptions
-        says = self.match is None or re.search(self.match, str(error)) is not None
+        says = self.match is None or re.search(self.match, error_text(error)) is not None
         return isinstance(error, kinds) and says
 
     def delay(self, attempt: int) -> float:

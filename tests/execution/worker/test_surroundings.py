@@ -46,11 +46,13 @@ def test_variables_of_one_job_are_gone_in_the_next(monkeypatch: pytest.MonkeyPat
 
 
 def test_variables_of_one_function_are_gone_in_the_next():
-    enter_job(Surroundings(env=Secrets({"GENEVA_TEST_A": "of the job"})))
-    enter_function(with_env(GENEVA_TEST_A="of the function", GENEVA_TEST_B="b"))
-    assert os.environ["GENEVA_TEST_A"] == "of the job"
+    enter_job(Surroundings(env=Secrets({"GENEVA_TEST_A": "of the job"}), unset=("GENEVA_TEST_D",)))
+    enter_function(with_env(GENEVA_TEST_A="of the function", GENEVA_TEST_B="b", GENEVA_TEST_D="d"))
+    assert os.environ["GENEVA_TEST_A"] == "of the function"
     assert os.environ["GENEVA_TEST_B"] == "b"
+    assert os.environ["GENEVA_TEST_D"] == "d", "the driver has lost it, the function has not"
     enter_function(with_env(GENEVA_TEST_C="c"))
+    assert os.environ["GENEVA_TEST_A"] == "of the job"
     assert "GENEVA_TEST_B" not in os.environ
     assert os.environ["GENEVA_TEST_C"] == "c"
 

@@ -23,6 +23,7 @@ from geneva.execution.apply.steps import (
     failure_of,
 )
 from geneva.execution.apply.tables import rows_of_tables
+from geneva.execution.apply.taken import taken
 from geneva.udf.declare import UDFArgType
 from geneva.udf.policy import Action
 
@@ -66,7 +67,7 @@ class RowByRow:
             try:
                 # extend keeps what it got before an exception: its length is the failing row, and
                 # the iterators stand behind it.
-                values.extend(map(function, *iterators))
+                values.extend(map(taken, map(function, *iterators)))
                 if len(values) == self.call.batch.num_rows:
                     return values
                 # map takes a StopIteration out of the function for the end of the columns.
@@ -91,7 +92,7 @@ class RowByRow:
             while not failures and (row := next(next_row)) < len(rows):
                 try:
                     try:
-                        values[row] = function(*rows[row])
+                        values[row] = taken(function(*rows[row]))
                     except BaseException as error:  # noqa: BLE001  as above
                         failed = failure_of(error)
                         if self.call.udf.on_error.decide(failed, 1)[0] is Action.FAIL:
@@ -167,7 +168,7 @@ def row_steps(call: BatchCall, row: int, args: tuple[Any, ...]) -> Steps[Any]:
             fitting(call, [value], row)
 
     try:
-        value = yield Call(args)
+        value = taken((yield Call(args)))
         check(value)
         return value
     except USER_FAILURES as error:
@@ -192,7 +193,7 @@ def settled(
             break
         call.retries += 1
         try:
-            value = yield Call(_once_more(call, row, args))
+            value = taken((yield Call(_once_more(call, row, args))))
             check(value)
             return value
         except USER_FAILURES as again:

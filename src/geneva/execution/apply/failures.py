@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from geneva.errors import UDFError, UDFExecutionError, UDFOutputError, UDFTimeoutError, WorkerDied
-from geneva.render.values import scalar_text
+from geneva.render.values import error_text, scalar_text, writable
 from geneva.udf.declare import UDF, UDFArgType
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -66,19 +66,19 @@ def raise_failed(
     """Raise the error that a user reads about an exception in their function."""
     if isinstance(error, UDFError) and hasattr(error, "failure"):
         raise error
-    name = type(error).__name__
+    name, text = type(error).__name__, error_text(error)
     where = "" if row is None else f" on {_place(udf, batch, row)}"
     if isinstance(error, _TYPE_ERRORS) and udf.arg_type is not UDFArgType.QUERY:
         message = (
-            f"UDF '{udf.name}' {doing} with type error: {error}\n"
+            f"UDF '{udf.name}' {doing} with type error: {text}\n"
             f"Input batch schema: {', '.join(f'{f.name}: {f.type}' for f in batch.schema)}\n"
             f"UDF expects input_columns: {list(udf.input_columns or ())}\n"
             f"UDF output type: {output.type}"
         )
     else:
-        message = f"UDF '{udf.name}' {doing}{where}: {name}: {error}"
+        message = f"UDF '{udf.name}' {doing}{where}: {name}: {text}"
     failure = CellFailure(
-        row, name, str(error), user_traceback(error), attempt, kept_preview(udf, batch, row)
+        row, name, text, user_traceback(error), attempt, kept_preview(udf, batch, row)
     )
     kind = next((k for k in (UDFTimeoutError, WorkerDied) if isinstance(error, k)), None)
     raise with_failure((kind or UDFExecutionError)(message), failure) from error
@@ -120,7 +120,7 @@ def describe_failure(
     return CellFailure(
         row=row,
         exception_type=name,
-        message=str(error)[:_MAX_MESSAGE_CHARS],
+        message=error_text(error)[:_MAX_MESSAGE_CHARS],
         traceback=user_traceback(error)[-_MAX_TRACEBACK_CHARS:] if has_traceback else "",
         attempt=attempt,
         preview=shown,
@@ -156,4 +156,4 @@ def user_traceback(error: BaseException) -> str:
         kept = [f for f in part.stack if not f.filename.startswith(_GENEVA_FILES)]
         part.stack = traceback.StackSummary.from_list(kept)
         part = part.__cause__ or part.__context__
-    return "".join(formatted.format())
+    return writable("".join(formatted.format()))

@@ -20,8 +20,9 @@ from geneva.execution.apply.convert import (
     pandas_values,
     single,
 )
+from geneva.execution.apply.taken import taken
 from geneva.render.text import shorten
-from geneva.render.values import repr_text
+from geneva.render.values import error_text, repr_text
 from geneva.storage.lance.pieces import room
 from geneva.udf.types import holds, is_blob_type
 
@@ -144,7 +145,7 @@ def _reason_alone(value: Any, kind: pa.DataType) -> str | None:
 
 def reason_of(error: BaseException) -> str:
     """Return what an error said, in one short line."""
-    return shorten(str(error).rstrip(".") or type(error).__name__, 200)
+    return shorten(error_text(error).rstrip(".") or type(error).__name__, 200)
 
 
 def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: int = 0) -> pa.Array:
@@ -241,7 +242,7 @@ def _python_values(result: Any) -> Sequence[Any] | None:
     if isinstance(result, (list, tuple)):
         return result
     if isinstance(result, Iterator) and not hasattr(result, "__arrow_c_stream__"):
-        return list(result)
+        return [*map(taken, result)]
     if is_pandas(result) and result.dtype == object:
         return pandas_values(result)
     if isinstance(result, np.ma.MaskedArray):

@@ -38,6 +38,7 @@ import pyarrow as pa
 from geneva.config import variables_set
 from geneva.execution.apply.by_batch import arguments
 from geneva.execution.apply.compact import compact_batch
+from geneva.render.values import error_text
 from geneva.udf.call import StatefulCallable
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
 from geneva.udf.shipped_modules import activate
@@ -361,7 +362,7 @@ def _failed(error: Exception) -> _Failed:
     try:
         pickle.loads(cloudpickle.dumps(error))  # noqa: S301  it was made here
     except Exception:  # noqa: BLE001  whatever its class makes of that
-        error = RuntimeError(f"{type(error).__name__}: {error}")
+        error = RuntimeError(f"{type(error).__name__}: {error_text(error)}")
     return _Failed(error, trace)
 
 

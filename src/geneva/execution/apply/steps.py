@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from geneva.execution.apply.pauses import JobEnded, pause, pause_async
 from geneva.execution.apply.timeouts import Expired
+from geneva.render.values import error_text
 from geneva.udf.usage import current_meter
 
 USER_FAILURES = (Exception, SystemExit)
@@ -56,7 +57,7 @@ def failure_of(error: BaseException) -> BaseException:
         raise error
     if isinstance(error, USER_FAILURES):
         return error
-    said = RuntimeError(f"the function raised {type(error).__name__}: {error}")
+    said = RuntimeError(f"the function raised {type(error).__name__}: {error_text(error)}")
     said.__cause__ = error
     return said
 

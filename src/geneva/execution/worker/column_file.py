@@ -19,6 +19,7 @@ from geneva.model.computation import Computation
 from geneva.model.digests import Digests, digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet
 from geneva.planning.backfill import OutputPlan, all_rows
+from geneva.render.values import error_text
 from geneva.storage.columns.dictionaries import DistinctValues, Overflow
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.columns.provenance import Provenance
@@ -160,7 +161,7 @@ class ColumnFile:
 def too_many_values(overflow: Overflow, rows: RowRange, offset: int) -> BatchFailed:
     """What ends a job whose dictionary column gets more values than its indices can count."""
     error = UDFOutputError(f"The value of row {offset} doesn't fit: {overflow}.")
-    at_fault = row_failure(offset, CellFailure(None, type(error).__name__, str(error)))
+    at_fault = row_failure(offset, CellFailure(None, type(error).__name__, error_text(error)))
     return BatchFailed(error, rows, at_fault, ())
 
 

@@ -76,10 +76,10 @@ def enter_job(surroundings: Surroundings) -> None:
 def enter_function(udf: UDF) -> None:
     """Give this process what a function came with: its modules, and its variables.
 
-    A variable that the job sets has the job's value.
+    A variable that the function came with has that value, whatever the job sets.
     """
     activate(udf.modules)
-    _environment.set({**udf.variables, **_environment.of_job})
+    _environment.set({**_environment.of_job, **udf.variables})
 
 
 @contextmanager
