@@ -23,7 +23,7 @@ from geneva.execution.apply.steps import (
     failure_of,
 )
 from geneva.execution.apply.tables import rows_of_tables
-from geneva.execution.apply.taken import taken
+from geneva.execution.apply.taken import is_single, taken
 from geneva.udf.declare import UDFArgType
 from geneva.udf.policy import Action
 
@@ -62,12 +62,14 @@ class RowByRow:
 
     def _call_rows(self, function: Callable[..., Any], columns: list[list[Any]]) -> list[Any]:
         values = self._values
+        is_safe = is_single(self.call.output.type)
         iterators = [iter(column) for column in columns]
         while True:
             try:
                 # extend keeps what it got before an exception: its length is the failing row, and
                 # the iterators stand behind it.
-                values.extend(map(taken, map(function, *iterators)))
+                given = map(function, *iterators)
+                values.extend(given if is_safe else map(taken, given))
                 if len(values) == self.call.batch.num_rows:
                     return values
                 # map takes a StopIteration out of the function for the end of the columns.
