@@ -395,3 +395,35 @@ def test_a_first_task_is_waited_for_where_many_would_be_cut_blindly(
 ) -> None:
     queue = WorkQueue([new_fragment(0, RowSet.full(rows))], task_size)
     assert queue.is_worth_a_probe(slots, speed) is probed
+
+
+@pytest.mark.parametrize(
+    ("rows", "fragments", "speed", "slots", "tasks"),
+    [
+        (100, 1, 1e6, 16, 1),
+        (1_000_000, 16, 6e6, 16, 4),
+        (1_000_000, 16, 6e6, 2, 2),
+        (100_000, 500, 6e6, 16, 9),
+        (2_000, 8, 200.0, 16, 8),
+    ],
+)
+def test_what_is_known_of_a_function_says_how_many_tasks_are_worth_it(
+    rows: int, fragments: int, speed: float, slots: int, tasks: int
+) -> None:
+    plans = [new_fragment(i, RowSet.full(rows // fragments)) for i in range(fragments)]
+    queue = WorkQueue(plans, None, expected_speed=speed)
+    assert not queue.is_worth_a_probe(slots, None)
+    cut = 0
+    while queue:
+        parts, limit = queue.next_task(slots)
+        assert parts
+        assert limit is not None, "rows may take longer than they did"
+        assert limit.in_fragments or tasks == slots == 2
+        cut += 1
+    assert cut == tasks
+
+
+def test_what_is_known_of_a_function_is_not_used_where_nothing_can_be_given_back() -> None:
+    plans = [new_fragment(0, RowSet.full(100))]
+    queue = WorkQueue(plans, None, expected_speed=1e6, may_give_back=False)
+    assert queue.share(10, None) == 10

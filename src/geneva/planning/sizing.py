@@ -32,6 +32,8 @@ _SPLIT_TOLERANCE = 1.5
 _FEW_BATCHES = 32
 """So few batches per slot are handed out evenly at first: each may take minutes. A batch is one
 row where its size is not given."""
+_FRAGMENT_SECONDS = 0.002
+"""What a fragment costs a task beside its rows: a file to read, and one to write."""
 _MIN_PROBED_SLOTS = 4
 """On fewer slots a first task is not waited for alone."""
 _FLUSH_SECONDS = 1.0
@@ -83,11 +85,14 @@ class WorkQueue:
         batch_size: int = 1,
         *,
         may_give_back: bool = True,
+        expected_speed: float | None = None,
     ) -> None:
         """Queue the plans in their order. A task gets at most `max_fragments` of them.
 
-        A fragment is cut at multiples of `batch_size`, so that batches stay full.
+        A fragment is cut at multiples of `batch_size`, so that batches stay full. `expected_speed`:
+        rows per second that a task of an earlier job has computed.
         """
+        self._expected_speed = expected_speed
         self._batch_size = batch_size
         self.may_give_back = may_give_back
         """Whether a task may end in the midst of a fragment, and give the rest of it back."""
@@ -128,7 +133,8 @@ class WorkQueue:
             return self._task_size
         if rows_per_second is None:
             # Nobody knows how long a row takes: an even share of everything, by the clock.
-            share = self._all_rows / (slots if per_job == 1 else max_in_flight(slots, per_job))
+            tasks = slots if per_job == 1 else max_in_flight(slots, per_job)
+            share = self._all_rows / min(tasks, self._tasks_worth_it)
             if self._waiting and self._is_whole_at_first(slots):
                 share = max(share, self._waiting[0].weight)
         else:
@@ -138,6 +144,18 @@ class WorkQueue:
             shortest = max(_MIN_TASK_SECONDS, _SUBMIT_SECONDS * slots / per_job)
             share = max(share, rows_per_second * shortest)
         return max(1, math.ceil(share / self._batch_size)) * self._batch_size
+
+    @property
+    def _tasks_worth_it(self) -> float:
+        """How many tasks end soonest, if rows take as long as before; without end: all slots.
+
+        One more shortens the work of each, and keeps the driver busy: of n tasks the work takes
+        `seconds / n`, and to hand them out `n * _SUBMIT_SECONDS`.
+        """
+        if self._expected_speed is None or not self.may_give_back:
+            return math.inf
+        seconds = self._all_rows / self._expected_speed + self._fragments * _FRAGMENT_SECONDS
+        return max(1.0, math.sqrt(seconds / _SUBMIT_SECONDS))
 
     def _is_whole_at_first(self, slots: int) -> bool:
         """Whether fragments stay whole while nobody knows how long a row takes.
@@ -152,6 +170,7 @@ class WorkQueue:
         To start a task for each of many slots takes longer than the rows of a quick function do.
         """
         blind = rows_per_second is None and self._task_size is None
+        blind = blind and math.isinf(self._tasks_worth_it)
         return blind and slots >= _MIN_PROBED_SLOTS and not self._is_whole_at_first(slots)
 
     def limit(self, slots: int, rows_per_second: float | None) -> Limit | None:
@@ -163,7 +182,9 @@ class WorkQueue:
         # In the midst of a fragment, if other slots would wait for the rest of it.
         share = self._all_rows / slots * self._tolerance
         is_large = bool(self._waiting) and self._waiting[0].weight > share
-        if self._is_whole_at_first(slots) and (is_large or self._fragments < slots):
+        is_large = is_large or self._fragments < slots
+        # Rows may take longer than they did before.
+        if self._tasks_worth_it < slots or (self._is_whole_at_first(slots) and is_large):
             return Limit(_FIRST_SECONDS, max_rest=_FIRST_SECONDS, in_fragments=True)
         return Limit(_FIRST_SECONDS, _MAX_REST_SECONDS)
 

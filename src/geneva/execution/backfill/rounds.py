@@ -26,6 +26,7 @@ from geneva.execution.backfill.failures import (
     too_many_failed,
 )
 from geneva.execution.backfill.prepare import PreparedBackfill
+from geneva.execution.backfill.speeds import SPEEDS
 from geneva.execution.backfill.tasks import TaskQueue
 from geneva.execution.worker.task import PartResult, RowFailure, Task, TaskReport
 from geneva.model.computation import Computation
@@ -82,7 +83,8 @@ class Round:
         permit = control.permit(prepared.ref, prepared.computation)
         shared = control.shared_uri
         self._work = prepared.column_work(control.job_id, permit, shared, control.hidden)
-        self._tasks = TaskQueue(prepared, self._work, one_by_one=in_haste)
+        expected = SPEEDS.of(prepared.computation)
+        self._tasks = TaskQueue(prepared, self._work, one_by_one=in_haste, expected_speed=expected)
         self._dispatcher = Dispatcher(prepared, self._tasks, state.ledger, state.job_runner)
         self._polled, self._poll_cost = time.monotonic(), 0.0
         self._landed = self._lost = 0
@@ -184,6 +186,7 @@ class Round:
         if self._overspent is not None:
             raise self._overspent
         self._commit(flush=True)
+        SPEEDS.note(self.computation, self._ledger.rows_per_second)
         return RoundOutcome(self._landed, self._lost, self._table_changed)
 
     def abandon(self) -> None:

@@ -34,9 +34,17 @@ class TaskQueue:
     """What is still to be handed out. A fragment whose ranges are all done is assembled next."""
 
     def __init__(
-        self, prepared: PreparedBackfill, work: ColumnWork, *, one_by_one: bool = False
+        self,
+        prepared: PreparedBackfill,
+        work: ColumnWork,
+        *,
+        one_by_one: bool = False,
+        expected_speed: float | None = None,
     ) -> None:
-        """Queue the fragments of a plan, in its order; `one_by_one`: a task for each of them."""
+        """Queue the fragments of a plan, in its order; `one_by_one`: a task for each of them.
+
+        `expected_speed`: rows per second that a task of an earlier job has computed.
+        """
         self._prepared, self.work = prepared, work
         self._plans = {plan.fragment_id: plan for plan in prepared.plan.fragments}
         self._queue = WorkQueue(
@@ -46,6 +54,7 @@ class TaskQueue:
             batch_size=work.sizes.batch_size or 1,
             # Where each call is counted, a task's rows are.
             may_give_back=work.max_cost is None and not work.bounds_lost_rows,
+            expected_speed=expected_speed,
         )
         self._splits: dict[int, _Split] = {}
         self._assemblies: deque[PartWork] = deque()
