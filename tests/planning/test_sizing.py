@@ -423,7 +423,10 @@ def test_what_is_known_of_a_function_says_how_many_tasks_are_worth_it(
     assert cut == tasks
 
 
-def test_what_is_known_of_a_function_is_not_used_where_nothing_can_be_given_back() -> None:
-    plans = [new_fragment(0, RowSet.full(100))]
+def test_where_columns_end_together_a_fragment_that_was_begun_is_not_given_back() -> None:
+    plans = [new_fragment(i, RowSet.full(100)) for i in range(4)]
     queue = WorkQueue(plans, None, expected_speed=1e6, may_give_back=False)
-    assert queue.share(10, None) == 10
+    parts, limit = queue.next_task(10)
+    assert len(parts) == 4
+    assert limit is not None
+    assert not limit.in_fragments

@@ -152,7 +152,7 @@ class WorkQueue:
         One more shortens the work of each, and keeps the driver busy: of n tasks the work takes
         `seconds / n`, and to hand them out `n * _SUBMIT_SECONDS`.
         """
-        if self._expected_speed is None or not self.may_give_back:
+        if self._expected_speed is None:
             return math.inf
         seconds = self._all_rows / self._expected_speed + self._fragments * _FRAGMENT_SECONDS
         return max(1.0, math.sqrt(seconds / _SUBMIT_SECONDS))
@@ -183,9 +183,9 @@ class WorkQueue:
         share = self._all_rows / slots * self._tolerance
         is_large = bool(self._waiting) and self._waiting[0].weight > share
         is_large = is_large or self._fragments < slots
-        # Rows may take longer than they did before.
         if self._tasks_worth_it < slots or (self._is_whole_at_first(slots) and is_large):
-            return Limit(_FIRST_SECONDS, max_rest=_FIRST_SECONDS, in_fragments=True)
+            # Rows may take longer than they did before.
+            return Limit(_FIRST_SECONDS, _FIRST_SECONDS, in_fragments=self.may_give_back)
         return Limit(_FIRST_SECONDS, _MAX_REST_SECONDS)
 
     def put_back(self, plans: Sequence[FragmentPlan]) -> None:
