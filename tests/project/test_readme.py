@@ -117,6 +117,15 @@ def test_the_guide_to_services(
     assert capsys.readouterr().out.split() == ["0.25", "25", "3", "15"]
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_guide_to_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(ROOT / "docs" / "spark.md", tmp_path, monkeypatch, slow=True)
+    assert "|  2|bonjour|" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = LINK.findall(page.read_text(encoding="utf-8"))

@@ -300,6 +300,15 @@ class TestParameters:
         assert calls.rows == list(range(10))
         assert by_id(table, "x") == {i: 3 * i for i in range(10)}
 
+    def test_num_frags_of_a_where_are_the_same_each_time(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        table = make_table(local_db, [2] * 3)
+        table.add_columns({"x": tripled(calls)})
+        for _ in range(2):
+            table.backfill("x", where="id > 1", num_frags=1)
+            assert calls.taken() == [2, 3], "a `where` computes what it selects, again"
+
     def test_one_at_a_time(self, db: Connection, calls: Calls) -> None:
         table = make_table(db, [1] * 4)
         table.add_columns({"x": counted(calls, slowly)})

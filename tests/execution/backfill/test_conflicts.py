@@ -61,31 +61,38 @@ def copied_table(prototypes: Prototypes, folder: Path, *, stable: bool) -> genev
 
 
 def append(table: geneva.Table) -> None:
+    """Adds 3 rows."""
     table.add(pa.Table.from_pylist([{"k": 1000 + i, "x": 1000 + i, "y": 0} for i in range(3)]))
 
 
 def insert_only_merge(table: geneva.Table) -> None:
+    """`merge_insert` of 1 new row."""
     new = pa.Table.from_pylist([{"k": 2000, "x": 2000, "y": 1, "other": "m"}])
     table.merge_insert("k").when_not_matched_insert_all().execute(new)
 
 
 def delete(table: geneva.Table) -> None:
+    """Deletes 4 rows, of three fragments."""
     table.delete("k in (3, 13, 14, 59)")
 
 
 def delete_fragment(table: geneva.Table) -> None:
+    """Deletes the 10 rows of a fragment."""
     table.delete("k >= 20 and k < 30")
 
 
 def update_other(table: geneva.Table) -> None:
+    """Updates a column that is no input, in 2 rows."""
     table.update(where="k in (5, 25)", values={"other": "z"})
 
 
 def update_input(table: geneva.Table) -> None:
+    """Updates the input, in 2 rows."""
     table.update(where="k in (6, 36)", values={"x": 5001})
 
 
 def upsert(table: geneva.Table) -> None:
+    """`merge_insert` of 3 rows: one with its old input, one with another, one new."""
     new = pa.Table.from_pylist(
         [
             {"k": 8, "x": 8, "y": 8, "other": "u"},
@@ -97,15 +104,18 @@ def upsert(table: geneva.Table) -> None:
 
 
 def compact(table: geneva.Table) -> None:
+    """Compacts the table."""
     table.compact_files()
 
 
 def delete_and_compact(table: geneva.Table) -> None:
+    """Deletes 4 rows, and compacts."""
     table.delete("k in (3, 13, 14, 59)")
     table.compact_files()
 
 
 def compact_twice(table: geneva.Table) -> None:
+    """Compacts, adds 3 rows, deletes 1, compacts again."""
     table.compact_files()
     append(table)
     table.delete("k = 31")
@@ -113,19 +123,23 @@ def compact_twice(table: geneva.Table) -> None:
 
 
 def add_plain_column(table: geneva.Table) -> None:
+    """Adds a column of SQL."""
     table.checkout_latest()
     table.add_columns({"z": "x + 1"})
 
 
 def drop_other_column(table: geneva.Table) -> None:
+    """Drops a column that is no input."""
     table.drop_columns(["other"])
 
 
 def build_index(table: geneva.Table) -> None:
+    """Builds an index on the computed column."""
     lance.dataset(table.ref.uri).create_scalar_index("c", "BTREE")
 
 
 def other_backfill(table: geneva.Table) -> None:
+    """Backfills another column."""
     table._connection.open_table("t").backfill("p")
 
 
@@ -279,14 +293,22 @@ def write_matrix(path: Path) -> None:
     lines = [
         "# What other writers do to a running backfill",
         "",
-        f"Made by `GENEVA_WRITE_DOCS=1 pytest -m '' -k conflicts`: a backfill of {ROWS} rows "
-        f"in {FRAGMENTS} fragments, two fragments a commit; another handle does the operation "
-        "exactly at that moment. Each cell: the job's end, and how often the UDF ran (without "
-        "stable row ids / with). Afterwards every value is right, and another backfill runs "
-        "nothing.",
+        f"Each cell is a test: a backfill of a column of {ROWS} rows in {FRAGMENTS} fragments, two "
+        "fragments a commit. While it runs, another handle of the table does what the row says, "
+        "exactly at the moment that the column names. The cell has the end of the backfill's job "
+        "and the number of rows that its function was called for: first in a table without stable "
+        "row ids, then in one with them. Afterwards every value is right, and another backfill "
+        "calls nothing.",
         "",
-        "| operation | " + " | ".join(MOMENTS) + " |",
-        "|---" * (len(MOMENTS) + 1) + "|",
+        f"More than {ROWS} calls are for rows that came, or whose input changed; fewer for rows "
+        "that were deleted before they were computed. The moments: before the job makes its "
+        "plan; while the function runs; after column files were written and before their "
+        "commit; after the first commit and before the second.",
+        "",
+        "The table is made by `GENEVA_WRITE_DOCS=1 pytest -m '' -k conflicts`.",
+        "",
+        "| operation | what it does | " + " | ".join(MOMENTS) + " |",
+        "|---" * (len(MOMENTS) + 2) + "|",
     ]
     for operation in OPERATIONS:
         cells = []
@@ -294,5 +316,6 @@ def write_matrix(path: Path) -> None:
             plain = OUTCOMES.get((operation.__name__, moment, False), "-")
             stable = OUTCOMES.get((operation.__name__, moment, True), "-").split(", ")[-1]
             cells.append(f"{plain} / {stable}")
-        lines.append(f"| {operation.__name__.replace('_', ' ')} | " + " | ".join(cells) + " |")
+        name, what = operation.__name__.replace("_", " "), str(operation.__doc__).rstrip(".")
+        lines.append(f"| {name} | {what} | " + " | ".join(cells) + " |")
     path.write_text("\n".join(lines) + "\n")
