@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -343,9 +344,16 @@ class TestChunkers:
         assert geneva.scalar_udtf is chunker
         assert geneva.batch_udtf is geneva.udtf
         source = local_db.create_table("s", pa.table({"id": [1], "text": ["ab"]}))
-        view = local_db.create_scalar_udtf_view("v", source=source, udtf=letters)
-        view.refresh()
-        assert column(view, "word") == ["a", "b"]
+        made = local_db.create_scalar_udtf_view
+        for view in (
+            made("v", source=source, udtf=letters),
+            made("w", source=source, scalar_udtf=letters),
+            made("x", source, letters),
+        ):
+            view.refresh()
+            assert column(view, "word") == ["a", "b"]
+        with pytest.raises(UserInputError, match="needs one scalar_udtf="):
+            made("y", source)
 
     def test_messages_name_the_chunker(self) -> None:
         with pytest.raises(TypeError, match=r"chunker\(\) got an unexpected .*'wrong'"):
@@ -593,9 +601,25 @@ class TestJobs:
         assert jobs.search().where("status = 'DONE'").to_list()[0]["job_id"] == job_id
         metrics = [json.loads(m) for m in jobs.to_arrow()["metrics"].to_pylist()[0]]
         assert {m["name"]: m["count"] for m in metrics}["rows_committed"] == 3
+        assert jobs.search(None).where("status = 'DONE'").select(["job_id"]).to_list() == [
+            {"job_id": job_id}
+        ]
         assert "geneva_jobs" not in local_db.table_names()
         with pytest.raises(UserInputError, match="no system table"):
             local_db.open_table("nope", namespace=local_db.system_namespace)
+
+    def test_as_a_dataset(self, local_db: Connection) -> None:
+        system = list(local_db.system_namespace)
+        for name in ("geneva_jobs", "geneva_errors"):
+            dataset = local_db.open_table(name, namespace=system).to_lance()
+            folder = Path(dataset.uri.removeprefix("file://"))
+            gc.collect()
+            assert dataset.count_rows() == 0
+            assert folder.exists(), "the dataset keeps its files"
+            assert local_db.open_table(name, namespace=system).search(None).to_list() == []
+            del dataset
+            gc.collect()
+            assert not folder.parent.exists(), "and they go with it"
 
 
 class TestContexts:

@@ -86,6 +86,7 @@ from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.folder import open_folder
 from geneva.storage.lance.lancedb_methods import ConnectionMethods
 from geneva.storage.views.definition import ViewKind, ViewName, is_view, view_kind
+from geneva.system_tables import SystemTable
 from geneva.table import Table
 from geneva.trust.policy import Policy, Trust
 from geneva.udf.chunker import Chunker
@@ -478,7 +479,7 @@ class Connection(ConnectionMethods):
         )
         if asked.namespace == (SYSTEM_NAMESPACE,):
             found = system_table(asked.table, self._history.list(), self._failures.list())
-            return Table(self, found)
+            return SystemTable(self, found)
         own = None if storage_options is None else dict(Secrets(storage_options))
         options = {"storage_options": own, "index_cache_size": index_cache_size}
         given = {name: value for name, value in options.items() if value is not None}
@@ -629,7 +630,20 @@ class Connection(ConnectionMethods):
         assert isinstance(view, MaterializedView)
         return view
 
-    create_scalar_udtf_view = create_udtf_view
+    def create_scalar_udtf_view(
+        self,
+        name: str,
+        source: Query | Search | Table | str,
+        scalar_udtf: Chunker | None = None,
+        *,
+        udtf: Chunker | None = None,
+        strict: bool = False,
+    ) -> MaterializedView:
+        """Make a view of a chunker's rows: `create_udtf_view` by an earlier name."""
+        given = [chunker for chunker in (scalar_udtf, udtf) if chunker is not None]
+        if len(given) != 1:
+            raise UserInputError(f"create_scalar_udtf_view({name!r}) needs one scalar_udtf=.")
+        return self.create_udtf_view(name, source, given[0], strict=strict)
 
     def _create_partitioned_view(
         self,
