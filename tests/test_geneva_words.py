@@ -70,6 +70,26 @@ def letters(text: str) -> Iterator[Word]:
 
 
 class TestUdfs:
+    def test_a_pair_feeds_parameters_with_defaults(
+        self, local_db: Connection, table: Table
+    ) -> None:
+        @udf
+        def scale(x: int, k: int = 10) -> int:
+            return x * k
+
+        table.add_columns({"a": scale.with_inputs(["id"]), "b": (scale, ["id", "id"])})
+        table.backfill("a")
+        table.backfill("b")
+        assert (column(table, "a"), column(table, "b")) == ([0, 10, 20], [0, 1, 4])
+        assert table.backfill("b").rows_computed == 0
+        table.alter_columns({"path": "a", "udf": scale, "input_columns": ["id", "b"]})
+        table.backfill("a")
+        assert column(table, "a") == [0, 1, 8]
+        query = table.search(None).select({"c": (scale, ["id", "id"])})
+        view = query.create_materialized_view("v")
+        view.refresh()
+        assert query.to_list() == view.to_arrow().to_pylist() == [{"c": 0}, {"c": 1}, {"c": 4}]
+
     def test_the_words_of_the_decorator(self, local_db: Connection, table: Table) -> None:
         manifest = GenevaManifest.create_pip("m").pip(["pyarrow"]).build()
         with pytest.warns(CompatibilityWarning, match="geneva backfill") as told:
