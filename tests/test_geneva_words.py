@@ -529,6 +529,8 @@ class TestJobs:
         assert [j.job_id for j in history.list_jobs(table_name="t", status="DONE")] == [job_id]
         history.set_completed(job_id, status="CANCELLED")
         assert history.get(job_id)[0].status == "DONE", "it had ended"
+        assert history.get("no such job") == []
+        assert not hasattr(history.get("no such job"), "status")
         with pytest.raises(UserInputError, match="says itself how it ended"):
             history.set_completed(job_id, status="DONE")
 

@@ -570,9 +570,7 @@ class Connection(ConnectionMethods):
                 f"{option}= is for views of a table's name, which are LanceDB's. Say it in the "
                 f"query: table.search(None).{option}(...)."
             )
-        view = self._create_view(
-            name, source.query() if isinstance(source, Table) else source, strict
-        )
+        view = self._create_view(name, source, strict)
         if with_no_data is False:
             view.refresh()
         return view

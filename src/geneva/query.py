@@ -106,8 +106,11 @@ class Query:
 
     # -- building
 
-    def where(self, condition: Any) -> Query:
-        """Only the rows that satisfy an SQL condition, and those of earlier calls."""
+    def where(self, condition: Any, prefilter: bool = True) -> Query:  # noqa: FBT001, FBT002
+        """Only the rows that satisfy an SQL condition, and those of earlier calls.
+
+        `prefilter` is LanceDB's word for vector searches. Here the filter always comes first.
+        """
         if not isinstance(condition, str) or not condition.strip():
             raise UserInputError(f"where must be an SQL condition, not {condition!r}.")
         found = read_condition(self._dataset(), condition)
@@ -316,9 +319,12 @@ class Query:
         """The result as an Arrow table."""
         return self.to_batches().read_all()
 
-    def to_pandas(self, **options: Any) -> Any:
-        """The result as a pandas data frame."""
-        return self.to_arrow().to_pandas(**options)
+    def to_pandas(self, flatten: int | None = None, **options: Any) -> Any:
+        """The result as a pandas data frame; `flatten`: so many levels of structs as columns.
+
+        `flatten=True` is all levels, as in LanceDB.
+        """
+        return _flattened(self.to_arrow(), flatten).to_pandas(**options)
 
     def to_list(self) -> list[dict[str, Any]]:
         """The result as a list of dicts."""
@@ -493,6 +499,20 @@ else:
 
 GenevaQuery = ViewQuery
 """The same, of the record that a view keeps."""
+
+
+def _flattened(table: pa.Table, levels: int | None) -> pa.Table:
+    """A table with the fields of its structs as columns, down to a level."""
+    if levels is None or levels is False:
+        return table
+    if levels is not True and _checked_count("flatten", levels) == 0:
+        raise UserInputError("flatten must be True, or the levels to flatten: 1 or more.")
+    done = 0
+    while any(pa.types.is_struct(f.type) for f in table.schema) and (
+        levels is True or done < levels
+    ):
+        table, done = table.flatten(), done + 1
+    return table
 
 
 def _checked_count(name: str, rows: Any) -> int | None:
