@@ -305,6 +305,29 @@ class TestChunkers:
                 view.refresh()
                 assert column(view, "word") == ["a", "b", "c"]
 
+    def test_inputs_have_the_names_of_the_query(self, local_db: Connection) -> None:
+        data = pa.table({"id": [1], "s": ["ab"], "text": ["xyz"]})
+        source = local_db.create_table("s", data)
+        swapped = {"id": "id", "text": "s", "s": "text"}
+        names: dict[bool | None, list[str]] = {
+            None: ["id", "text", "s"],
+            True: ["id", "text", "s"],
+            False: ["id", "s"],
+        }
+        for inherit, kept in names.items():
+            made = chunker(letters.func, inherit_input_columns=inherit)
+            view = local_db.create_udtf_view(f"v{inherit}", source.query().select(swapped), made)
+            view.refresh()
+            assert view.schema.names == [*kept, "word", "place"]
+            assert column(view, "word") == ["a", "b"]
+        added = source.query().select(swapped).add_column(letters)
+        assert [row["word"] for row in added.to_list()] == ["a", "b"]
+        makers: list[Any] = ["upper(s)", (udf(lambda s: s, data_type=pa.string()), ["s"])]
+        for maker in makers:
+            query = source.query().select({"id": "id", "text": maker})
+            with pytest.raises(InvalidUDFError, match=r"'letters' reads column 'text', which the"):
+                local_db.create_udtf_view("w", query, letters)
+
     def test_a_chunk_may_be_called_like_its_input(self, local_db: Connection) -> None:
         source = local_db.create_table("s", pa.table({"id": [1], "text": ["a b"]}))
         made = chunker(lambda text: [(t,) for t in text.split()], output_schema=TEXT)

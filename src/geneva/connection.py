@@ -623,8 +623,7 @@ class Connection(ConnectionMethods):
                 f"create_udtf_view({name!r}) needs a function that is decorated with @chunker or "
                 f"@udtf, not {udtf!r}."
             )
-        query = query.with_inputs_of(udtf).add_column(udtf)
-        view = self.create_materialized_view(name, query, strict=strict)
+        view = self.create_materialized_view(name, query.exploded(udtf), strict=strict)
         assert isinstance(view, MaterializedView)
         return view
 

@@ -24,6 +24,7 @@ from geneva.query_columns import (
     ColumnSource,
     SeveralColumns,
     check_output_name,
+    chunker_of_query,
     distinct,
     every_column,
     function_columns,
@@ -169,7 +170,8 @@ class Query:
         else:
             given = {named_like_itself(column): column}
         dataset = self._dataset()
-        new = several + [made_column(dataset, name, what) for name, what in given.items()]
+        of_query = {name: chunker_of_query(self._columns(), what) for name, what in given.items()}
+        new = several + [made_column(dataset, name, what) for name, what in of_query.items()]
         distinct([*self._columns(), *new])
         return self._with(added=(*self._state.added, *new))
 
@@ -178,18 +180,21 @@ class Query:
         left = tuple(c for c in self._columns() if c.name not in columns)
         return self._with(selected=left, added=())
 
-    def with_inputs_of(self, chunker: Chunker) -> Query:
-        """This query with those of the chunker's inputs that its view is to have."""
-        inputs = made_column(self._dataset(), chunker.name, chunker).inputs
+    def exploded(self, chunker: Chunker) -> Query:
+        """This query with a chunker, and with those of its inputs that its view is to have."""
         own, inherit = self._columns(), chunker.inherit_input_columns
+        bound = chunker_of_query(own, chunker)
+        inputs = made_column(self._dataset(), chunker.name, bound).inputs
+        query = self
         if inherit:
             there = {column.expression for column in own}
             more = [path for path in inputs if path not in there]
-            return self.add_column({path.rpartition(".")[2]: path for path in more})
-        if inherit is None and self._state.selected is not None:
-            return self
-        left = (c for c in own if c.kind is not ColumnKind.COLUMN or c.expression not in inputs)
-        return self._with(selected=tuple(left), added=())
+            query = self.add_column({path.rpartition(".")[2]: path for path in more})
+        elif inherit is False or self._state.selected is None:
+            left = (c for c in own if c.kind is not ColumnKind.COLUMN or c.expression not in inputs)
+            query = self._with(selected=tuple(left), added=())
+        # As a pair: its inputs are found, and are columns of the table.
+        return query.add_column(bound if bound.input_columns is None else (bound, list(inputs)))
 
     def shuffle(self, seed: int | None = None) -> Query:
         """The rows in an order that `seed` decides; without one, it is drawn now and kept."""
