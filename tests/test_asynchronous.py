@@ -55,6 +55,37 @@ def test_columns_and_views(tmp_path: Path, calls: Calls) -> None:
     assert calls.taken() == [0, 1]
 
 
+def test_queries_of_ours(tmp_path: Path, calls: Calls) -> None:
+    async def program() -> None:
+        db = await database(tmp_path)
+        table = await db.create_table("t", rows(0, 1, 2))
+        query = (await table.search(None)).where("id > 0").select({"x": tripled(calls)})
+        assert query.schema.names == ["x"]
+        assert (await query.to_list(), await query.count_rows()) == ([{"x": 3}, {"x": 6}], 2)
+        assert calls.taken() == [1, 2]
+        assert await (await table.search()).to_list() == [{"id": 0}, {"id": 1}, {"id": 2}]
+        made = await query.create_materialized_view("u")
+        for view in (made, await db.create_materialized_view("v", query)):
+            await view.refresh()
+            assert (await view.to_arrow())["x"].to_pylist() == [3, 6]
+        whole = await db.create_materialized_view("w", source=table)
+        await whole.refresh()
+        assert await whole.count_rows() == 3
+        letters = geneva.chunker(
+            lambda id: [{"n": id}] * id, output_schema=pa.schema([("n", pa.int64())])
+        )
+        exploded = await db.create_udtf_view("x", source=await table.search(None), udtf=letters)
+        await exploded.refresh()
+        assert (await exploded.to_arrow())["n"].to_pylist() == [1, 2, 2]
+        with pytest.raises(UserInputError, match=r"LanceDB's own.*`await table.search\(None\)`"):
+            await db.create_materialized_view("y", table.query().where("id > 0"))
+        with pytest.raises(AttributeError, match="no 'nope'"):
+            query.nope  # noqa: B018
+        assert {"where", "to_list"} <= set(dir(query))
+
+    asyncio.run(program())
+
+
 def test_what_ours_do_otherwise_they_do_here_too(tmp_path: Path, calls: Calls) -> None:
     async def program() -> None:
         with await database(tmp_path) as db:

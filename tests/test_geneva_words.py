@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -69,6 +70,26 @@ def letters(text: str) -> Iterator[Word]:
 
 
 class TestUdfs:
+    def test_a_pair_feeds_parameters_with_defaults(
+        self, local_db: Connection, table: Table
+    ) -> None:
+        @udf
+        def scale(x: int, k: int = 10) -> int:
+            return x * k
+
+        table.add_columns({"a": scale.with_inputs(["id"]), "b": (scale, ["id", "id"])})
+        table.backfill("a")
+        table.backfill("b")
+        assert (column(table, "a"), column(table, "b")) == ([0, 10, 20], [0, 1, 4])
+        assert table.backfill("b").rows_computed == 0
+        table.alter_columns({"path": "a", "udf": scale, "input_columns": ["id", "b"]})
+        table.backfill("a")
+        assert column(table, "a") == [0, 1, 8]
+        query = table.search(None).select({"c": (scale, ["id", "id"])})
+        view = query.create_materialized_view("v")
+        view.refresh()
+        assert query.to_list() == view.to_arrow().to_pylist() == [{"c": 0}, {"c": 1}, {"c": 4}]
+
     def test_the_words_of_the_decorator(self, local_db: Connection, table: Table) -> None:
         manifest = GenevaManifest.create_pip("m").pip(["pyarrow"]).build()
         with pytest.warns(CompatibilityWarning, match="geneva backfill") as told:
@@ -284,6 +305,29 @@ class TestChunkers:
                 view.refresh()
                 assert column(view, "word") == ["a", "b", "c"]
 
+    def test_inputs_have_the_names_of_the_query(self, local_db: Connection) -> None:
+        data = pa.table({"id": [1], "s": ["ab"], "text": ["xyz"]})
+        source = local_db.create_table("s", data)
+        swapped = {"id": "id", "text": "s", "s": "text"}
+        names: dict[bool | None, list[str]] = {
+            None: ["id", "text", "s"],
+            True: ["id", "text", "s"],
+            False: ["id", "s"],
+        }
+        for inherit, kept in names.items():
+            made = chunker(letters.func, inherit_input_columns=inherit)
+            view = local_db.create_udtf_view(f"v{inherit}", source.query().select(swapped), made)
+            view.refresh()
+            assert view.schema.names == [*kept, "word", "place"]
+            assert column(view, "word") == ["a", "b"]
+        added = source.query().select(swapped).add_column(letters)
+        assert [row["word"] for row in added.to_list()] == ["a", "b"]
+        makers: list[Any] = ["upper(s)", (udf(lambda s: s, data_type=pa.string()), ["s"])]
+        for maker in makers:
+            query = source.query().select({"id": "id", "text": maker})
+            with pytest.raises(InvalidUDFError, match=r"'letters' reads column 'text', which the"):
+                local_db.create_udtf_view("w", query, letters)
+
     def test_a_chunk_may_be_called_like_its_input(self, local_db: Connection) -> None:
         source = local_db.create_table("s", pa.table({"id": [1], "text": ["a b"]}))
         made = chunker(lambda text: [(t,) for t in text.split()], output_schema=TEXT)
@@ -343,9 +387,16 @@ class TestChunkers:
         assert geneva.scalar_udtf is chunker
         assert geneva.batch_udtf is geneva.udtf
         source = local_db.create_table("s", pa.table({"id": [1], "text": ["ab"]}))
-        view = local_db.create_scalar_udtf_view("v", source=source, udtf=letters)
-        view.refresh()
-        assert column(view, "word") == ["a", "b"]
+        made = local_db.create_scalar_udtf_view
+        for view in (
+            made("v", source=source, udtf=letters),
+            made("w", source=source, scalar_udtf=letters),
+            made("x", source, letters),
+        ):
+            view.refresh()
+            assert column(view, "word") == ["a", "b"]
+        with pytest.raises(UserInputError, match="needs one scalar_udtf="):
+            made("y", source)
 
     def test_messages_name_the_chunker(self) -> None:
         with pytest.raises(TypeError, match=r"chunker\(\) got an unexpected .*'wrong'"):
@@ -501,6 +552,8 @@ class TestJobs:
         assert [j.job_id for j in history.list_jobs(table_name="t", status="DONE")] == [job_id]
         history.set_completed(job_id, status="CANCELLED")
         assert history.get(job_id)[0].status == "DONE", "it had ended"
+        assert history.get("no such job") == []
+        assert not hasattr(history.get("no such job"), "status")
         with pytest.raises(UserInputError, match="says itself how it ended"):
             history.set_completed(job_id, status="DONE")
 
@@ -593,9 +646,25 @@ class TestJobs:
         assert jobs.search().where("status = 'DONE'").to_list()[0]["job_id"] == job_id
         metrics = [json.loads(m) for m in jobs.to_arrow()["metrics"].to_pylist()[0]]
         assert {m["name"]: m["count"] for m in metrics}["rows_committed"] == 3
+        assert jobs.search(None).where("status = 'DONE'").select(["job_id"]).to_list() == [
+            {"job_id": job_id}
+        ]
         assert "geneva_jobs" not in local_db.table_names()
         with pytest.raises(UserInputError, match="no system table"):
             local_db.open_table("nope", namespace=local_db.system_namespace)
+
+    def test_as_a_dataset(self, local_db: Connection) -> None:
+        system = list(local_db.system_namespace)
+        for name in ("geneva_jobs", "geneva_errors"):
+            dataset = local_db.open_table(name, namespace=system).to_lance()
+            folder = Path(dataset.uri.removeprefix("file://"))
+            gc.collect()
+            assert dataset.count_rows() == 0
+            assert folder.exists(), "the dataset keeps its files"
+            assert local_db.open_table(name, namespace=system).search(None).to_list() == []
+            del dataset
+            gc.collect()
+            assert not folder.parent.exists(), "and they go with it"
 
 
 class TestContexts:

@@ -81,6 +81,18 @@ def test_a_query_gives_all_of_the_table(query: Query) -> None:
     assert query.to_list()[3] == rows(3, 4).to_pylist()[0]
 
 
+@pytest.mark.parametrize("flatten", [None, False, True, 1, 2, 5])
+def test_lancedbs_words_of_a_search(local_db: Connection, flatten: Any) -> None:
+    struct = {"a": 1, "inner": {"b": 2, "deep": {"c": 3}}}
+    table = local_db.create_table("nested", [{"id": i, "s": struct} for i in range(3)])
+    for where in ({}, {"prefilter": True}, {"prefilter": False}):
+        found = table.search(None).where("id > 0", **where).to_pandas(flatten=flatten)
+        theirs = table.search().where("id > 0", **where).to_pandas(flatten=flatten)
+        assert found.equals(theirs)
+    with pytest.raises(UserInputError, match="flatten must be"):
+        table.search(None).to_pandas(flatten=0)
+
+
 def test_an_address_leads_to_its_row(query: Query) -> None:
     every = query.select({"id": "id", "at": "_rowaddr"}).to_list()
     for row in (every[0], every[-1]):

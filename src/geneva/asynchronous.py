@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from geneva.connection import Connection, connect
+from geneva.errors import UserInputError
 from geneva.jobs import JobFuture, JobResult
+from geneva.query import Query
 from geneva.storage.lance.database import (
     is_source_of_lancedb,
     new_table_options,
@@ -39,6 +42,10 @@ _SCORES = {"AsyncVectorQuery": ("_distance",), "AsyncFTSQuery": ("_score",)}
 """What a search adds by itself to the columns that it was asked for; Lance wants it said."""
 _FURTHER = ("nearest_to", "nearest_to_text")
 """What makes another kind of query of one."""
+_RESULTS = frozenset(
+    {"to_arrow", "to_batches", "to_list", "to_pandas", "count_rows", "create_materialized_view"}
+)
+"""What makes something of a query, and so takes its time."""
 _AT_ONCE = frozenset({"context", "local_ray_context", "is_remote"})
 """Of a connection, what waits for nothing."""
 
@@ -170,7 +177,12 @@ class AsyncTable:
         return self._shown(self._lancedb.vector_search(query_vector))
 
     async def search(self, *args: Any, **options: Any) -> Any:
-        """LanceDB's search, by a vector, words or both."""
+        """LanceDB's search, by a vector, words or both.
+
+        `search(None)` builds a query of Geneva's, an `AsyncGenevaQuery`; `search()` is `query()`.
+        """
+        if not options and args in ((), (None,)):
+            return AsyncGenevaQuery(self._table.query()) if args else self.query()
         return self._shown(await self._lancedb.search(*args, **options))
 
     def _shown(self, found: Any, *, is_chosen: bool = False) -> Any:
@@ -270,6 +282,41 @@ class AsyncView(AsyncTable):
         self._table.merge_insert(*args, **options)
 
 
+class AsyncGenevaQuery:
+    """A query of Geneva's over a table. Building it waits for nothing; its result is awaited."""
+
+    def __init__(self, query: Query) -> None:
+        """Use `AsyncTable.search(None)`."""
+        self._query = query
+
+    @property
+    def sync(self) -> Query:
+        """The same for code that waits."""
+        return self._query
+
+    def __getattr__(self, name: str) -> Any:
+        """What `geneva.Query` can do: what makes a result of it, in a thread."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self._query, name)
+        if name in _RESULTS:
+            return _in_thread(found)
+        return partial(self._further, found) if inspect.ismethod(found) else found
+
+    @staticmethod
+    def _further(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        made = method(*args, **options)
+        return AsyncGenevaQuery(made) if isinstance(made, Query) else made
+
+    def __dir__(self) -> list[str]:
+        """What Geneva's queries can do."""
+        return sorted({*object.__dir__(self), *_public(self._query)})
+
+    def __repr__(self) -> str:
+        """Show the query."""
+        return f"Async{self._query!r}"
+
+
 class AsyncBranches:
     """The branches of a table, for an event loop."""
 
@@ -302,10 +349,25 @@ _OURS = frozenset({Connection, Table, MaterializedView})
 
 def _in_thread(call: Callable[..., _Result]) -> Callable[..., Any]:
     async def run(*args: Any, **kwargs: Any) -> Any:
-        made = await asyncio.to_thread(call, *args, **kwargs)
+        given = [_sync(value) for value in args]
+        named = {name: _sync(value) for name, value in kwargs.items()}
+        made = await asyncio.to_thread(call, *given, **named)
         return AsyncTable.of(made) if isinstance(made, Table) else made
 
     return run
+
+
+def _sync(value: Any) -> Any:
+    """A table or query that Geneva's own code can read."""
+    if isinstance(value, AsyncTable | AsyncGenevaQuery):
+        return value.sync
+    kind = type(value)
+    if kind.__module__.startswith("lancedb.") and re.fullmatch(r"Async\w*Query", kind.__name__):
+        raise UserInputError(
+            f"{kind.__name__} is LanceDB's own, and only LanceDB can read it. For a view, build "
+            "the query with `await table.search(None)` and its where, select, limit and offset."
+        )
+    return value
 
 
 async def _ended(future: JobFuture) -> JobResult:

@@ -86,6 +86,7 @@ from geneva.storage.lance.delegation import delegated_attribute
 from geneva.storage.lance.folder import open_folder
 from geneva.storage.lance.lancedb_methods import ConnectionMethods
 from geneva.storage.views.definition import ViewKind, ViewName, is_view, view_kind
+from geneva.system_tables import SystemTable
 from geneva.table import Table
 from geneva.trust.policy import Policy, Trust
 from geneva.udf.chunker import Chunker
@@ -478,7 +479,7 @@ class Connection(ConnectionMethods):
         )
         if asked.namespace == (SYSTEM_NAMESPACE,):
             found = system_table(asked.table, self._history.list(), self._failures.list())
-            return Table(self, found)
+            return SystemTable(self, found)
         own = None if storage_options is None else dict(Secrets(storage_options))
         options = {"storage_options": own, "index_cache_size": index_cache_size}
         given = {name: value for name, value in options.items() if value is not None}
@@ -569,9 +570,7 @@ class Connection(ConnectionMethods):
                 f"{option}= is for views of a table's name, which are LanceDB's. Say it in the "
                 f"query: table.search(None).{option}(...)."
             )
-        view = self._create_view(
-            name, source.query() if isinstance(source, Table) else source, strict
-        )
+        view = self._create_view(name, source, strict)
         if with_no_data is False:
             view.refresh()
         return view
@@ -624,12 +623,24 @@ class Connection(ConnectionMethods):
                 f"create_udtf_view({name!r}) needs a function that is decorated with @chunker or "
                 f"@udtf, not {udtf!r}."
             )
-        query = query.with_inputs_of(udtf).add_column(udtf)
-        view = self.create_materialized_view(name, query, strict=strict)
+        view = self.create_materialized_view(name, query.exploded(udtf), strict=strict)
         assert isinstance(view, MaterializedView)
         return view
 
-    create_scalar_udtf_view = create_udtf_view
+    def create_scalar_udtf_view(
+        self,
+        name: str,
+        source: Query | Search | Table | str,
+        scalar_udtf: Chunker | None = None,
+        *,
+        udtf: Chunker | None = None,
+        strict: bool = False,
+    ) -> MaterializedView:
+        """Make a view of a chunker's rows: `create_udtf_view` by an earlier name."""
+        given = [chunker for chunker in (scalar_udtf, udtf) if chunker is not None]
+        if len(given) != 1:
+            raise UserInputError(f"create_scalar_udtf_view({name!r}) needs one scalar_udtf=.")
+        return self.create_udtf_view(name, source, given[0], strict=strict)
 
     def _create_partitioned_view(
         self,

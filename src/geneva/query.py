@@ -24,6 +24,7 @@ from geneva.query_columns import (
     ColumnSource,
     SeveralColumns,
     check_output_name,
+    chunker_of_query,
     distinct,
     every_column,
     function_columns,
@@ -106,8 +107,11 @@ class Query:
 
     # -- building
 
-    def where(self, condition: Any) -> Query:
-        """Only the rows that satisfy an SQL condition, and those of earlier calls."""
+    def where(self, condition: Any, prefilter: bool = True) -> Query:  # noqa: FBT001, FBT002
+        """Only the rows that satisfy an SQL condition, and those of earlier calls.
+
+        `prefilter` is LanceDB's word for vector searches. Here the filter always comes first.
+        """
         if not isinstance(condition, str) or not condition.strip():
             raise UserInputError(f"where must be an SQL condition, not {condition!r}.")
         found = read_condition(self._dataset(), condition)
@@ -166,7 +170,8 @@ class Query:
         else:
             given = {named_like_itself(column): column}
         dataset = self._dataset()
-        new = several + [made_column(dataset, name, what) for name, what in given.items()]
+        of_query = {name: chunker_of_query(self._columns(), what) for name, what in given.items()}
+        new = several + [made_column(dataset, name, what) for name, what in of_query.items()]
         distinct([*self._columns(), *new])
         return self._with(added=(*self._state.added, *new))
 
@@ -175,18 +180,21 @@ class Query:
         left = tuple(c for c in self._columns() if c.name not in columns)
         return self._with(selected=left, added=())
 
-    def with_inputs_of(self, chunker: Chunker) -> Query:
-        """This query with those of the chunker's inputs that its view is to have."""
-        inputs = made_column(self._dataset(), chunker.name, chunker).inputs
+    def exploded(self, chunker: Chunker) -> Query:
+        """This query with a chunker, and with those of its inputs that its view is to have."""
         own, inherit = self._columns(), chunker.inherit_input_columns
+        bound = chunker_of_query(own, chunker)
+        inputs = made_column(self._dataset(), chunker.name, bound).inputs
+        query = self
         if inherit:
             there = {column.expression for column in own}
             more = [path for path in inputs if path not in there]
-            return self.add_column({path.rpartition(".")[2]: path for path in more})
-        if inherit is None and self._state.selected is not None:
-            return self
-        left = (c for c in own if c.kind is not ColumnKind.COLUMN or c.expression not in inputs)
-        return self._with(selected=tuple(left), added=())
+            query = self.add_column({path.rpartition(".")[2]: path for path in more})
+        elif inherit is False or self._state.selected is None:
+            left = (c for c in own if c.kind is not ColumnKind.COLUMN or c.expression not in inputs)
+            query = self._with(selected=tuple(left), added=())
+        # As a pair: its inputs are found, and are columns of the table.
+        return query.add_column(bound if bound.input_columns is None else (bound, list(inputs)))
 
     def shuffle(self, seed: int | None = None) -> Query:
         """The rows in an order that `seed` decides; without one, it is drawn now and kept."""
@@ -316,9 +324,12 @@ class Query:
         """The result as an Arrow table."""
         return self.to_batches().read_all()
 
-    def to_pandas(self, **options: Any) -> Any:
-        """The result as a pandas data frame."""
-        return self.to_arrow().to_pandas(**options)
+    def to_pandas(self, flatten: int | None = None, **options: Any) -> Any:
+        """The result as a pandas data frame; `flatten`: so many levels of structs as columns.
+
+        `flatten=True` is all levels, as in LanceDB.
+        """
+        return _flattened(self.to_arrow(), flatten).to_pandas(**options)
 
     def to_list(self) -> list[dict[str, Any]]:
         """The result as a list of dicts."""
@@ -493,6 +504,20 @@ else:
 
 GenevaQuery = ViewQuery
 """The same, of the record that a view keeps."""
+
+
+def _flattened(table: pa.Table, levels: int | None) -> pa.Table:
+    """A table with the fields of its structs as columns, down to a level."""
+    if levels is None or levels is False:
+        return table
+    if levels is not True and _checked_count("flatten", levels) == 0:
+        raise UserInputError("flatten must be True, or the levels to flatten: 1 or more.")
+    done = 0
+    while any(pa.types.is_struct(f.type) for f in table.schema) and (
+        levels is True or done < levels
+    ):
+        table, done = table.flatten(), done + 1
+    return table
 
 
 def _checked_count(name: str, rows: Any) -> int | None:

@@ -134,6 +134,29 @@ def several_columns(dataset: Dataset, source: SeveralColumns) -> list[QueryColum
     return made
 
 
+def chunker_of_query(columns: Sequence[QueryColumn], source: Any) -> Any:
+    """A chunker that reads columns of a query by the names that they have there.
+
+    What the query has none of is the table's. Sources of other kinds are returned as they are, and
+    so is `(chunker, [columns])`, which names columns of the table.
+    """
+    if not isinstance(source, Chunker):
+        return source
+    chunker = source
+    renamed = {c.name: c for c in columns if c.expression != c.name}
+    asked = chunker.input_columns or []
+    for column in (renamed[name] for name in asked if name in renamed):
+        if column.kind is not ColumnKind.COLUMN or chunker.batch:
+            by = column.expression or f"UDF '{column.udf.name if column.udf else ''}'"
+            raise InvalidUDFError(
+                f"Chunker '{chunker.name}' reads column {column.name!r}, which the query makes "
+                f"({by}), and a chunker reads columns of the table. Make a view of the query, and "
+                "the chunker's view of that one."
+            )
+    paths = [renamed[name].expression if name in renamed else name for name in asked]
+    return chunker.with_inputs(paths) if paths != asked else chunker
+
+
 def _chunked(dataset: Dataset, name: str, chunker: Chunker, inputs: Any) -> QueryColumn:
     chunker.check_bound()
     if holds_blob(pa.field(name, chunker.udf.data_type)):

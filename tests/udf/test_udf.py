@@ -13,10 +13,12 @@ import sys
 import textwrap
 import threading
 import types
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Optional, TypedDict
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -29,6 +31,7 @@ from geneva.errors import (
     TypeMismatchError,
     UDFIntegrityError,
 )
+from geneva.udf.chunker import chunker
 from geneva.udf.declare import (
     UDF,
     ResolvedInput,
@@ -39,6 +42,7 @@ from geneva.udf.declare import (
     udf,
     udf_digest,
 )
+from geneva.udf.table_function import udtf
 from geneva.udf.types import holds
 
 
@@ -141,11 +145,28 @@ def test_a_field_brings_nullability_and_metadata():
         {"input_columns": []},
         {"input_columns": [1]},
         {"input_columns": ["a", "b"]},
+        {"version": True},
+        {"version": b"1"},
+        {"version": 1.5},
+        {"field_metadata": {"dim": 3}},
+        {"field_metadata": {3: "dim"}},
+        {"field_metadata": "unit"},
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any]):
     with pytest.raises(InvalidUDFError):
         udf(lambda x: x, **{"data_type": pa.int64(), **options})
+
+
+def test_versions_and_metadata_become_text():
+    fresh = uuid.uuid4()
+    assert udf(lambda x: x, data_type=pa.int64(), version=fresh).version == str(fresh)
+    declared = udf(lambda x: x, data_type=pa.int64(), version=3, field_metadata={b"unit": b"m"})
+    assert (declared.version, declared.field_metadata) == ("3", {"unit": "m"})
+    assert attrs.evolve(declared, version=4).version == "4"
+    yields = {"output_schema": pa.schema([("a", pa.int64())])}
+    assert chunker(lambda x: [], version=fresh, **yields).version == str(fresh)
+    assert udtf(lambda rows: [], version=0, **yields).version == "0"
 
 
 def test_record_can_be_replaced_but_not_changed():
@@ -264,6 +285,24 @@ def test_parameters_with_defaults_are_fed_only_by_position():
     assert two.input_columns == ["a", "f"]
     with pytest.raises(InvalidUDFError, match="by position"):
         udf(scaled, data_type=pa.int64(), input_columns=["a", "b"])
+
+
+def test_columns_that_are_given_later_feed_parameters_with_defaults_too():
+    def scaled(a, factors: list[int] = (), b=0):
+        return a * sum(factors) + b
+
+    one = udf(scaled, data_type=pa.int64())
+    for count in (1, 2, 3):
+        columns = ["x", "y", "z"][:count]
+        fed, declared = (
+            one.with_inputs(columns),
+            udf(one.func, data_type=pa.int64(), input_columns=columns),
+        )
+        assert fed.input_columns == columns
+        assert (fed.python_inputs, fed.version) == (declared.python_inputs, declared.version)
+        assert fed.with_inputs(["x"]).version == one.version
+    with pytest.raises(InvalidUDFError, match="takes 1 input columns"):
+        one.with_inputs(["x", "y", "z", "w"])
 
 
 def test_callables_of_every_make():

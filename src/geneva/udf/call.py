@@ -20,6 +20,7 @@ from geneva.udf.types import (
     annotations_of,
     arrow_type_of,
     is_blob_file,
+    unresolved_arrow,
     without_optional,
 )
 
@@ -241,10 +242,14 @@ def signature_of(target: Any, method: str = "__call__") -> inspect.Signature | N
 
 def annotations_of_call(target: Any, method: str = "__call__") -> dict[str, Any]:
     """Return the annotations of what is called, for a class those of its __call__."""
-    if isinstance(target, StatefulCallable):
-        is_class = inspect.isclass(target.target) or method != "__call__"
-        target = getattr(target.target, method) if is_class else target.target
-    return annotations_of(target)
+    return annotations_of(_annotated_part(target, method))
+
+
+def _annotated_part(target: Any, method: str) -> Any:
+    if not isinstance(target, StatefulCallable):
+        return target
+    is_class = inspect.isclass(target.target) or method != "__call__"
+    return getattr(target.target, method) if is_class else target.target
 
 
 def two_steps(live: Any) -> Callable[..., Any]:
@@ -322,6 +327,14 @@ def call_shape(
     if [annotations.get(p.name) for p in required] == [pa.RecordBatch]:
         return UDFArgType.RECORD_BATCH, given
     fed = _fed_parameters(name, parameters, positional, required, given)
+    unclear = unresolved_arrow(_annotated_part(target, method))
+    for parameter in (p.name for p in fed if p.name in unclear):
+        raise InvalidUDFError(
+            f"UDF '{name}': parameter '{parameter}' is annotated {unclear[parameter]!r}, which "
+            f"can't be resolved here, so that nobody knows whether it gets one value or a batch. "
+            f"Import what it names where Python sees it, for example `import pyarrow as pa` at the "
+            f"top of the module, and not for type checkers only."
+        )
     arg_type = _kind_of(name, [(p.name, annotations.get(p.name)) for p in fed])
     return arg_type, given or tuple(p.name for p in fed)
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 import pickle
 import platform
+import uuid
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,8 +113,12 @@ class UDF:
     """Which inputs are annotated as a list, tuple or dict, and so are that: no numpy arrays."""
 
     def __post_init__(self) -> None:
-        """Check the numbers, and look like the function that was decorated."""
+        """Check the options, and look like the function that was decorated."""
         _check_numbers(self)
+        version = _version_text(self.name, self.declared_version)
+        metadata = _metadata_texts(self.name, self.field_metadata)
+        object.__setattr__(self, "declared_version", version)
+        object.__setattr__(self, "field_metadata", metadata)
         if self.input_columns is not None:
             object.__setattr__(self, "input_columns", list(self.input_columns))
         shown = self.func.target if isinstance(self.func, StatefulCallable) else self.func
@@ -189,14 +194,30 @@ class UDF:
         return two_steps(live) if self.cpu_workers else live
 
     def with_inputs(self, columns: Sequence[str]) -> UDF:
-        """Return this UDF fed from other columns, by position. The version stays as it is."""
+        """Return this UDF fed from other columns, by position. The version stays as it is.
+
+        More or fewer columns than it had feed other parameters, those with a default: that is
+        another function, as it is with `udf(input_columns=...)`.
+        """
         names = checked_names(self.name, columns)
-        if self.input_columns is not None and len(names) != len(self.input_columns):
+        if self.input_columns is None or len(names) == len(self.input_columns):
+            return dataclasses.replace(self, input_columns=list(names))
+        try:
+            if self.arg_type not in (UDFArgType.SCALAR, UDFArgType.ARRAY):
+                raise InvalidUDFError("its inputs are no parameters")
+            call_shape(self.name, self.func, names, self.first_step)
+        except InvalidUDFError as error:
             raise InvalidUDFError(
                 f"UDF '{self.name}' takes {len(self.input_columns)} input columns "
                 f"{list(self.input_columns)}, but {len(names)} were given: {list(names)}."
-            )
-        return dataclasses.replace(self, input_columns=list(names))
+            ) from error
+        return dataclasses.replace(
+            self,
+            input_columns=list(names),
+            file_inputs=file_parameters(self.func, len(names), self.first_step),
+            python_inputs=python_parameters(self.func, len(names), self.first_step),
+            pinned_fingerprint=None,
+        )
 
     def test(self, table: Any, n: int = 5, *, where: str | None = None) -> Any:
         """Try the function on `n` rows of a table, in this process: `table.preview(udf, n)`."""
@@ -289,7 +310,7 @@ class UDFOptions(TypedDict, total=False):
 
     data_type: pa.DataType | pa.Field | str | None
     output_schema: OutputSchema | None
-    version: str | None
+    version: str | int | uuid.UUID | None
     name: str | None
     input_columns: Sequence[str] | None
     num_cpus: float | None
@@ -329,7 +350,7 @@ def udf(
     *,
     data_type: pa.DataType | pa.Field | str | None = None,
     output_schema: OutputSchema | None = None,
-    version: str | None = None,
+    version: str | int | uuid.UUID | None = None,
     name: str | None = None,
     input_columns: Sequence[str] | None = None,
     num_cpus: float | None = None,
@@ -461,7 +482,7 @@ def udf(
             optional_fields=record.optional if record is not None else (),
             file_inputs=file_parameters(target, len(inputs or ()), first),
             python_inputs=python_parameters(target, len(inputs or ()), first),
-            field_metadata=metadata | dict(field_metadata or {}),
+            field_metadata=metadata | _metadata_texts(shown_name, field_metadata or {}),
             **options,
         )
 
@@ -510,6 +531,35 @@ def _declared_field(name: str, data_type: Any, *, nullable: bool) -> pa.Field | 
             f"not {data_type!r}."
         )
     return pa.field("", data_type, nullable)
+
+
+def _version_text(name: str, version: Any) -> str | None:
+    """Return a version that was given as text: numbers and UUIDs have one form of it."""
+    if version is None or isinstance(version, str):
+        return version
+    if isinstance(version, uuid.UUID | int) and not isinstance(version, bool):
+        return str(version)
+    raise InvalidUDFError(
+        f"UDF '{name}': version={version!r} must be text, a whole number or a UUID."
+    )
+
+
+def _metadata_texts(name: str, given: Any) -> dict[str, str]:
+    """Return field metadata as texts; refuse what Arrow can't keep with a field."""
+    texts = {
+        _text(key): _text(value)
+        for key, value in (given.items() if isinstance(given, Mapping) else [(None, None)])
+    }
+    if all(isinstance(text, str) for pair in texts.items() for text in pair):
+        return texts
+    raise InvalidUDFError(
+        f"UDF '{name}': field_metadata={given!r} must be a dict of texts, such as "
+        '{"unit": "m"}: Arrow keeps nothing else with a field.'
+    )
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _check_numbers(declared: UDF) -> None:

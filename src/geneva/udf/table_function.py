@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -89,7 +90,7 @@ def udtf(
     partition_by: str | Sequence[str] | None = None,
     partition_by_indexed_column: str | None = None,
     name: str | None = None,
-    version: str | None = None,
+    version: str | int | uuid.UUID | None = None,
     **options: Any,
 ) -> UDTF | Callable[[Callable[..., Any]], UDTF]:
     """Make a table function: many rows to many rows; also a decorator.
@@ -152,7 +153,7 @@ def udtf(
             data_type=pa.list_(struct),
             name=shown,
             input_columns=PARTITION_INPUTS,
-            version=version or None,
+            version=None if version == "" else version,
             **options,
         )
         return UDTF(

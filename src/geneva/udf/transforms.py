@@ -105,7 +105,14 @@ def _unpacked(source: Any) -> NewColumns:
             )
         given = UnpackedUDF(given)
     names = {name: field.name for name, field in given.columns.items()}
-    return NewColumns(given.udf, columns, names, given.prefix or "")
+    return NewColumns(_fed(given.udf, columns), columns, names, given.prefix or "")
+
+
+def _fed(udf: UDF, columns: list[str] | None) -> UDF:
+    """The function with as many inputs as it is given; which they are is up to its column."""
+    if columns is None or len(columns) == len(udf.input_columns or columns):
+        return udf
+    return udf.with_inputs(columns)
 
 
 def refuse_several(udf: UDF, name: str) -> None:
@@ -128,7 +135,7 @@ def as_udf(name: str, source: Any) -> tuple[UDF, list[str] | None]:
     if isinstance(function, UDF):
         if columns is not None:
             columns = [columns] if isinstance(columns, str) else list(columns)
-        return function, columns
+        return _fed(function, columns), columns
     hint = " Decorate it with @udf." if callable(source) else ""
     if isinstance(source, RowsFunction):
         hint = " It makes a view: db.create_udtf_view(name, source=table, udtf=...)."
@@ -214,4 +221,4 @@ def _new_function(alteration: Mapping[str, Any]) -> NewFunction:
     udf, columns = as_udf(alteration["path"], alteration["udf"])
     if alteration.get("input_columns") is not None:
         columns = list(alteration["input_columns"])
-    return NewFunction(udf, columns, keep == KEEP_COMPUTED)
+    return NewFunction(_fed(udf, columns), columns, keep == KEEP_COMPUTED)

@@ -16,12 +16,15 @@ import inspect
 import re
 import types
 import typing
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
+
+from geneva.udf.scope import closure_values, enclosing_names
 
 BLOB_MARK = "lance-encoding:blob"
 """Field metadata of a column whose bytes Lance keeps out of line."""
@@ -78,34 +81,59 @@ class UnclearTypeError(Exception):
 # ---------------------------------------------------------------------------------- annotations
 
 
+_RESOLVED: weakref.WeakKeyDictionary[Any, dict[str, tuple[Any, Any]]] = weakref.WeakKeyDictionary()
+"""Annotations of functions, as they are written and what they meant where that was asked first."""
+
+
 def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the parameter and "return" annotations that can be resolved; leave out the others."""
-    plain = inspect.unwrap(function)
-    if isinstance(plain, functools.partial):
-        return annotations_of(plain.func)
-    if not (inspect.isroutine(plain) or inspect.isclass(plain)):
-        plain = type(plain).__call__
-    plain = getattr(plain, "__func__", plain)
+    """Return the parameter and "return" annotations that can be resolved; leave out the others.
+
+    What a text means is found out the first time, while the function around it still runs.
+    """
+    plain = _written(function)
+    known = _RESOLVED.setdefault(plain, {}) if isinstance(plain, types.FunctionType) else {}
     namespace = dict(vars(typing)) | _USUAL_NAMES | getattr(plain, "__globals__", {})
-    namespace.update(_closure_values(plain))
+    namespace |= enclosing_names(plain) | closure_values(plain)
     found = {}
     for name, annotation in getattr(plain, "__annotations__", {}).items():
-        with_types = _evaluated(annotation, namespace)
-        if with_types is not inspect.Parameter.empty:
-            found[name] = type(None) if with_types is None else with_types
+        written, meant = known.get(name, (None, None))
+        if name not in known or written is not annotation:
+            meant = _evaluated(annotation, namespace)
+            if meant is inspect.Parameter.empty:
+                continue
+            known[name] = (annotation, meant)
+        found[name] = type(None) if meant is None else meant
     return found
 
 
-def _closure_values(function: Any) -> dict[str, Any]:
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    cells = getattr(function, "__closure__", None) or ()
-    values = {}
-    for name, cell in zip(names, cells, strict=False):
-        try:
-            values[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return values
+def unresolved_arrow(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the annotations that can't be resolved and name a class of Arrow's, by parameter."""
+    raw = getattr(_written(function), "__annotations__", {})
+    unclear = {name: raw[name] for name in raw.keys() - annotations_of(function).keys()}
+    return {
+        name: text
+        for name, text in unclear.items()
+        if isinstance(text, str) and any(_is_batch_class(word) for word in _NAMES.findall(text))
+    }
+
+
+_NAMES = re.compile(r"\b[A-Z]\w*")
+
+
+def _is_batch_class(name: str) -> bool:
+    kind = getattr(pa, name, None)
+    batches = (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)
+    return isinstance(kind, type) and issubclass(kind, batches)
+
+
+def _written(function: Any) -> Any:
+    """Return the function that has the annotations of a callable."""
+    plain = inspect.unwrap(function)
+    if isinstance(plain, functools.partial):
+        return _written(plain.func)
+    if not (inspect.isroutine(plain) or inspect.isclass(plain)):
+        plain = type(plain).__call__
+    return getattr(plain, "__func__", plain)
 
 
 def _evaluated(annotation: Any, namespace: Mapping[str, Any]) -> Any:
@@ -225,15 +253,16 @@ def _struct_type(record: Any, inside: tuple[Any, ...]) -> pa.DataType:
 
 def hints_of(record: Any) -> dict[str, Any]:
     """Return the annotations of a record's fields, resolved; raise where one can't be."""
-    try:
-        return typing.get_type_hints(record, include_extras=True)
-    except Exception as error:  # noqa: BLE001  the user's expressions may raise anything
+    around = enclosing_names(record)
+    # Its module may import names for type checkers only, or not be there to look into.
+    tries: list[dict[str, Any] | None] = [None, {**vars(typing), **_USUAL_NAMES, **around}]
+    reason: Exception | None = None
+    for names in [around, *tries] if around else tries:
         try:
-            # Its module may import names for type checkers only, or not be there to look into.
-            names = {**vars(typing), **_USUAL_NAMES}
             return typing.get_type_hints(record, localns=names, include_extras=True)
-        except Exception:  # noqa: BLE001  the same
-            raise UnclearTypeError(f"{_shown(record)} can't be resolved: {error}") from error
+        except Exception as error:  # noqa: BLE001  the user's expressions may raise anything
+            reason = reason or error
+    raise UnclearTypeError(f"{_shown(record)} can't be resolved: {reason}") from reason
 
 
 def _unmarked(hint: Any) -> Any:

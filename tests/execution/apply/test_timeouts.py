@@ -85,6 +85,7 @@ def test_a_hung_row_fails_the_job(db: Connection) -> None:
     table.add_columns({"c": udf(sleeps, timeout=0.3)})
     with pytest.raises(UDFTimeoutError, match=rf"row {BAD} .*longer than timeout=0.3 s"):
         table.backfill("c")
+    assert [e.error_type for e in table.get_errors()] == ["TimeoutError"], "as a skipped one's is"
 
 
 def test_a_hung_row_is_tried_again(local_db: Connection, calls: Calls) -> None:

@@ -66,7 +66,7 @@ def raise_failed(
     """Raise the error that a user reads about an exception in their function."""
     if isinstance(error, UDFError) and hasattr(error, "failure"):
         raise error
-    name, text = type(error).__name__, error_text(error)
+    name, text = _type_name(error), error_text(error)
     where = "" if row is None else f" on {_place(udf, batch, row)}"
     if isinstance(error, _TYPE_ERRORS) and udf.arg_type is not UDFArgType.QUERY:
         message = (
@@ -113,18 +113,20 @@ def describe_failure(
     `shown` are its inputs, in short.
     """
     is_output = isinstance(error, UDFOutputError)
-    name = type(error).__name__
-    if isinstance(error, UDFTimeoutError):
-        name = "TimeoutError"
     has_traceback = in_full and not is_output
     return CellFailure(
         row=row,
-        exception_type=name,
+        exception_type=_type_name(error),
         message=error_text(error)[:_MAX_MESSAGE_CHARS],
         traceback=user_traceback(error)[-_MAX_TRACEBACK_CHARS:] if has_traceback else "",
         attempt=attempt,
         preview=shown,
     )
+
+
+def _type_name(error: BaseException) -> str:
+    """What users know an exception as: a call that was stopped is a plain TimeoutError."""
+    return "TimeoutError" if isinstance(error, UDFTimeoutError) else type(error).__name__
 
 
 def preview(batch: pa.RecordBatch, row: int) -> str:

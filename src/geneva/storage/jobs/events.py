@@ -207,10 +207,15 @@ class SameWork:
 
 
 class OneJob(list[JobRecord]):
-    """A job as a list of one, which it is in Geneva on Ray; it reads as the job itself, too."""
+    """A job as a list of one, which it is in Geneva on Ray; it reads as the job itself, too.
+
+    It is empty where there is no such job.
+    """
 
     def __getattr__(self, name: str) -> Any:
         """What the job has."""
+        if not self:
+            raise AttributeError(f"There is no such job, and so no {name!r} of it.")
         return getattr(self[0], name)
 
 
@@ -368,8 +373,8 @@ class JobHistory:
         return self.as_of_now([self._recorded(job_id)])[0]
 
     def get(self, job_id: str) -> OneJob:
-        """One job, as `db._history` gives it."""
-        return OneJob([self.job(job_id)])
+        """One job, as `db._history` gives it; an empty list where there is none of that id."""
+        return OneJob(self.as_of_now(self.jobs([job_id])))
 
     def jobs(self, job_ids: Iterable[str]) -> Sequence[JobRecord]:
         """Some jobs, as they are on record; those that are on none are left out."""

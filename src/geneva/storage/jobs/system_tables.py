@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,7 +44,10 @@ _ERRORS = pa.schema(
 
 
 def system_table(name: str, jobs: Iterable[JobRecord], errors: Iterable[ErrorRecord]) -> Any:
-    """A table of LanceDB's, in memory, of what is on record now: `geneva_jobs`, `geneva_errors`."""
+    """A table of LanceDB's of what is on record now: `geneva_jobs`, `geneva_errors`.
+
+    It is in a folder of this machine, where Lance can read it too, for as long as the handle lives.
+    """
     match name:
         case "geneva_jobs":
             rows = pa.Table.from_pylist([_job(job) for job in jobs], schema=_JOBS)
@@ -52,7 +58,10 @@ def system_table(name: str, jobs: Iterable[JobRecord], errors: Iterable[ErrorRec
             raise TableNotFoundError(
                 f"There is no system table {name!r}: there are 'geneva_jobs' and 'geneva_errors'."
             )
-    return lancedb().connect("memory://").create_table(name, rows)
+    folder = tempfile.mkdtemp(prefix="geneva-system-")
+    table = lancedb().connect(folder).create_table(name, rows)
+    weakref.finalize(table, shutil.rmtree, folder, ignore_errors=True)
+    return table
 
 
 def _job(job: JobRecord) -> dict[str, Any]:
