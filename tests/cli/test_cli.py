@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -174,3 +175,16 @@ def _read(descriptor: int) -> bytes:
         return os.read(descriptor, 65536)
     except OSError:  # Linux says so when the other side is closed
         return b""
+
+
+def test_names_that_the_terminal_has_no_letters_for_are_written_out(tmp_path: Path) -> None:
+    import geneva as library
+
+    library.connect(tmp_path / "db").create_table("t", [{"größe": 1}])
+    shown = geneva("sample", tmp_path / "db", "t", PYTHONIOENCODING="ascii")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.split() == [r"gr\xf6\xdfe", "-----", "1"]
+    told = geneva("sample", tmp_path / "db", "t", "--json", PYTHONIOENCODING="ascii")
+    assert json.loads(told.stdout)["columns"] == ["größe"]
+    wrong = geneva("describe", tmp_path / "db", "größe", PYTHONIOENCODING="ascii")
+    assert_refused(wrong, 2, r"gr\xf6\xdfe")
