@@ -12,7 +12,7 @@ from typer.testing import Result
 import geneva
 from command_line import invoke
 from geneva import udf
-from geneva.errors import StorageUnavailableError, UserInputError
+from geneva.errors import StorageUnavailableError, TableNotFoundError, UserInputError
 from geneva.storage.lance.database import _in_time, open_database
 
 NAMES = ("a b", "../x", "", "..", "/etc/passwd", "t@", "t@none", "$", "x" * 300, "é", "%s", "{}")
@@ -157,3 +157,35 @@ def test_a_file_is_no_database(tmp_path: Path) -> None:
         with pytest.raises(UserInputError, match="can't be opened"):
             open_database(place, Secrets(), {})
     assert len(list(itertools.islice(tmp_path.iterdir(), 5))) == 1
+
+
+# ------------------------------------------------------------------------ names that are not there
+
+
+def test_a_table_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    db = geneva.connect(tmp_path / "db")
+    for name in ("articles", "pictures"):
+        db.create_table(name, [{"id": 1}])
+    db.open_table("articles").branches.create("next")
+    said = run("describe", db.uri, "Article").stderr
+    assert said.endswith("Did you mean 'articles'? Tables: articles, pictures.\n")
+    said = run("describe", db.uri, "articles@nxt").stderr
+    assert said.endswith("Did you mean 'next'? Branches: next.\n")
+
+
+def test_a_view_that_is_none_is_not_dropped(db: str) -> None:
+    missing = run("view", "drop", db, "nope", "--yes")
+    assert missing.stderr == f"error: There is no table 'nope' in {db}. Tables: t.\n"
+    table = run("view", "drop", db, "t", "--yes")
+    assert table.stderr.endswith("open it with open_table, drop it with drop_table.\n")
+    assert (missing.exit_code, table.exit_code) == (2, 2)
+
+
+def test_to_drop_a_view_that_is_not_there_warns_of_nothing(
+    db: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = geneva.connect(db)
+    for call in (connection.drop_materialized_view, connection.open_materialized_view):
+        with pytest.raises(TableNotFoundError, match="There is no table 'nope'"):
+            call("nope")
+    assert caplog.text == ""

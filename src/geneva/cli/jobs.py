@@ -22,7 +22,7 @@ from geneva.cli.terminal import FAILED, emit, err, facts, grid, say
 from geneva.errors import JobNotFoundError, UserInputError
 from geneva.model.jobs import metric
 from geneva.render.plain import plain
-from geneva.render.text import count, shorten, timestamp
+from geneva.render.text import count, listed, shorten, timestamp
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -257,7 +257,7 @@ def _listed(connection: Connection, table: str | None, status: str | None) -> li
 
     known = [each.value for each in JobStatus]
     if status is not None and status.upper() not in known:
-        raise UserInputError(f"{status!r} is no status. They are {', '.join(known)}.")
+        raise UserInputError(f"{status!r} is no status. They are {listed(known)}.")
     return connection.list_jobs(table, status)
 
 

@@ -15,7 +15,7 @@ from geneva.cli.terminal import emit, facts, grid, redact, say
 from geneva.errors import GenevaError, UserInputError
 from geneva.model.computation import is_named
 from geneva.render.plain import plain
-from geneva.render.text import one_line
+from geneva.render.text import did_you_mean, listed, one_line
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -220,8 +220,11 @@ def _find(connection: Connection, table: str, column: str) -> StoredFunction:
     for function in every:
         if any(is_named(function.column, name) for name in names):
             return function
-    known = ", ".join(f.column for f in every) or "none"
-    raise UserInputError(f"{table!r} has no function for column {column!r}. It has: {known}.")
+    known = [function.column for function in every]
+    raise UserInputError(
+        f"{table!r} has no function for column {column!r}.{did_you_mean(column, known)} "
+        f"It has: {listed(known)}."
+    )
 
 
 def _read(connection: Connection, function: StoredFunction) -> tuple[str, tuple[str, ...]]:
