@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import command_line
 from command_line import invoke
 
 MAIN = "from geneva.cli import main; main()"
@@ -188,3 +190,17 @@ def test_names_that_the_terminal_has_no_letters_for_are_written_out(tmp_path: Pa
     assert json.loads(told.stdout)["columns"] == ["größe"]
     wrong = geneva("describe", tmp_path / "db", "größe", PYTHONIOENCODING="ascii")
     assert_refused(wrong, 2, r"gr\xf6\xdfe")
+
+
+def test_help_shows_every_option_in_full_where_a_terminal_is_narrow() -> None:
+    def shown(words: list[str], command: Any) -> None:
+        text = invoke([*words, "--help"], env={"COLUMNS": "80"}).stdout
+        assert "…" not in text, words
+        assert max(map(len, text.splitlines())) <= 80
+        options = {o for p in command.params for o in p.opts if o.startswith("-") and not p.hidden}
+        assert options <= set(re.split(r"[\s,]+", text)), words
+        for name, inner in getattr(command, "commands", {}).items():
+            assert name in text
+            shown([*words, name], inner)
+
+    shown([], command_line.command())

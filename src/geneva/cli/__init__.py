@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from geneva.cli import (
     backfills,
@@ -32,7 +31,7 @@ from geneva.cli import (
     version,
     views,
 )
-from geneva.cli.arguments import epilog
+from geneva.cli.arguments import Group, epilog, group
 from geneva.cli.terminal import (
     EXIT_CODES,
     FAILED,
@@ -56,7 +55,7 @@ _MADE_BEFORE_COLLECTING = 100_000
 """Objects that are made before Python looks for garbage: modules make many, and none is any."""
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """All commands; whatever one raises becomes a message and a code."""
 
     answers_in_json = False
@@ -137,13 +136,12 @@ def _made_plain(error: BaseException) -> BaseException:
     return error
 
 
-app = typer.Typer(
+app = group(
+    "Feature columns for Lance tables: Python functions, computed on Spark, only where something "
+    "is new.",
+    Commands,
     name="geneva",
-    cls=Commands,
-    help="Feature columns for Lance tables: Python functions, computed on Spark, "
-    "only where something is new.",
     epilog=f"Start with:  geneva demo\n\n{EXIT_CODES}",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": list(_HELP)},
 )

@@ -16,6 +16,7 @@ from geneva.cli.arguments import (
     complete_job,
     complete_table,
     epilog,
+    group,
 )
 from geneva.cli.database import connect, connect_to_look
 from geneva.cli.terminal import FAILED, emit, err, facts, grid, say
@@ -28,10 +29,7 @@ if TYPE_CHECKING:
     from geneva.connection import Connection
     from geneva.storage.jobs.events import JobRecord
 
-app = typer.Typer(
-    help="Jobs: backfills and refreshes, running and past, of all processes.",
-    no_args_is_help=True,
-)
+app = group("Jobs: backfills and refreshes, running and past, of all processes.")
 
 SHORT_ID = 8
 _WATCH_SECONDS = 0.5

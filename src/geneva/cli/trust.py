@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geneva.cli.arguments import AsJson, ColumnName, Database, StorageOption, TableName, epilog
+from geneva.cli.arguments import (
+    AsJson,
+    ColumnName,
+    Database,
+    StorageOption,
+    TableName,
+    epilog,
+    group,
+)
 from geneva.cli.database import connect, connect_to_look
 from geneva.cli.terminal import emit, facts, grid, redact, say
 from geneva.errors import GenevaError, UserInputError
@@ -21,10 +29,7 @@ if TYPE_CHECKING:
     from geneva.connection import Connection
     from geneva.trust.policy import StoredFunction
 
-app = typer.Typer(
-    help="Functions of others: look at them, accept them, sign your own (docs/security.md).",
-    no_args_is_help=True,
-)
+app = group("Functions of others: look at them, accept them, sign your own (docs/security.md).")
 
 
 @app.command(name="list", epilog=epilog("geneva trust list my-database"))

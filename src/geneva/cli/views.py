@@ -17,6 +17,7 @@ from geneva.cli.arguments import (
     Where,
     complete_table,
     epilog,
+    group,
     names,
     pairs,
     takes_options,
@@ -36,9 +37,7 @@ if TYPE_CHECKING:
     from geneva.storage.views.definition import ViewName as ListedView
     from geneva.view import MaterializedView
 
-app = typer.Typer(
-    help="Materialized views: queries whose results are kept as tables.", no_args_is_help=True
-)
+app = group("Materialized views: queries whose results are kept as tables.")
 
 SourceVersion = Annotated[
     int | None,
