@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -189,3 +190,20 @@ def test_to_drop_a_view_that_is_not_there_warns_of_nothing(
         with pytest.raises(TableNotFoundError, match="There is no table 'nope'"):
             call("nope")
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("command", [["view", "drop", "v"], ["trust", "accept", "t", "u"]])
+def test_a_question_that_nobody_answers(tmp_path: Path, command: list[str]) -> None:
+    connection = geneva.connect(tmp_path / "db")
+    table = connection.create_table("t", pa.table({"text": ["a"]}))
+    table.add_columns({"u": upper})
+    connection.create_materialized_view("v", table)
+    first, second, *names = command
+    words = [first, second, connection.uri, *names]
+    result = invoke(words, input="")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith("error: it was not confirmed, and nothing was done: use --yes.\n")
+    told = invoke([*words, "--json"], input="")
+    assert json.loads(told.stdout)["error"]["exit_code"] == told.exit_code == 2
+    assert invoke(words, input="no\n").exit_code == 1
+    assert invoke(words, input="Yes\n").exit_code == 0

@@ -149,6 +149,22 @@ def emit(document: Any) -> None:
     stream.flush()
 
 
+def confirm(question: str) -> None:
+    """Ask before something is done that can't be undone: go on at a yes, and at nothing else.
+
+    Question and answer leave the standard output alone. Where nobody answers it says how to go on.
+    """
+    import typer
+
+    err.print(Text(f"{plain(question)} [y/N]: "), end="", soft_wrap=True)
+    answer = "" if sys.stdin is None else sys.stdin.readline()
+    if not answer:  # the input is at its end: there is no terminal
+        err.print()
+        raise UserInputError("it was not confirmed, and nothing was done: use --yes.")
+    if answer.strip().lower() not in ("y", "yes"):
+        raise typer.Abort
+
+
 def grid(
     headers: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[str] = ()
 ) -> None:

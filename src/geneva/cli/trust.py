@@ -19,7 +19,7 @@ from geneva.cli.arguments import (
     group,
 )
 from geneva.cli.database import connect, connect_to_look
-from geneva.cli.terminal import emit, facts, grid, redact, say
+from geneva.cli.terminal import confirm, emit, facts, grid, redact, say
 from geneva.errors import GenevaError, UserInputError
 from geneva.model.computation import is_named
 from geneva.render.plain import plain
@@ -118,8 +118,7 @@ def accept(
     connection = connect(db, storage_option)
     found = _find(connection, table, column)
     if not yes:
-        question = f"Let {found.name!r} ({found.digest[:12]}) run on this machine?"
-        typer.confirm(question, abort=True, err=True)
+        confirm(f"Let {found.name!r} ({found.digest[:12]}) run on this machine?")
     connection._trust.accept(found)
     if as_json:
         return emit({"accepted": found.digest})
