@@ -262,7 +262,7 @@ class TestMapping:
         assert isinstance(local_db["t"], geneva.Table)
         assert len(local_db["t"]) == 2
         assert ("t" in local_db, "u" in local_db, list(local_db)) == (True, False, ["t"])
-        with pytest.raises(TableNotFoundError, match=r"no table 'u'.*\['t'\]"):
+        with pytest.raises(TableNotFoundError, match=r"no table 'u'.* Tables: t"):
             local_db["u"]
 
 
@@ -383,9 +383,7 @@ class TestTables:
         assert (len(empty), empty.count_rows(), empty.name) == (0, 0, "e")
         local_db.drop_table("t")
         assert local_db.table_names() == ["e"]
-        with pytest.raises(
-            TableNotFoundError, match=r"no table 't' in .* Tables: \['e'\]"
-        ) as error:
+        with pytest.raises(TableNotFoundError, match=r"no table 't' in .* Tables: e\.") as error:
             local_db.open_table("t")
         assert isinstance(error.value, UserInputError)
 

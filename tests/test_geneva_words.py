@@ -213,7 +213,7 @@ class TestUdfs:
             lambda: table.add_columns({"z": udf(lambda y: y, data_type=pa.int64())}),
             lambda: table.alter_columns({"path": "y", "udf": tripled(calls)}),
         ):
-            with pytest.raises(ColumnNotFoundError, match=r"\['id', 'x'\]"):
+            with pytest.raises(ColumnNotFoundError, match=r"\b'?id'?, '?x\b"):
                 call()
 
     def test_alterations_in_a_list(self, table: Table, calls: Calls) -> None:

@@ -56,7 +56,7 @@ from geneva.model.view_query import ViewQuery
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.estimates import Measured
 from geneva.query import Query
-from geneva.render.text import did_you_mean, one_line
+from geneva.render.text import did_you_mean, listed, one_line
 from geneva.search import Search
 from geneva.secret_values import checked_variables, names_a_key
 from geneva.storage.checkpoints.cleanup import CleanupReport
@@ -232,6 +232,10 @@ def _place(
             f"A namespace of kind {namespace!r} is a service: give the place of its tables."
         )
     return root
+
+
+def _no_view(name: str) -> str:
+    return f"{name!r} is a table, not a view: open it with open_table, drop it with drop_table."
 
 
 def _for_users(job: JobRecord) -> JobRecord:
@@ -506,7 +510,10 @@ class Connection(ConnectionMethods):
             table = open_lancedb_table(self._database, without, self._storage_options)
         if table is not None:
             branches = sorted(table.branches.list())
-            return f"There is no branch {name.branch!r} of table {without!s}. Branches: {branches}."
+            return (
+                f"There is no branch {name.branch!r} of table {without!s}."
+                f"{did_you_mean(name.branch or '', branches)} Branches: {listed(branches)}."
+            )
         with suppress(Exception):  # there may be no such namespace
             known = self.table_names(namespace_path=name.namespace)
             if name.table in known:
@@ -514,7 +521,10 @@ class Connection(ConnectionMethods):
                     f"Table {str(without)!r} in {self._uri} can't be opened: there is a folder of "
                     "that name without a version of a table in it."
                 )
-            return f"There is no table {str(without)!r} in {self._uri}. Tables: {known}."
+            return (
+                f"There is no table {str(without)!r} in {self._uri}."
+                f"{did_you_mean(name.table, known)} Tables: {listed(known)}."
+            )
         return f"There is no table {str(without)!r} in {self._uri}."
 
     def create_materialized_view(
@@ -676,7 +686,7 @@ class Connection(ConnectionMethods):
 
     def list_materialized_views(self) -> list[ViewName]:
         """The names of the views, sorted: Geneva's and LanceDB's own. Each has its `kind`."""
-        kinds = ((name, self._view_kind(name)) for name in self.table_names())
+        kinds = ((name, self._listed_kind(name)) for name in self.table_names())
         return [ViewName(name, kind) for name, kind in kinds if kind is not None]
 
     def refresh(self, name: str, **options: Any) -> JobResult:
@@ -692,20 +702,24 @@ class Connection(ConnectionMethods):
             return self._database.open_materialized_view(name)
         view = self.open_table(name)
         if not isinstance(view, MaterializedView):
-            raise UserInputError(f"{name!r} is a table, not a view: open it with open_table.")
+            raise UserInputError(_no_view(name))
         return view
 
     def _view_kind(self, name: str) -> ViewKind | None:
-        """Whose view a table is; one that can't be opened is none that can be used."""
+        """Whose view a table is; None of a table that is no view."""
+        asked = TableName.parse(name)
+        table = open_lancedb_table(self._database, asked, self._storage_options)
+        if table is None:
+            raise TableNotFoundError(self._not_found(asked))
+        return view_kind(table.schema)
+
+    def _listed_kind(self, name: str) -> ViewKind | None:
+        """The same for a list: a table that can't be opened hides no other."""
         try:
-            table = open_lancedb_table(self._database, TableName.parse(name), self._storage_options)
-            if table is not None:
-                return view_kind(table.schema)
-            reason = "there is a folder of its name, and no table in it"
+            return self._view_kind(name)
         except BaseException as error:  # noqa: BLE001
-            reason = one_line(error)
-        _LOG.warning("Table %r can't be opened: %s", name, reason)
-        return None
+            _LOG.warning("Table %r is left out of the list of views: %s", name, one_line(error))
+            return None
 
     def drop_table(
         self,
@@ -721,18 +735,20 @@ class Connection(ConnectionMethods):
         self, name: str, namespace_path: Sequence[str] | None = None
     ) -> None:
         """Drop a view, Geneva's or LanceDB's; its source stays."""
-        if namespace_path or self._view_kind(name) is ViewKind.LANCEDB:
-            place = list(namespace_path) if namespace_path else None
-            self._database.drop_materialized_view(name, place)
+        if namespace_path:
+            self._database.drop_materialized_view(name, list(namespace_path))
             return
         ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
         if name in list_table_places(self._database) and not has_versions(ref):
             # What a job left in the folder of a view that was dropped under it.
             drop_table(self._database, name)
             return
+        if self._view_kind(name) is ViewKind.LANCEDB:
+            self._database.drop_materialized_view(name)
+            return
         view = self.open_table(name)
         if not isinstance(view, MaterializedView):
-            raise UserInputError(f"{name!r} is a table, not a view: drop it with drop_table.")
+            raise UserInputError(_no_view(name))
         if view.ref.branch is not None:
             raise UserInputError(
                 f"{name!r} is a branch of view {view.name!r}: delete it with "
@@ -788,7 +804,7 @@ class Connection(ConnectionMethods):
         narrow, made = dict(columns or {}), []
         unknown = sorted(narrow.keys() - set(wanted))
         if unknown:
-            raise UserInputError(f"There is no table {unknown[0]!r} among {wanted}.")
+            raise UserInputError(f"There is no table {unknown[0]!r} among {listed(wanted)}.")
         for twins in clashing_names(session, wanted):
             why = (
                 f"Tables {' and '.join(map(repr, twins))} are left out: their names differ in case "
@@ -864,7 +880,7 @@ class Connection(ConnectionMethods):
             known = list(records.read())
             raise UserInputError(
                 f"There is no {kind} {name!r} in this database.{did_you_mean(name, known)} Known: "
-                f"{known}."
+                f"{listed(known)}."
             )
         return found[name]
 

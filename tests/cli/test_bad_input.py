@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from typer.testing import Result
 import geneva
 from command_line import invoke
 from geneva import udf
-from geneva.errors import StorageUnavailableError, UserInputError
+from geneva.errors import StorageUnavailableError, TableNotFoundError, UserInputError
 from geneva.storage.lance.database import _in_time, open_database
 
 NAMES = ("a b", "../x", "", "..", "/etc/passwd", "t@", "t@none", "$", "x" * 300, "é", "%s", "{}")
@@ -157,3 +158,52 @@ def test_a_file_is_no_database(tmp_path: Path) -> None:
         with pytest.raises(UserInputError, match="can't be opened"):
             open_database(place, Secrets(), {})
     assert len(list(itertools.islice(tmp_path.iterdir(), 5))) == 1
+
+
+# ------------------------------------------------------------------------ names that are not there
+
+
+def test_a_table_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    db = geneva.connect(tmp_path / "db")
+    for name in ("articles", "pictures"):
+        db.create_table(name, [{"id": 1}])
+    db.open_table("articles").branches.create("next")
+    said = run("describe", db.uri, "Article").stderr
+    assert said.endswith("Did you mean 'articles'? Tables: articles, pictures.\n")
+    said = run("describe", db.uri, "articles@nxt").stderr
+    assert said.endswith("Did you mean 'next'? Branches: next.\n")
+
+
+def test_a_view_that_is_none_is_not_dropped(db: str) -> None:
+    missing = run("view", "drop", db, "nope", "--yes")
+    assert missing.stderr == f"error: There is no table 'nope' in {db}. Tables: t.\n"
+    table = run("view", "drop", db, "t", "--yes")
+    assert table.stderr.endswith("open it with open_table, drop it with drop_table.\n")
+    assert (missing.exit_code, table.exit_code) == (2, 2)
+
+
+def test_to_drop_a_view_that_is_not_there_warns_of_nothing(
+    db: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = geneva.connect(db)
+    for call in (connection.drop_materialized_view, connection.open_materialized_view):
+        with pytest.raises(TableNotFoundError, match="There is no table 'nope'"):
+            call("nope")
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("command", [["view", "drop", "v"], ["trust", "accept", "t", "u"]])
+def test_a_question_that_nobody_answers(tmp_path: Path, command: list[str]) -> None:
+    connection = geneva.connect(tmp_path / "db")
+    table = connection.create_table("t", pa.table({"text": ["a"]}))
+    table.add_columns({"u": upper})
+    connection.create_materialized_view("v", table)
+    first, second, *names = command
+    words = [first, second, connection.uri, *names]
+    result = invoke(words, input="")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith("error: it was not confirmed, and nothing was done: use --yes.\n")
+    told = invoke([*words, "--json"], input="")
+    assert json.loads(told.stdout)["error"]["exit_code"] == told.exit_code == 2
+    assert invoke(words, input="no\n").exit_code == 1
+    assert invoke(words, input="Yes\n").exit_code == 0

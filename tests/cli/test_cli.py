@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import command_line
 from command_line import invoke
 
 MAIN = "from geneva.cli import main; main()"
@@ -174,3 +177,30 @@ def _read(descriptor: int) -> bytes:
         return os.read(descriptor, 65536)
     except OSError:  # Linux says so when the other side is closed
         return b""
+
+
+def test_names_that_the_terminal_has_no_letters_for_are_written_out(tmp_path: Path) -> None:
+    import geneva as library
+
+    library.connect(tmp_path / "db").create_table("t", [{"größe": 1}])
+    shown = geneva("sample", tmp_path / "db", "t", PYTHONIOENCODING="ascii")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.split() == [r"gr\xf6\xdfe", "-----", "1"]
+    told = geneva("sample", tmp_path / "db", "t", "--json", PYTHONIOENCODING="ascii")
+    assert json.loads(told.stdout)["columns"] == ["größe"]
+    wrong = geneva("describe", tmp_path / "db", "größe", PYTHONIOENCODING="ascii")
+    assert_refused(wrong, 2, r"gr\xf6\xdfe")
+
+
+def test_help_shows_every_option_in_full_where_a_terminal_is_narrow() -> None:
+    def shown(words: list[str], command: Any) -> None:
+        text = invoke([*words, "--help"], env={"COLUMNS": "80"}).stdout
+        assert "…" not in text, words
+        assert max(map(len, text.splitlines())) <= 80
+        options = {o for p in command.params for o in p.opts if o.startswith("-") and not p.hidden}
+        assert options <= set(re.split(r"[\s,]+", text)), words
+        for name, inner in getattr(command, "commands", {}).items():
+            assert name in text
+            shown([*words, name], inner)
+
+    shown([], command_line.command())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -215,3 +217,77 @@ def test_the_demo_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_dropping_answers(db: str) -> None:
     result = invoke(["view", "drop", db, "v", "--yes", "--json"])
     assert json.loads(result.stdout) == {"dropped": "v"}
+
+
+PRINTS = """
+import geneva
+
+print("printed on import")
+
+@geneva.udf
+def loud(id: int) -> int:
+    print("printed in a call")
+    return id * 3
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["preview", "{db}", "t", "--udf", "prints:loud"],
+        ["plan", "{db}", "t", "x", "--udf", "prints:loud"],
+        ["backfill", "{db}", "t", "y", "--udf", "prints:loud", "--save"],
+        ["view", "create", "{db}", "w", "--source", "t", "--add", "y=prints:loud"],
+        ["preview", "{db}", "t", "--udf", "prints:nothing"],
+    ],
+    ids=lambda command: " ".join(command[:2]) + command[-1],
+)
+def test_what_users_print_is_no_part_of_the_document(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    (tmp_path / "prints.py").write_text(PRINTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "prints", raising=False)
+    monkeypatch.setattr(
+        "geneva.connection.Connection._spark_runner", lambda self: InProcessRunner()
+    )
+    given = [word.format(db=db) for word in command]
+    result = invoke([*given, "--json"])
+    assert only_document(result), result.stderr
+    assert "printed on import" in result.stderr
+    assert result.exit_code == (2 if "prints:nothing" in command else 0)
+
+
+def test_what_a_verification_prints_is_no_part_of_the_document(tmp_path: Path) -> None:
+    @geneva.udf
+    def loud(id: int) -> int:
+        print("printed in a call")  # noqa: T201
+        return id * 3
+
+    db = geneva.connect(tmp_path / "db", runner=InProcessRunner)
+    table = db.create_table("t", [{"id": 1}])
+    table.add_columns({"x": loud})
+    table.backfill("x")
+    result = invoke(["verify", db.uri, "t", "x", "--run", "--json"])
+    assert only_document(result)["ok"], result.stderr
+    assert "printed in a call" in result.stderr
+
+
+def test_what_users_print_at_the_very_end_is_no_part_of_the_document(
+    db: str, tmp_path: Path
+) -> None:
+    at_the_end = "import atexit\n\natexit.register(print, 'printed at the end')\n"
+    (tmp_path / "prints.py").write_text(PRINTS + at_the_end)
+    ran = subprocess.run(
+        [sys.executable, "-m", "geneva.cli", "preview", db, "t", "--udf", "prints:loud", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert [row["value"] for row in only_document(ran)["rows"]] == [0, 3, 6]
+    assert "printed at the end" in ran.stderr
+
+
+def test_help_is_shown_where_it_is_read() -> None:
+    result = invoke(["describe", "--json", "--help"])
+    assert (result.exit_code, "Usage" in result.stdout) == (0, True)

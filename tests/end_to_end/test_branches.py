@@ -276,7 +276,7 @@ class TestHandles:
 
     def test_a_branch_that_is_not_there(self, local_db: Connection, main: Table) -> None:
         branch = main.branches.create("rel")
-        with pytest.raises(TableNotFoundError, match=r"no branch 'nope' of table t.*\['rel'\]"):
+        with pytest.raises(TableNotFoundError, match=r"no branch 'nope' of table t.*Branches: rel"):
             local_db.open_table("t", branch="nope")
         with pytest.raises(TableNotFoundError, match="no table 'u'"):
             local_db.open_table("u@rel")
@@ -492,7 +492,7 @@ class TestNamespaces:
         for name, rows in (("ns$t", 2), ("ns$t@rel", 3)):
             assert len(local_db.open_table(name)) == rows
         assert local_db.table_names(namespace_path=["ns"]) == ["t"]
-        with pytest.raises(TableNotFoundError, match=r"no table 'ns\$u'.*\['t'\]"):
+        with pytest.raises(TableNotFoundError, match=r"no table 'ns\$u'.*Tables: t"):
             local_db.open_table("u", namespace_path=["ns"])
         with pytest.raises(TableNotFoundError, match=r"no table 'other\$t'"):
             local_db.open_table("other$t")

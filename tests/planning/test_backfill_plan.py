@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,6 +131,31 @@ def test_a_fragment_computes_what_was_asked_or_what_is_not_valid(state: Fragment
     assert all(i < state.physical_rows for i in covered)
     runs = len(wanted - set(covered)) if plan.action is Action.COMPUTE else 0
     assert plan.rows_to_run == runs
+
+
+@pytest.mark.parametrize(
+    ("where", "retry_failed", "said"),
+    [
+        (None, False, "rows not yet computed, or stale"),
+        ("a > 1", False, "a > 1"),
+        (None, True, "rows that failed before"),
+        ("a > 1", True, "rows that failed before, and a > 1"),
+    ],
+)
+def test_a_plan_says_which_rows(where: str | None, said: str, *, retry_failed: bool) -> None:
+    plan = BackfillPlan(
+        table="t",
+        version=7,
+        column="c",
+        udf_name="f",
+        udf_version="v1",
+        where=where,
+        retry_failed=retry_failed,
+        fragments=(),
+        skipped_fragments=0,
+        total_rows=0,
+    )
+    assert f"  where      {said}\n" in str(plan)
 
 
 @given(st.data(), st.one_of(st.none(), st.integers(1, 5)))

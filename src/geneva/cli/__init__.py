@@ -10,11 +10,11 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from geneva.cli import (
     backfills,
@@ -31,7 +31,7 @@ from geneva.cli import (
     version,
     views,
 )
-from geneva.cli.arguments import epilog
+from geneva.cli.arguments import Group, epilog, group
 from geneva.cli.terminal import (
     EXIT_CODES,
     FAILED,
@@ -42,6 +42,7 @@ from geneva.cli.terminal import (
     documents,
     emit,
     exit_code,
+    only_documents,
     readable,
     show_error,
     show_traceback,
@@ -49,11 +50,12 @@ from geneva.cli.terminal import (
 from geneva.render.plain import plain
 
 _JSON = "--json"
+_HELP = ("-h", "--help")
 _MADE_BEFORE_COLLECTING = 100_000
 """Objects that are made before Python looks for garbage: modules make many, and none is any."""
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """All commands; whatever one raises becomes a message and a code."""
 
     answers_in_json = False
@@ -61,7 +63,7 @@ class Commands(TyperGroup):
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the arguments; what typer says of wrong ones is to act on no terminal."""
-        self.answers_in_json = _JSON in args[1]
+        self.answers_in_json = _JSON in args[1] and not any(word in args[1] for word in _HELP)
         documents.clear()
         try:
             _check_text(args[1])
@@ -71,7 +73,11 @@ class Commands(TyperGroup):
             raise _made_plain(error) from None
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run the command. One that answers in JSON has the standard output for that alone."""
+        with only_documents() if self.answers_in_json else nullcontext():
+            return self._run(ctx)
+
+    def _run(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except (BrokenPipeError, typer.Exit, SystemExit, GeneratorExit):
@@ -130,15 +136,14 @@ def _made_plain(error: BaseException) -> BaseException:
     return error
 
 
-app = typer.Typer(
+app = group(
+    "Feature columns for Lance tables: Python functions, computed on Spark, only where something "
+    "is new.",
+    Commands,
     name="geneva",
-    cls=Commands,
-    help="Feature columns for Lance tables: Python functions, computed on Spark, "
-    "only where something is new.",
     epilog=f"Start with:  geneva demo\n\n{EXIT_CODES}",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": list(_HELP)},
 )
 LOOK, COMPUTE, RUNS, HERE = "Look", "Compute", "Jobs and errors", "This machine"
 
@@ -237,6 +242,8 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        # A name that the terminal has no letters for is written out, and stops nothing.
+        getattr(sys, name).reconfigure(errors="backslashreplace")
     code: Any = None
     try:
         try:
@@ -245,6 +252,8 @@ def main() -> None:
             code = leaving.code
             sys.stdout.flush()
             quick_import.leave_at_once(code)
+            if documents:
+                sys.stdout = sys.stderr  # what users' modules print at the end is no part of it
             raise
     except OSError as error:  # of what was printed: nobody reads it, or there is no room for it
         if not code and not isinstance(error, BrokenPipeError):

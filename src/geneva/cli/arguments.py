@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
+from typer.core import TyperGroup
 
 from geneva.cli.database import connect_to_look
 from geneva.cli.terminal import EXIT_CODES
@@ -20,10 +21,25 @@ if TYPE_CHECKING:
     from geneva.connection import Connection
 
 
+class Group(TyperGroup):
+    """A group of commands. Its help has panels; that of a command is plain, see `group`."""
+
+    def __init__(self, **given: Any) -> None:
+        """Make it of what typer hands it."""
+        super().__init__(**{**given, "rich_markup_mode": "rich"})
+
+
+def group(text: str, kind: type[Group] = Group, **settings: Any) -> typer.Typer:
+    """A group of commands with this help.
+
+    Panels cut the names of long options short where a terminal is narrow: commands have none.
+    """
+    return typer.Typer(cls=kind, help=text, no_args_is_help=True, rich_markup_mode=None, **settings)
+
+
 def epilog(*examples: str) -> str:
     """The end of a command's help: examples, and what its exit codes mean."""
-    lines = [f"Example:  {example}".replace("[", "\\[") for example in examples]
-    return "\n\n".join([*lines, EXIT_CODES])
+    return "\n\n".join([*(f"Example:  {example}" for example in examples), EXIT_CODES])
 
 
 # ------------------------------------------------------------------------ completion, arguments

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -45,7 +44,6 @@ def console(
 
 def _answer(uri: str, address: str) -> None:
     emit({"database": uri, "console": address})
-    sys.stdout.flush()
 
 
 def _serve() -> Any:

@@ -11,7 +11,7 @@ from geneva.config import without_collecting
 from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import local_path, resolve
-from geneva.render.text import did_you_mean
+from geneva.render.text import did_you_mean, listed
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -60,6 +60,6 @@ def check_columns(table: Table, columns: Iterable[str], hint: str = "") -> None:
         if name not in known:
             message = (
                 f"Table {table.ref.name!r} has no column {name!r}.{did_you_mean(name, known)} "
-                f"It has: {', '.join(known)}."
+                f"It has: {listed(known)}."
             )
             raise ColumnNotFoundError(f"{message} {hint}" if hint else message)

@@ -16,22 +16,20 @@ from geneva.cli.arguments import (
     complete_job,
     complete_table,
     epilog,
+    group,
 )
 from geneva.cli.database import connect, connect_to_look
 from geneva.cli.terminal import FAILED, emit, err, facts, grid, say
 from geneva.errors import JobNotFoundError, UserInputError
 from geneva.model.jobs import metric
 from geneva.render.plain import plain
-from geneva.render.text import count, shorten, timestamp
+from geneva.render.text import count, listed, shorten, timestamp
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
     from geneva.storage.jobs.events import JobRecord
 
-app = typer.Typer(
-    help="Jobs: backfills and refreshes, running and past, of all processes.",
-    no_args_is_help=True,
-)
+app = group("Jobs: backfills and refreshes, running and past, of all processes.")
 
 SHORT_ID = 8
 _WATCH_SECONDS = 0.5
@@ -257,7 +255,7 @@ def _listed(connection: Connection, table: str | None, status: str | None) -> li
 
     known = [each.value for each in JobStatus]
     if status is not None and status.upper() not in known:
-        raise UserInputError(f"{status!r} is no status. They are {', '.join(known)}.")
+        raise UserInputError(f"{status!r} is no status. They are {listed(known)}.")
     return connection.list_jobs(table, status)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -118,15 +119,50 @@ def heading(number: int, title: str, note: str = "") -> None:
 
 documents: list[Any] = []
 """What this command has answered machines: nothing yet, or its one document."""
+_for_documents: list[TextIO] = []
+"""The standard output, while only documents go there."""
+
+
+@contextmanager
+def only_documents() -> Iterator[None]:
+    """Keep the standard output for documents: what anybody prints meanwhile goes to the error's.
+
+    Modules and functions of users print, and a program that reads the output expects JSON.
+    """
+    _for_documents.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _for_documents.pop()
 
 
 def emit(document: Any) -> None:
     """Print one JSON document: the whole output of a command for machines."""
     from geneva.render.values import json_value
 
-    text = json_text(json_value(document)) + "\n"
+    stream = _for_documents[-1] if _for_documents else sys.stdout
+    unicode = (stream.encoding or "utf-8").lower().startswith("utf")
+    text = json_text(json_value(document), unicode=unicode) + "\n"
     documents.append(document)  # also where it can't be written: an error couldn't, either
-    sys.stdout.write(text)
+    stream.write(text)
+    stream.flush()
+
+
+def confirm(question: str) -> None:
+    """Ask before something is done that can't be undone: go on at a yes, and at nothing else.
+
+    Question and answer leave the standard output alone. Where nobody answers it says how to go on.
+    """
+    import typer
+
+    err.print(Text(f"{plain(question)} [y/N]: "), end="", soft_wrap=True)
+    answer = "" if sys.stdin is None else sys.stdin.readline()
+    if not answer:  # the input is at its end: there is no terminal
+        err.print()
+        raise UserInputError("it was not confirmed, and nothing was done: use --yes.")
+    if answer.strip().lower() not in ("y", "yes"):
+        raise typer.Abort
 
 
 def grid(
@@ -150,6 +186,7 @@ def grid(
         out.print(table)
         return
     # Piped: nothing is folded or cut, whatever COLUMNS says.
+    table.box = box.SIMPLE_HEAD.substitute(out.options)
     text = StringIO()
     Console(width=_PIPED_WIDTH, file=text, highlight=False, color_system=None).print(table)
     say("\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines()))

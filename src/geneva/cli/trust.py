@@ -9,22 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geneva.cli.arguments import AsJson, ColumnName, Database, StorageOption, TableName, epilog
+from geneva.cli.arguments import (
+    AsJson,
+    ColumnName,
+    Database,
+    StorageOption,
+    TableName,
+    epilog,
+    group,
+)
 from geneva.cli.database import connect, connect_to_look
-from geneva.cli.terminal import emit, facts, grid, redact, say
+from geneva.cli.terminal import confirm, emit, facts, grid, redact, say
 from geneva.errors import GenevaError, UserInputError
 from geneva.model.computation import is_named
 from geneva.render.plain import plain
-from geneva.render.text import one_line
+from geneva.render.text import did_you_mean, listed, one_line
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
     from geneva.trust.policy import StoredFunction
 
-app = typer.Typer(
-    help="Functions of others: look at them, accept them, sign your own (docs/security.md).",
-    no_args_is_help=True,
-)
+app = group("Functions of others: look at them, accept them, sign your own (docs/security.md).")
 
 
 @app.command(name="list", epilog=epilog("geneva trust list my-database"))
@@ -113,8 +118,7 @@ def accept(
     connection = connect(db, storage_option)
     found = _find(connection, table, column)
     if not yes:
-        question = f"Let {found.name!r} ({found.digest[:12]}) run on this machine?"
-        typer.confirm(question, abort=True, err=True)
+        confirm(f"Let {found.name!r} ({found.digest[:12]}) run on this machine?")
     connection._trust.accept(found)
     if as_json:
         return emit({"accepted": found.digest})
@@ -220,8 +224,11 @@ def _find(connection: Connection, table: str, column: str) -> StoredFunction:
     for function in every:
         if any(is_named(function.column, name) for name in names):
             return function
-    known = ", ".join(f.column for f in every) or "none"
-    raise UserInputError(f"{table!r} has no function for column {column!r}. It has: {known}.")
+    known = [function.column for function in every]
+    raise UserInputError(
+        f"{table!r} has no function for column {column!r}.{did_you_mean(column, known)} "
+        f"It has: {listed(known)}."
+    )
 
 
 def _read(connection: Connection, function: StoredFunction) -> tuple[str, tuple[str, ...]]:

@@ -17,6 +17,7 @@ from geneva.cli.arguments import (
     Where,
     complete_table,
     epilog,
+    group,
     names,
     pairs,
     takes_options,
@@ -25,7 +26,7 @@ from geneva.cli.backfills import result_record, show_result
 from geneva.cli.database import connect, connect_to_look
 from geneva.cli.functions import FUNCTION, load_function
 from geneva.cli.summaries import planned_refresh, what_is_wrong
-from geneva.cli.terminal import emit, grid, say, warn
+from geneva.cli.terminal import confirm, emit, grid, say, warn
 from geneva.errors import UserInputError
 from geneva.options import RefreshArguments
 
@@ -36,9 +37,7 @@ if TYPE_CHECKING:
     from geneva.storage.views.definition import ViewName as ListedView
     from geneva.view import MaterializedView
 
-app = typer.Typer(
-    help="Materialized views: queries whose results are kept as tables.", no_args_is_help=True
-)
+app = group("Materialized views: queries whose results are kept as tables.")
 
 SourceVersion = Annotated[
     int | None,
@@ -254,7 +253,7 @@ def drop(
     connection = connect(db, storage_option)
     connection.open_materialized_view(view)
     if not yes:
-        typer.confirm(f"Drop view {view!r} and its computed values?", abort=True, err=True)
+        confirm(f"Drop view {view!r} and its computed values?")
     connection.drop_materialized_view(view)
     return emit({"dropped": view}) if as_json else say(f"View {view!r} is dropped.")
 

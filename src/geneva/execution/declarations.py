@@ -26,7 +26,7 @@ from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.model.uris import TableName
 from geneva.model.view_query import CHUNKS
 from geneva.planning.graph import find_cycle
-from geneva.render.text import did_you_mean, shown_columns
+from geneva.render.text import did_you_mean, listed, shown_columns
 from geneva.storage.checkpoints.cleanup import (
     CleanupReport,
     forget_attempts,
@@ -402,7 +402,7 @@ def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDe
         known = shown_columns(schema.names)
         raise ColumnNotFoundError(
             f"Column {name!r} is not defined in this table ({ref.name!r})."
-            + (did_you_mean(name, known) or f" It has {known}.")
+            + (did_you_mean(name, known) or f" It has {listed(known)}.")
         )
     current = read_definition(schema, name)
     if current is not None and current.group:
@@ -505,8 +505,8 @@ def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
     if missing:
         known = shown_columns(schema.names)
         raise ColumnNotFoundError(
-            f"Column {missing[0]!r} is not defined in this table ({ref.name!r} has {known})."
-            f"{did_you_mean(missing[0], known)}"
+            f"Column {missing[0]!r} is not defined in this table "
+            f"({ref.name!r} has {listed(known)}).{did_you_mean(missing[0], known)}"
         )
     for name in names:
         if _is_nested(name, _top_name(name)) and is_computed(schema, _top_name(name)):

@@ -17,7 +17,7 @@ import pyarrow as pa
 import sqloxide  # type: ignore[import-untyped]
 
 from geneva.errors import ColumnNotFoundError, UserInputError
-from geneva.render.text import did_you_mean, shorten, shown_columns
+from geneva.render.text import did_you_mean, listed, shorten, shown_columns
 
 MAX_TOKENS = 5_000
 """Names, keywords and operators in one text; values and commas don't count: lists may be long."""
@@ -520,7 +520,7 @@ def _missing(
         )
     if known.keys() >= ROW_META.keys():
         return ColumnNotFoundError(missing_column(path, schema, sql))
-    hint = did_you_mean(name.value, known) or (f" It has {list(known)}." if known else "")
+    hint = did_you_mean(name.value, known) or (f" It has {listed(known)}." if known else "")
     return ColumnNotFoundError(f"{path!r}, which {shown(sql)} names, is not in the table.{hint}")
 
 
@@ -547,7 +547,7 @@ def missing_column(name: str, schema: pa.Schema, sql: str | None = None) -> str:
     known = shown_columns(schema.names)
     where = f", which {shown(sql)} names," if sql is not None and sql != name else ""
     return f"Column {name!r}{where} is not in the table." + (
-        did_you_mean(name, known) or f" It has {known}."
+        did_you_mean(name, known) or f" It has {listed(known)}."
     )
 
 

@@ -172,6 +172,8 @@ class BackfillPlan:
     udf_name: str
     udf_version: str
     where: str | None
+    retry_failed: bool = False
+    """Whether just rows that failed before are computed."""
     inputs: tuple[str, ...] = field(default=(), compare=False)
     """The columns that the function reads, in the order of its parameters."""
     columns: tuple[str, ...] = field(default=(), compare=False)

@@ -21,7 +21,7 @@ def explain(plan: BackfillPlan) -> str:
         f"version {plan.version}",
         f"  UDF        {plain(plan.udf_name)} (version {plain(plan.udf_version)})",
         f"  reads      {plain(_listed(plan.inputs))}",
-        f"  where      {'rows not yet computed' if plan.where is None else plain(plan.where)}",
+        f"  where      {plain(_rows(plan))}",
     ]
     if plan.is_empty:
         lines.append(
@@ -67,6 +67,13 @@ def named_columns(names: tuple[str, ...]) -> str:
     if len(names) == 1:
         return f"column {names[0]!r}"
     return f"columns {', '.join(map(repr, names))} (one call fills them all)"
+
+
+def _rows(plan: BackfillPlan) -> str:
+    """Which rows are looked at."""
+    if plan.retry_failed:
+        return "rows that failed before" + ("" if plan.where is None else f", and {plan.where}")
+    return "rows not yet computed, or stale" if plan.where is None else plan.where
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -28,9 +28,12 @@ def plain(text: object, *, lines: bool = False) -> str:
     return "".join(c if c in kept or not _is_unsafe(c) else _escaped(c) for c in shown)
 
 
-def json_text(document: Any) -> str:
-    """A JSON document that acts on no terminal, and holds the same values."""
-    text = json.dumps(document, indent=2, ensure_ascii=False)
+def json_text(document: Any, *, unicode: bool = True) -> str:
+    """A JSON document that acts on no terminal, and holds the same values.
+
+    Without `unicode`, all that is not ASCII is written out.
+    """
+    text = json.dumps(document, indent=2, ensure_ascii=not unicode)
     if text.isprintable():
         return text
     return "".join(c if c == "\n" or not _is_unsafe(c) else json.dumps(c)[1:-1] for c in text)

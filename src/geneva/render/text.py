@@ -21,6 +21,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {by_lower_case[close[0]]!r}?" if close else ""
 
 
+def listed(names: Iterable[object]) -> str:
+    """Names for a message: `a, b`, or `none`."""
+    return ", ".join(map(str, names)) or "none"
+
+
 def shorten(text: str, limit: int, ellipsis: str = "...") -> str:
     """A text of at most `limit` characters; the end of a longer one is left out."""
     return text if len(text) <= limit else text[: limit - len(ellipsis)] + ellipsis

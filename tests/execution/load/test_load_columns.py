@@ -228,7 +228,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[GenevaError], str]] = {
         ColumnNotFoundError,
         "'ident'",
     ),
-    "no such column": ({"columns": ["w"]}, ColumnNotFoundError, "It has 'id', 'v'"),
+    "no such column": ({"columns": ["w"]}, ColumnNotFoundError, "It has id, v"),
     "no columns": ({"columns": []}, UserInputError, "names of columns"),
     "twice": ({"columns": ["v", "v"]}, UserInputError, "named twice"),
     "the key": ({"columns": ["id"]}, UserInputError, "'id' is the key"),

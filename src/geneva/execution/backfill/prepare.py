@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.scope import Scope, bind_scope, work_identity
 from geneva.execution.backfill.subjects import Subject
-from geneva.execution.backfill.survey import ChangedInputs, Survey, take_survey
+from geneva.execution.backfill.survey import ChangedInputs, Survey, asks_for_failed, take_survey
 from geneva.execution.backfill.unpublished import Unpublished, find_unpublished, written_fields
 from geneva.execution.runner import Runner
 from geneva.execution.worker.task import ColumnWork, FileWork, PartWork
@@ -292,6 +292,7 @@ def _plan(
         udf_name=computation.program_name,
         udf_version=computation.version,
         where=request.options.where,
+        retry_failed=asks_for_failed(scope),
         inputs=computation.input_paths,
         columns=_columns(computation),
         fragments=in_mixed_order(needed, request.options.task_shuffle_diversity),

@@ -93,7 +93,7 @@ def _selected(
 
 def _done_by_job(scope: Scope) -> frozenset[int]:
     """Fragments in which this job has computed what was asked for."""
-    if not (scope.request.selects_rows or _asks_for_failed(scope)):
+    if not (scope.request.selects_rows or asks_for_failed(scope)):
         return frozenset()
     return frozenset(f.id for f in scope.snapshot.fragments if _is_of_job(scope, f))
 
@@ -103,7 +103,7 @@ def _is_of_job(scope: Scope, fragment: FragmentFacts) -> bool:
     return output_file(scope.computation, fragment) in scope.files_of_job
 
 
-def _asks_for_failed(scope: Scope) -> bool:
+def asks_for_failed(scope: Scope) -> bool:
     """Whether just the rows that failed are asked for; a refresh of a view does the rest, too."""
     return scope.request.options.retry_failed and scope.computation.source is None
 
@@ -211,7 +211,7 @@ def _states(
                 ),
                 selected=asked,
                 only_stale=scope.request.only_stale,
-                retry_failed=_asks_for_failed(scope),
+                retry_failed=asks_for_failed(scope),
             )
         )
     return states

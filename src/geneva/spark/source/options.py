@@ -16,7 +16,7 @@ from geneva.model.uris import (
     without_credentials,
     without_file_scheme,
 )
-from geneva.render.text import did_you_mean
+from geneva.render.text import did_you_mean, listed
 
 BLOBS = ("descriptors", "bytes")
 _READ = ("columns", "where", "version", "with_row_id", "with_row_address", "blobs")
@@ -44,7 +44,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         """Refuse what can't be."""
         if self.blobs not in BLOBS:
-            raise UserInputError(f"blobs must be one of {list(BLOBS)}, not {self.blobs!r}.")
+            raise UserInputError(f"blobs must be one of {listed(BLOBS)}, not {self.blobs!r}.")
         if self.columns is not None and not self.columns and not self._with_meta():
             raise UserInputError("columns must name at least one column.")
 
@@ -92,8 +92,8 @@ def check_names(options: Mapping[str, str]) -> None:
             )
         if name.lower() not in (*known, *_SPARKS_OWN):
             raise UnknownOptionError(
-                f"There is no option {name!r}.{did_you_mean(name, known)} Options are {list(known)}"
-                ". Keys of an object store are given once: geneva.register(spark, "
+                f"There is no option {name!r}.{did_you_mean(name, known)} Options are "
+                f"{listed(known)}. Keys of an object store are given once: geneva.register(spark, "
                 "storage_options={...})."
             )
 

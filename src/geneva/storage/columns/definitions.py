@@ -22,7 +22,7 @@ from geneva.model.computation import (
     receipt_name,
 )
 from geneva.model.tables import ColumnDefinition, Sizes
-from geneva.render.text import did_you_mean, shown_columns
+from geneva.render.text import did_you_mean, listed, shown_columns
 from geneva.storage.columns.receipts import RECEIPT_TYPE
 from geneva.storage.lance.dataset import FieldsNow, TableSnapshot, has_path, nodes_of
 from geneva.udf.declare import UDF
@@ -543,7 +543,7 @@ def required_definition(schema: pa.Schema, table: str, name: str) -> ColumnDefin
     if name not in schema.names:
         known = shown_columns(schema.names)
         raise ColumnNotFoundError(
-            f"Column {name!r} is not defined in this table ({table!r} has {known})."
+            f"Column {name!r} is not defined in this table ({table!r} has {listed(known)})."
             f"{did_you_mean(name, known)} Run table.add_columns() first."
         )
     definition = read_definition(schema, name)

@@ -19,7 +19,7 @@ from pyarrow import fs
 from geneva.errors import ColumnNotFoundError, UnreadableSourceError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import local_path, without_credentials
-from geneva.render.text import did_you_mean, shorten, shown_columns
+from geneva.render.text import did_you_mean, listed, shorten, shown_columns
 from geneva.storage.lance.damage import Damaged, reading
 from geneva.storage.lance.dataset import nodes_of
 from geneva.storage.lance.fragments import rows_of_types
@@ -316,7 +316,7 @@ def check_columns(schema: pa.Schema, columns: Sequence[str], where: str) -> None
             known = shown_columns(schema.names)
             raise ColumnNotFoundError(
                 f"There is no column {name!r} in {where}.{did_you_mean(name, known)} It has "
-                f"{', '.join(map(repr, known))}."
+                f"{listed(known)}."
             )
 
 
