@@ -41,7 +41,9 @@ def run_refresh(
     refresh that was cut off has left behind is known for what it is.
     """
     ref, target = prepared.ref, prepared.target
-    begun = commit_refreshing(ref, target.version, control.job_id, control.is_running)
+    begun = commit_refreshing(
+        ref, target.version, control.job_id, control.is_running, prepared.columns
+    )
     if begun.version != prepared.view_version + 1:
         # Somebody changed the view since the plan was made, perhaps by a refresh.
         request = replace(prepared.request, src_version=target.version)
