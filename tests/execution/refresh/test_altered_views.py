@@ -178,6 +178,22 @@ def test_what_others_do_to_other_columns_is_their_business(
     assert shown(view) == [(i, 10 * i, -i, i * 3) for i in range(5)]
 
 
+@pytest.mark.parametrize("make", [rows_view, chunks_view, sums_view])
+def test_rows_come_to_a_view_with_a_column_of_a_constant(
+    tmp_path: Path, prototypes: Prototypes, make: Any
+) -> None:
+    db, calls = prototypes.copy(make, tmp_path / "db"), prototypes.calls()
+    view = db.open_table("v")
+    before = len(view)
+    view.add_columns({"k": "7"})
+    db.open_table("src").add(rows(4, 5))
+    view.refresh()
+    assert set(calls.taken()) == {4}
+    added = len(view) - before
+    assert view.to_arrow()["k"].to_pylist() == [7] * before + [None] * added
+    assert view.plan_refresh().is_empty
+
+
 def test_a_view_that_was_refreshed_before_fields_were_on_record_is_refreshed_and_then_checked(
     tmp_path: Path, prototypes: Prototypes
 ) -> None:

@@ -30,6 +30,7 @@ from geneva.planning.refresh import RefreshPlan
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import Dataset, check_not_dropped, open_dataset
 from geneva.storage.lance.row_ids import read_row_ids, sorted_ids
+from geneva.storage.views.definition import allow_nulls
 from geneva.storage.views.explode import CHUNKS, RewrittenColumns, commit_chunks, inner_ref
 from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.source_changes import read_changes
@@ -128,7 +129,9 @@ def lay_out_changes(
     # Where others may have written into the rows, all of them are compared.
     untouched = _is_untouched(outer, planned, lists)
     before = read_view_state(planned.schema).computed_at if untouched else ()
-    commit_refreshing(outer, version, control.job_id, control.is_running, _columns(lists))
+    allow_nulls(
+        commit_refreshing(outer, version, control.job_id, control.is_running, _columns(lists))
+    )
     gone, fresh = _changed_rows(inner, before, version, [CHUNKS, *lists.carried])
     written = RowChanges(), list[str]()
 

@@ -20,7 +20,7 @@ from geneva.storage.checkpoints.pins import pinned
 from geneva.storage.columns.definitions import commit_receipt_columns
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.transactions import fragments_of_commit
-from geneva.storage.views.definition import append_placeholders, delete_view_rows
+from geneva.storage.views.definition import allow_nulls, append_placeholders, delete_view_rows
 from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.state import (
     commit_refreshed,
@@ -98,7 +98,7 @@ def _change_rows(prepared: PreparedRefresh, control: JobControl) -> int:
     udfs = [group for group in prepared.groups if isinstance(group, UdfColumns)]
     commit_receipt_columns(open_dataset(ref), [d for group in udfs for d in group.definitions])
     drop_rows(ref, membership, control.job_id, control.max_conflict_retries)
-    before = open_dataset(ref)
+    before = allow_nulls(open_dataset(ref))
     rows = prepared.request.max_rows_per_fragment
     after = append_placeholders(ref, before, membership.entering, rows, control.job_id)
     if after.version != before.version:

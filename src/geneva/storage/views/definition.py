@@ -372,6 +372,17 @@ def append_placeholders(
     )
 
 
+def allow_nulls(view: Dataset) -> Dataset:
+    """Let all columns of a view take NULLs, also one that was added of a constant, say.
+
+    Returns the view as it is then. New rows have no value of columns that are not the query's.
+    """
+    strict = [field.name for field in view.schema if not field.nullable]
+    if strict:
+        view.alter_columns(*({"path": name, "nullable": True} for name in strict))
+    return view
+
+
 def shows_all_of(view: lance.LanceDataset, source: lance.LanceDataset) -> bool:
     """Whether a view is known to have just the rows that its query selects from its source.
 
