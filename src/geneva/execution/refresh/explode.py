@@ -14,14 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from geneva.errors import JobCancelledError, TableChangedError, UnreadableFragmentsError
+from geneva.execution.refresh.groups import open_view
 from geneva.execution.refresh.layout import Layout, Lists, lay_out, read_source_ids_of, rewrite
 from geneva.execution.refresh.passages import RowChanges, compare_rows, rewrites
-from geneva.execution.refresh.prepare import (
-    PreparedRefresh,
-    RefreshRequest,
-    open_view,
-    prepare_refresh,
-)
+from geneva.execution.refresh.prepare import PreparedRefresh, RefreshRequest, prepare_refresh
 from geneva.execution.runner import Runner, describe_jobs, job_group
 from geneva.model.rows import RowIds
 from geneva.model.tables import TableRef

@@ -21,13 +21,8 @@ from geneva.errors import TableChangedError, UserInputError
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.refresh.explode import is_laid_out, lay_out_changes
-from geneva.execution.refresh.groups import NO_ROWS, KeyedRows
-from geneva.execution.refresh.prepare import (
-    PreparedRefresh,
-    RefreshRequest,
-    open_view,
-    prepare_refresh,
-)
+from geneva.execution.refresh.groups import NO_ROWS, KeyedRows, open_view
+from geneva.execution.refresh.prepare import PreparedRefresh, RefreshRequest, prepare_refresh
 from geneva.model.computation import PartitionRows, Source
 from geneva.model.partitions import KEY_PREFIX, KeyedIds, Partitions, add_up_rows
 from geneva.model.rows import RowIds

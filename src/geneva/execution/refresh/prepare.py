@@ -24,6 +24,8 @@ from geneva.execution.refresh.groups import (
     Group,
     GroupSubject,
     RefreshTarget,
+    filled_columns,
+    open_view,
     own_columns,
     view_groups,
 )
@@ -31,17 +33,14 @@ from geneva.execution.refresh.rows import Membership, read_first_membership, rea
 from geneva.execution.refresh.stored_sql import check_stored_sql
 from geneva.model.computation import PartitionRows
 from geneva.model.tables import TableRef
-from geneva.model.view_query import SYSTEM_COLUMNS, ColumnKind, ViewQuery
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.columns.copies import how_to_get_stable_ids
-from geneva.storage.columns.definitions import read_definition
 from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
 from geneva.storage.views.definition import ROW_ADDRESSES, ViewInfo, read_view
-from geneva.storage.views.explode import query_columns
 from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.source_changes import SourceChanges, read_changes
-from geneva.storage.views.state import ViewState, fields_of, read_view_state, version_identity
+from geneva.storage.views.state import ViewState, read_view_state, version_identity
 
 _TOUCHED = (
     "others may have written into the view since its last refresh (or its history was cleaned up): "
@@ -105,7 +104,7 @@ def prepare_refresh(
         ),
         request=request,
         view_version=int(view.version),
-        columns=_filled_columns(ref, info.query),
+        columns=filled_columns(ref, info.query),
         groups=groups,
         membership=Membership(NO_ROWS, NO_ROWS),
         backfills=(),
@@ -145,33 +144,6 @@ def prepare_refresh(
         known = known.plus(_open_target(source, version), found)
     # With rows to try again there may be work left in a view that is up to date.
     return up_to_date if current and not planned.plan.rows_to_compute else planned
-
-
-def open_view(ref: TableRef) -> tuple[Dataset, ViewInfo]:
-    """A view and its definition; refused where its columns are not those that refreshes fill.
-
-    With plain Lance anybody can drop, rename and re-type them, and give one the name of another.
-    """
-    view = open_dataset(ref)
-    info = read_view(view.schema)
-    if info is None:
-        raise UserInputError(f"Table {ref.name!r} is not a materialized view.")
-    columns = _filled_columns(ref, info.query)
-    computed = {column.name for column in info.query.columns if column.kind is ColumnKind.UDF}
-    before, now = read_view_state(view.schema).fields, fields_of(view, columns)
-    for name in columns:
-        kept = name in now and before.get(name, now[name]) == now[name]
-        if not kept or (name in computed and read_definition(view.schema, name) is None):
-            raise TableChangedError(
-                f"Column {name!r} of view {ref.name!r} was dropped, renamed or re-typed by others. "
-                "Restore a version of the view from before that, or drop it and create it anew."
-            )
-    return view, info
-
-
-def _filled_columns(ref: TableRef, query: ViewQuery) -> tuple[str, ...]:
-    """The columns that refreshes of a view fill, those of receipts aside."""
-    return (*SYSTEM_COLUMNS, *sorted(query_columns(ref, query)))
 
 
 def more_damage(
