@@ -573,7 +573,7 @@ class TestOtherViews:
         from geneva.storage.views.partitions import rows_ref
 
         source.delete("id = 1")
-        commit_refreshing(rows_ref(view.ref), source.version, "another-job", lambda job: True)
+        commit_refreshing(rows_ref(view.ref), source.version, "another-job", lambda job: True, [])
         local_db._history.close_lost = lambda job: True  # type: ignore[method-assign]
         with pytest.raises(TableChangedError, match="being refreshed by job another-job"):
             view.refresh()

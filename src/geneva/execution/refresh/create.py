@@ -22,7 +22,9 @@ from geneva.storage.views.definition import (
     ROW_ADDRESSES,
     STABLE_ROW_IDS,
     append_placeholders,
+    check_hidden,
     create_view_table,
+    remove_hidden,
     source_udf_fields,
 )
 from geneva.storage.views.explode import CHUNKS, inner_ref
@@ -46,14 +48,16 @@ def create_view(
     schema: pa.Schema,
     udfs: Mapping[str, UDF],
     declare: Declare,
-) -> None:
-    """Make the table of a view, with a placeholder for every row that its query selects."""
+) -> str:
+    """Make the table of a view, with a placeholder for every row that its query selects.
+
+    Returns its identity.
+    """
     computed = [column.name for column in query.columns if column.kind is ColumnKind.UDF]
     _refuse_unstorable(ref, [schema.field(name) for name in computed])
     if query.chunker is not None:
         _refuse_unstorable(ref, udfs[query.chunker.name].data_type.value_type)
-        _create_chunked(ref, source, query, schema, udfs, declare)
-        return
+        return _create_chunked(ref, source, query, schema, udfs, declare)
     schema = declared_fields(schema, declare)
     # First of all: a filter that can't be computed for a row leaves nothing behind.
     rows = choose_rows(
@@ -65,8 +69,9 @@ def create_view(
     for udf in udfs.values():
         stage_udf(ref, udf)
     version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
-    create_view_table(ref, schema, query, source.version, version)
+    identity = create_view_table(ref, schema, query, source.version, version)
     append_placeholders(ref, open_dataset(ref), rows, selected_from=source)
+    return identity
 
 
 def _refuse_unstorable(ref: TableRef, fields: Iterable[pa.Field]) -> None:
@@ -93,8 +98,11 @@ def create_partitioned_view(
     `rows` is the query of the hidden view that says which partition each row of the source is in.
     """
     _refuse_unstorable(ref, udf.data_type.value_type)
-    create_view(rows_ref(ref), source, rows, KEYED_SCHEMA, {}, declare)
-    partitions, inner = create_partitions(partitions_ref(ref)), inner_ref(ref)
+    inner = inner_ref(ref)
+    remove_hidden(ref, [rows_ref(ref), partitions_ref(ref), inner])
+    made = {rows_ref(ref): create_view(rows_ref(ref), source, rows, KEYED_SCHEMA, {}, declare)}
+    check_hidden(ref, made)
+    partitions = create_partitions(partitions_ref(ref))
     digest = stage_udf(inner, udf)
     lists = ViewColumn(
         name=CHUNKS,
@@ -114,10 +122,11 @@ def create_partitioned_view(
         base_address=PARTITIONS_ADDRESS,
     )
     function = FunctionSource(PARTITION_INPUTS, digest)
-    made = source_udf_fields(partitions, {CHUNKS: ""}, udf, function)
-    schema = pa.schema(list(made.values()))
-    create_view(inner, partitions, of_partitions, schema, {CHUNKS: udf}, declare)
+    fields = source_udf_fields(partitions, {CHUNKS: ""}, udf, function)
+    schema = pa.schema(list(fields.values()))
+    made[inner] = create_view(inner, partitions, of_partitions, schema, {CHUNKS: udf}, declare)
     # Last, so that a view that is there has its hidden ones.
+    check_hidden(ref, made)
     version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
     schema = pa.schema(list(udf.data_type.value_type))
     create_view_table(ref, schema, query, source.version, version, with_receipts=False)
@@ -130,12 +139,13 @@ def _create_chunked(
     schema: pa.Schema,
     udfs: Mapping[str, UDF],
     declare: Declare,
-) -> None:
+) -> str:
     """A chunked view is empty at first: how many rows it has is known after its first refresh."""
     chunker = query.chunker
     assert chunker is not None
     udf = udfs[chunker.name]
     inner = inner_ref(ref)
+    remove_hidden(ref, [inner])
     digest = stage_udf(inner, udf)
     lists = ViewColumn(
         name=CHUNKS,
@@ -151,7 +161,7 @@ def _create_chunked(
     fields = [field for field in schema if field.name in names]
     function = FunctionSource(chunker.inputs, digest)
     lists_field = source_udf_fields(source, {CHUNKS: ""}, udf, function)[CHUNKS]
-    create_view(
+    identity = create_view(
         inner,
         source,
         replace(query, columns=(*carried, lists)),
@@ -160,5 +170,6 @@ def _create_chunked(
         declare,
     )
     # Last, so that a view that is there has its hidden one.
+    check_hidden(ref, {inner: identity})
     version = STABLE_ROW_IDS if source.has_stable_row_ids else ROW_ADDRESSES
-    create_view_table(ref, schema, query, source.version, version, with_receipts=False)
+    return create_view_table(ref, schema, query, source.version, version, with_receipts=False)

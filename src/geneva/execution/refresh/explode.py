@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from geneva.errors import JobCancelledError, TableChangedError, UnreadableFragmentsError
+from geneva.execution.refresh.groups import open_view
 from geneva.execution.refresh.layout import Layout, Lists, lay_out, read_source_ids_of, rewrite
 from geneva.execution.refresh.passages import RowChanges, compare_rows, rewrites
 from geneva.execution.refresh.prepare import PreparedRefresh, RefreshRequest, prepare_refresh
@@ -25,7 +26,7 @@ from geneva.planning.refresh import RefreshPlan
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import Dataset, check_not_dropped, open_dataset
 from geneva.storage.lance.row_ids import read_row_ids, sorted_ids
-from geneva.storage.views.definition import read_view
+from geneva.storage.views.definition import allow_nulls
 from geneva.storage.views.explode import CHUNKS, RewrittenColumns, commit_chunks, inner_ref
 from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.source_changes import read_changes
@@ -55,12 +56,10 @@ def prepare_chunk_refresh(
 ) -> PreparedChunkRefresh:
     """Plan the refresh of a chunked view: that of its hidden view, which the rows follow."""
     inner = prepare_refresh(inner_ref(ref), source, request)
-    view = open_dataset(ref)
-    info = read_view(view.schema)
+    view, info = open_view(ref)
     current = (
         inner.plan.is_empty
         and is_laid_out(ref, view, inner.ref, inner.view_version)
-        and info is not None
         and info.base_version == inner.target.version
     )
     plan = replace(inner.plan, view=ref.name, up_to_date=current)
@@ -126,7 +125,9 @@ def lay_out_changes(
     # Where others may have written into the rows, all of them are compared.
     untouched = _is_untouched(outer, planned, lists)
     before = read_view_state(planned.schema).computed_at if untouched else ()
-    commit_refreshing(outer, version, control.job_id, control.is_running)
+    allow_nulls(
+        commit_refreshing(outer, version, control.job_id, control.is_running, _columns(lists))
+    )
     gone, fresh = _changed_rows(inner, before, version, [CHUNKS, *lists.carried])
     written = RowChanges(), list[str]()
 

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from geneva.errors import TableChangedError, UserInputError
 from geneva.execution.backfill.subjects import SourceCheck
 from geneva.execution.refresh.damage import Damage
 from geneva.model.computation import (
@@ -30,12 +31,12 @@ from geneva.model.computation import (
 from geneva.model.partitions import DIGEST, KEY, Keyed
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import ColumnDefinition, TableRef
-from geneva.model.view_query import IS_SET, SYSTEM_COLUMNS, ColumnKind, ViewColumn
+from geneva.model.view_query import IS_SET, SYSTEM_COLUMNS, ColumnKind, ViewColumn, ViewQuery
 from geneva.storage.columns.definitions import (
     bound_output,
     computation_of,
     group_definitions,
-    read_definition,
+    read_definitions,
 )
 from geneva.storage.columns.provenance import named_inputs
 from geneva.storage.columns.publish import verify_column
@@ -55,7 +56,9 @@ from geneva.storage.views.definition import (
     read_view,
     source_expression,
 )
+from geneva.storage.views.explode import query_columns
 from geneva.storage.views.partitions import ROWS
+from geneva.storage.views.state import fields_of, read_view_state
 
 CARRIED = "__carried"
 NO_ROWS: RowIds = np.zeros(0, dtype=np.uint64)
@@ -183,17 +186,49 @@ Group: TypeAlias = CarriedColumns | UdfColumns
 """Columns of a view that are filled together, by one Computation."""
 
 
+def open_view(ref: TableRef) -> tuple[Dataset, ViewInfo]:
+    """A view and its definition; refused where its columns are not those that refreshes fill.
+
+    With plain Lance anybody can drop, rename and re-type them, and give one the name of another.
+    """
+    view = open_dataset(ref)
+    info = read_view(view.schema)
+    if info is None:
+        raise UserInputError(f"Table {ref.name!r} is not a materialized view.")
+    columns = filled_columns(ref, info.query)
+    computed = {column.name for column in info.query.columns if column.kind is ColumnKind.UDF}
+    lost = computed.difference(read_definitions(view.schema))
+    before, now = read_view_state(view.schema).fields, fields_of(view, columns)
+    for name in columns:
+        kept = name in now and before.get(name, now[name]) == now[name]
+        if not kept or name in lost:
+            raise TableChangedError(
+                f"Column {name!r} of view {ref.name!r} was dropped, renamed or re-typed by others. "
+                "Restore a version of the view from before that, or drop it and create it anew."
+            )
+    return view, info
+
+
+def filled_columns(ref: TableRef, query: ViewQuery) -> tuple[str, ...]:
+    """The columns that refreshes of a view fill, those of receipts aside."""
+    return (*SYSTEM_COLUMNS, *sorted(query_columns(ref, query)))
+
+
 def view_groups(view: Dataset, info: ViewInfo) -> tuple[Group, ...]:
-    """The groups of columns of a view: those that are carried over, then each UDF's."""
+    """The groups of columns of a view: those that are carried over, then each UDF's.
+
+    Without columns that others took away: `open_view` refuses these where they are to be filled.
+    """
     kinds = (ColumnKind.COLUMN, ColumnKind.SQL)
     carried = tuple(c for c in info.query.columns if c.kind in kinds)
     keyed = info.query.keyed
     if keyed is not None:
         return (KeyedRows(carried, info.query.digest(), keyed),)
     udfs: dict[str, UdfColumns] = {}
+    definitions = read_definitions(view.schema)
     for column in info.query.columns:
-        if column.kind is ColumnKind.UDF:
-            found = _udf_columns(view, column)
+        if column.kind is ColumnKind.UDF and column.name in definitions:
+            found = _udf_columns(view, column, definitions[column.name])
             udfs.setdefault(found.definitions[0].computation_id, found)
     return (CarriedColumns(carried, info.query.digest()), *udfs.values())
 
@@ -213,9 +248,7 @@ def refreshed_columns(ref: TableRef) -> tuple[str, ...]:
     return tuple(group.name for group in view_groups(view, info))
 
 
-def _udf_columns(view: Dataset, column: ViewColumn) -> UdfColumns:
-    definition = read_definition(view.schema, column.name)
-    assert definition is not None, column.name
+def _udf_columns(view: Dataset, column: ViewColumn, definition: ColumnDefinition) -> UdfColumns:
     every = group_definitions(view.schema, definition)
     # The same function of other columns is another one.
     if definition.inputs == column.inputs:

@@ -21,7 +21,7 @@ from geneva.errors import TableChangedError, UserInputError
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.refresh.explode import is_laid_out, lay_out_changes
-from geneva.execution.refresh.groups import NO_ROWS, KeyedRows
+from geneva.execution.refresh.groups import NO_ROWS, KeyedRows, open_view
 from geneva.execution.refresh.prepare import PreparedRefresh, RefreshRequest, prepare_refresh
 from geneva.model.computation import PartitionRows, Source
 from geneva.model.partitions import KEY_PREFIX, KeyedIds, Partitions, add_up_rows
@@ -93,19 +93,17 @@ def prepare_partition_refresh(
         )
     rows = prepare_refresh(rows_ref(ref), source, _for_rows(request))
     inner = _prepare_inner(ref, rows, request, None)
-    view = open_dataset(ref)
-    info = read_view(view.schema)
+    view, info = open_view(ref)
     current = (
         rows.plan.is_empty
         and inner.plan.is_empty
-        and info is not None
         and info.base_version == rows.target.version
         and is_laid_out(ref, view, inner.ref, inner.view_version)
     )
     plan = replace(
         rows.plan,
         view=ref.name,
-        from_version=info.base_version if info and inner.plan.from_version is not None else None,
+        from_version=info.base_version if inner.plan.from_version is not None else None,
         columns=(*rows.plan.columns, *(c for c in inner.plan.columns if c.runs_udf)),
         notes=(*rows.plan.notes, *inner.plan.notes),
         up_to_date=current,

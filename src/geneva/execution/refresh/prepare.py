@@ -24,6 +24,8 @@ from geneva.execution.refresh.groups import (
     Group,
     GroupSubject,
     RefreshTarget,
+    filled_columns,
+    open_view,
     own_columns,
     view_groups,
 )
@@ -65,6 +67,8 @@ class PreparedRefresh:
     request: RefreshRequest
     view_version: int
     """The version of the view that the plan was made on."""
+    columns: tuple[str, ...]
+    """The view's columns that are filled, those of receipts aside."""
     groups: tuple[Group, ...]
     membership: Membership
     backfills: tuple[PreparedBackfill, ...]
@@ -89,10 +93,7 @@ def prepare_refresh(
 
     `damage`: what of the source is known to be unreadable, at the version asked for.
     """
-    view = open_dataset(ref)
-    info = read_view(view.schema)
-    if info is None:
-        raise UserInputError(f"Table {ref.name!r} is not a materialized view.")
+    view, info = open_view(ref)
     version = request.src_version or _latest_version(source)
     _check_reachable(ref, source, info, version)
     groups = view_groups(view, info)
@@ -103,6 +104,7 @@ def prepare_refresh(
         ),
         request=request,
         view_version=int(view.version),
+        columns=filled_columns(ref, info.query),
         groups=groups,
         membership=Membership(NO_ROWS, NO_ROWS),
         backfills=(),

@@ -20,7 +20,7 @@ from geneva.storage.checkpoints.pins import pinned
 from geneva.storage.columns.definitions import commit_receipt_columns
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.transactions import fragments_of_commit
-from geneva.storage.views.definition import append_placeholders, delete_view_rows
+from geneva.storage.views.definition import allow_nulls, append_placeholders, delete_view_rows
 from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.state import (
     commit_refreshed,
@@ -41,7 +41,9 @@ def run_refresh(
     refresh that was cut off has left behind is known for what it is.
     """
     ref, target = prepared.ref, prepared.target
-    begun = commit_refreshing(ref, target.version, control.job_id, control.is_running)
+    begun = commit_refreshing(
+        ref, target.version, control.job_id, control.is_running, prepared.columns
+    )
     if begun.version != prepared.view_version + 1:
         # Somebody changed the view since the plan was made, perhaps by a refresh.
         request = replace(prepared.request, src_version=target.version)
@@ -96,7 +98,7 @@ def _change_rows(prepared: PreparedRefresh, control: JobControl) -> int:
     udfs = [group for group in prepared.groups if isinstance(group, UdfColumns)]
     commit_receipt_columns(open_dataset(ref), [d for group in udfs for d in group.definitions])
     drop_rows(ref, membership, control.job_id, control.max_conflict_retries)
-    before = open_dataset(ref)
+    before = allow_nulls(open_dataset(ref))
     rows = prepared.request.max_rows_per_fragment
     after = append_placeholders(ref, before, membership.entering, rows, control.job_id)
     if after.version != before.version:

@@ -9,7 +9,7 @@ a mixture it refuses. That is why a placeholder's `__is_set` is NULL, and not st
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -41,7 +41,14 @@ from geneva.storage.columns.definitions import (
     receipt_field,
     with_present_inputs,
 )
-from geneva.storage.lance.dataset import FieldsNow, is_missing, quote_path
+from geneva.storage.lance.dataset import (
+    Dataset,
+    FieldsNow,
+    has_versions,
+    is_missing,
+    open_dataset,
+    quote_path,
+)
 from geneva.storage.lance.fragments import BLOB_KEY, field_at, is_blob
 from geneva.storage.lance.transactions import JOB_PROPERTY, read_transaction
 from geneva.storage.lance.trial import why_not_storable
@@ -98,8 +105,10 @@ def create_view_table(
     format_version: str,
     *,
     with_receipts: bool = True,
-) -> None:
+) -> str:
     """Make the empty table of a view: `schema`, the system columns, the definition.
+
+    Returns its identity.
 
     `schema` has the user's columns: those of the source as `copied_field` gives them, UDF columns
     as `source_udf_fields` does. Views have stable row ids, so that views of views can be kept.
@@ -108,17 +117,24 @@ def create_view_table(
     computed = [column for column in map(column_uuid, own) if column is not None]
     receipts = [receipt_field(column) for column in computed] if with_receipts else []
     fields = [*_SYSTEM_SCHEMA, *own, *receipts]
+    identity = uuid.uuid4().hex
     metadata = {
         QUERY_KEY: query.to_json(),
         BASE_TABLE_KEY: query.base_table,
         BASE_DB_KEY: query.base_db_uri,
         BASE_VERSION_KEY: str(base_version),
         FORMAT_KEY: format_version,
-        _UUID_KEY: uuid.uuid4().hex,
+        _UUID_KEY: identity,
     }
+    create_empty(ref, pa.schema(fields, metadata=metadata), storage_version)
+    return identity
+
+
+def create_empty(ref: TableRef, schema: pa.Schema, storage_version: str | None = None) -> Dataset:
+    """Make an empty table with stable row ids; refused where there is one already."""
     try:
-        lance.write_dataset(
-            pa.schema(fields, metadata=metadata).empty_table(),
+        return lance.write_dataset(
+            schema.empty_table(),
             ref.uri,
             mode="create",
             enable_stable_row_ids=True,
@@ -128,9 +144,33 @@ def create_view_table(
     except OSError as error:
         if "already exists" not in str(error):
             raise
-        raise UserInputError(
-            f"There is a table or view {ref.name!r} already. Drop it first, or take another name."
-        ) from error
+        raise _exists(ref) from error
+
+
+def _exists(ref: TableRef) -> UserInputError:
+    return UserInputError(
+        f"There is a table or view {ref.name!r} already. Drop it first, or take another name."
+    )
+
+
+def remove_hidden(outer: TableRef, hidden: Iterable[TableRef]) -> None:
+    """Remove hidden tables that a view has which was not made to the end: its process died."""
+    left = [ref for ref in hidden if has_versions(ref)]
+    if has_versions(outer):
+        raise _exists(outer)
+    for ref in left:
+        lance.LanceDataset.drop(ref.root, ref.storage_options.plain(), ignore_not_found=True)
+
+
+def check_hidden(outer: TableRef, identities: Mapping[TableRef, str]) -> None:
+    """Refuse to make a view of hidden ones that are not those that were made for it."""
+    for ref, identity in identities.items():
+        info = read_view(open_dataset(ref).schema)
+        if info is None or info.uuid != identity:
+            raise TableChangedError(
+                f"View {outer.name!r} was created by somebody else at the same time. Open it, or "
+                "drop it and create it anew."
+            )
 
 
 def _storable(fields: list[pa.Field]) -> tuple[list[pa.Field], str | None]:
@@ -330,6 +370,17 @@ def append_placeholders(
         storage_options=ref.storage_options.plain(),
         transaction_properties=properties,
     )
+
+
+def allow_nulls(view: Dataset) -> Dataset:
+    """Let all columns of a view take NULLs, also one that was added of a constant, say.
+
+    Returns the view as it is then. New rows have no value of columns that are not the query's.
+    """
+    strict = [field.name for field in view.schema if not field.nullable]
+    if strict:
+        view.alter_columns(*({"path": name, "nullable": True} for name in strict))
+    return view
 
 
 def shows_all_of(view: lance.LanceDataset, source: lance.LanceDataset) -> bool:

@@ -17,6 +17,7 @@ from lance import LanceOperation, Transaction
 from lance.file import LanceFileWriter
 
 from geneva.model.addresses import Addresses, split_by_fragment
+from geneva.model.partitions import DIGEST, KEY
 from geneva.model.rows import Offsets, RowIds
 from geneva.model.tables import TableRef
 from geneva.model.uris import branch_uri
@@ -57,6 +58,8 @@ def query_columns(outer: TableRef, query: ViewQuery) -> set[str]:
 
     Its own name is no column's: one that is added to the view may have it.
     """
+    if query.keyed is not None:
+        return {KEY, DIGEST}
     named = {column.name for column in query.columns if column.kind not in MAKES_ROWS}
     return named if query.chunker is None else named.union(chunk_schema(outer).names)
 

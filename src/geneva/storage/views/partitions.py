@@ -36,7 +36,7 @@ from geneva.model.view_query import IS_SET, SOURCE_ROW_ID
 from geneva.render.text import count, shorten
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.row_ids import NO_IDS, scan_ids
-from geneva.storage.views.definition import delete_view_rows
+from geneva.storage.views.definition import create_empty, delete_view_rows
 
 PARTITION, ID, ROWS = "partition", "id", "rows"
 _DIGEST, _PLACES, _COUNT = "digest", "places", "count"
@@ -77,13 +77,7 @@ def partitions_ref(outer: TableRef) -> TableRef:
 
 def create_partitions(ref: TableRef) -> Dataset:
     """Make the empty table of partitions."""
-    return lance.write_dataset(
-        _PARTITIONS_SCHEMA.empty_table(),
-        ref.uri,
-        mode="create",
-        enable_stable_row_ids=True,
-        storage_options=ref.storage_options.plain(),
-    )
+    return create_empty(ref, _PARTITIONS_SCHEMA)
 
 
 # ------------------------------------------------------------------------------------ rows

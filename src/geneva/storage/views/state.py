@@ -8,8 +8,9 @@ changes of the schema's metadata, of which Lance takes one at a time: so that is
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -24,6 +25,7 @@ from geneva.storage.views.definition import BASE_VERSION_KEY
 
 _REFRESHED_KEY = "geneva::view::refreshed"
 _REFRESHING_KEY = "geneva::view::refreshing"
+_FIELDS_KEY = "geneva::view::fields"
 _MAX_RETRIES = 19
 
 
@@ -45,11 +47,14 @@ class ViewState:
     """The view's version that the last refresh left it at; None: others wrote into it meanwhile."""
     identity: str | None = None
     """Which commit made the source's version of the last refresh: its number may come again."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """The fields that its columns had at its first refresh, as `fields_of` says; none before."""
 
 
 def read_view_state(schema: pa.Schema) -> ViewState:
     """How the last refresh ended."""
     stored = {k.decode(): v.decode() for k, v in (schema.metadata or {}).items()}
+    fields = json.loads(stored.get(_FIELDS_KEY) or "{}")
     refreshed, refreshing = stored.get(_REFRESHED_KEY, ""), stored.get(_REFRESHING_KEY, "")
     if refreshed:
         ended = json.loads(refreshed)
@@ -60,6 +65,7 @@ def read_view_state(schema: pa.Schema) -> ViewState:
             job_id=None,
             settled_at=ended.get("settled"),
             identity=ended.get("identity"),
+            fields=fields,
         )
     begun = json.loads(refreshing) if refreshing else {"versions": [], "job": None}
     return ViewState(
@@ -67,15 +73,38 @@ def read_view_state(schema: pa.Schema) -> ViewState:
         udf_versions={},
         computed_at=tuple(begun["versions"]),
         job_id=begun["job"],
+        fields=fields,
     )
 
 
-def commit_refreshing(
-    ref: TableRef, version: int, job_id: str, is_running: Callable[[str], bool]
-) -> lance.LanceDataset:
-    """Record that a job begins to bring the view to a version; refused while another one does."""
+def fields_of(view: lance.LanceDataset, columns: Iterable[str]) -> dict[str, str]:
+    """Which fields, by Lance's ids, some columns are; those that are not there are left out.
 
-    def begun(state: ViewState, _: lance.LanceDataset) -> dict[str, str]:
+    A column that is renamed keeps its field. One that is re-typed, or made anew, has another one.
+    """
+    nodes = {node.name(): node for node in view.lance_schema.fields()}
+    return {name: _field_text(nodes[name]) for name in columns if name in nodes}
+
+
+def _field_text(node: Any) -> str:
+    """A field's id and, by name, those of the fields inside of it."""
+    inside = ", ".join(f"{child.name()}={_field_text(child)}" for child in node.children())
+    return f"{node.id()}({inside})" if inside else str(node.id())
+
+
+def commit_refreshing(
+    ref: TableRef,
+    version: int,
+    job_id: str,
+    is_running: Callable[[str], bool],
+    columns: Iterable[str],
+) -> lance.LanceDataset:
+    """Record that a job begins to bring the view to a version; refused while another one does.
+
+    The first one also records which fields `columns` are: those that refreshes fill from now on.
+    """
+
+    def begun(state: ViewState, view: lance.LanceDataset) -> dict[str, str]:
         if state.job_id not in (None, job_id) and is_running(str(state.job_id)):
             raise TableChangedError(
                 f"View {ref.name!r} is being refreshed by job {state.job_id}. Wait until that has "
@@ -85,6 +114,7 @@ def commit_refreshing(
         return {
             _REFRESHED_KEY: "",
             _REFRESHING_KEY: json.dumps({"versions": versions, "job": job_id}),
+            _FIELDS_KEY: json.dumps(state.fields or fields_of(view, columns)),
         }
 
     return _update(ref, begun)
