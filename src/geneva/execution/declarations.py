@@ -470,13 +470,16 @@ def _made_from(schema: pa.Schema, columns: Collection[str]) -> set[str]:
     return found
 
 
-def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePermit) -> UDF:
-    """The UDF that was given, or that of a computed column, with the columns that it reads."""
+def function_to_try(
+    ref: TableRef, dataset: Dataset, source: Any, permit: MakePermit
+) -> tuple[UDF, tuple[str, ...]]:
+    """The UDF that was given, or that of a computed column, and the columns that it reads."""
     if isinstance(source, str):
         definition = definition_for(ref, dataset, source, None, store=False)
         computation = ColumnSubject(ref, definition).bind(dataset, read_snapshot(dataset, ref))
         permitted = permit(ref, computation)
-        return load_udf(ref, definition.udf_digest, permitted).with_inputs(definition.inputs)
+        stored = load_udf(ref, definition.udf_digest, permitted)
+        return stored.with_inputs(computation.declared_paths), computation.input_paths
     maker, *inputs = source if isinstance(source, tuple | list) and source else (source,)
     if isinstance(maker, UDTF):
         raise InvalidUDFError(
@@ -493,7 +496,8 @@ def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePe
             f"the name of a computed column, not {type(function).__name__}.{hint}"
         )
     udf, own = as_udf("preview", source)
-    return udf.with_inputs(inputs_of(udf, own, visible_schema(dataset.schema), ()))
+    paths = inputs_of(udf, own, visible_schema(dataset.schema), ())
+    return udf.with_inputs(paths), paths
 
 
 def check_droppable(ref: TableRef, names: Sequence[str]) -> None:

@@ -167,6 +167,7 @@ def redefine_column(
     return replace(
         current,
         inputs=source.inputs,
+        input_names=(),
         reads_all=source.reads_all,
         input_fields=_fields_behind(fields, source.inputs),
         own_field=fields.nodes.get(current.name),
@@ -189,7 +190,7 @@ def _fields_behind(fields: FieldsNow, inputs: tuple[str, ...]) -> tuple[tuple[in
 
 
 def with_present_inputs(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition:
-    """The definition with its inputs as they are called now.
+    """The definition with its inputs as they are called now, and as they were called.
 
     An input is its field: one that was renamed is the same input, and another column that has got
     its name is not. But where the table was overwritten or copied, fields have other ids: then the
@@ -206,7 +207,8 @@ def with_present_inputs(definition: ColumnDefinition, fields: FieldsNow) -> Colu
         # input's where another, younger column has got its name.
         is_old = field[0] < receipts or fields.nodes.get(path, -1) > field[0]
         inputs.append(found if found is not None and (found == path or is_old) else path)
-    return replace(definition, inputs=tuple(inputs))
+    names = definition.input_names or definition.inputs
+    return replace(definition, inputs=tuple(inputs), input_names=names)
 
 
 def columns_of(schema: pa.Schema, definition: ColumnDefinition) -> tuple[str, ...]:
@@ -250,7 +252,12 @@ def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Com
             on_error=definition.on_error,
             memoize=bool(definition.memoize),
         ),
-        inputs=tuple(Input(path, snapshot.field_ids[path]) for path in definition.inputs),
+        inputs=tuple(
+            Input(path, snapshot.field_ids[path], name)
+            for path, name in zip(
+                definition.inputs, definition.input_names or definition.inputs, strict=True
+            )
+        ),
         receipts=tuple(bound_output(snapshot, n) for n in receipts) if has_receipts else (),
         former_versions=definition.former_versions,
         kept_versions=definition.kept_versions,
@@ -324,6 +331,7 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_name": definition.udf_name,
         f"{_PREFIX}.udf_version": definition.udf_version,
         f"{_PREFIX}.udf_inputs": json.dumps(list(definition.inputs)),
+        f"{_PREFIX}.udf_input_names": json.dumps(_former_names(definition)),
         f"{_PREFIX}.udf_reads_all": json.dumps(definition.reads_all),
         f"{_PREFIX}.udf_input_fields": json.dumps(definition.input_fields),
         f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
@@ -335,6 +343,11 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_declaration": definition.declaration,
         **_group_metadata(definition),
     }
+
+
+def _former_names(definition: ColumnDefinition) -> tuple[str, ...]:
+    """What the inputs were called when the function was declared, if that is not what they are."""
+    return definition.input_names if definition.input_names != definition.inputs else ()
 
 
 def _group_metadata(definition: ColumnDefinition) -> dict[str, str]:
@@ -390,6 +403,7 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         udf_version=metadata[f"{_PREFIX}.udf_version"],
         udf_digest=metadata[f"{_PREFIX}.udf"].removeprefix("_udfs/"),
         inputs=tuple(json.loads(metadata[f"{_PREFIX}.udf_inputs"])),
+        input_names=tuple(json.loads(metadata.get(f"{_PREFIX}.udf_input_names", "[]"))),
         reads_all=json.loads(metadata.get(f"{_PREFIX}.udf_reads_all", "false")),
         input_fields=tuple(
             (int(node), str(kind))
