@@ -77,6 +77,8 @@ class Input:
     """The ids that data files list for it; empty where it is in another table."""
     declared: str = ""
     """The path that it had when the function was declared; empty: the one that it has."""
+    kind: str = ""
+    """Its type as text, where there are structs in it: a function knows their fields by name."""
 
 
 @dataclass(frozen=True, slots=True)

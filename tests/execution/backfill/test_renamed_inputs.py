@@ -79,3 +79,49 @@ class TestBatches:
         table.alter_columns({"path": "y", "udf": new})
         table.backfill("y")
         assert column(table, "y") == [11, 22]
+
+
+class TestStructs:
+    """A function knows the fields of a struct by their names: with others it is another input."""
+
+    @pytest.fixture
+    def table(self, local_db: Connection) -> Table:
+        structs = [{"x": 1, "z": 5}, {"x": 2, "z": 6}]
+        data = pa.table({"id": [1, 2], "s": structs, "l": [[s] for s in structs]})
+        return make_table(local_db, [data])
+
+    @pytest.mark.parametrize(("path", "within"), [("s", "s."), ("l", "l.item.")])
+    def test_whose_fields_are_swapped(
+        self, table: Table, calls: Calls, path: str, within: str
+    ) -> None:
+        def first(v: Any) -> int:
+            found = v if path == "s" else v[0]
+            return int(found["x"])
+
+        table.add_columns({"y": (counted(calls, first), [path])})
+        table.backfill("y")
+        swapped(table, "x", "z", within)
+        assert table.backfill("y").rows_computed == 2
+        assert column(table, "y") == [5, 6]
+        assert table.verify("y", run=True, sample=2).ok
+        table.optimize()
+        assert table.backfill("y").rows_computed == 0
+        swapped(table, "x", "z", within)
+        table.backfill("y")
+        assert column(table, "y") == [1, 2]
+        assert calls.count == 8, "three times two, and two to verify"
+
+    def test_a_field_by_its_path_is_followed(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"y": (counted(calls, lambda v: v, data_type=pa.int64()), ["s.x"])})
+        table.backfill("y")
+        swapped(table, "x", "z", "s.")
+        assert table.backfill("y").rows_computed == 0
+        assert column(table, "y") == [1, 2]
+        assert calls.count == 2
+
+    def test_a_struct_with_another_name_is_the_same_input(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"y": (counted(calls, lambda v: v["x"], data_type=pa.int64()), ["s"])})
+        table.backfill("y")
+        renamed(table, ("s", "r"))
+        assert table.backfill("y").rows_computed == 0
+        assert calls.count == 2

@@ -253,7 +253,7 @@ def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Com
             memoize=bool(definition.memoize),
         ),
         inputs=tuple(
-            Input(path, snapshot.field_ids[path], name)
+            Input(path, snapshot.field_ids[path], name, snapshot.fields.kind_with_names(path))
             for path, name in zip(
                 definition.inputs, definition.input_names or definition.inputs, strict=True
             )
