@@ -536,7 +536,13 @@ class Table(TableMethods):
         if udfs:
             declarations.alter_udf_columns(self.ref, udfs, self._connection._trust.declare)
             self._table.checkout_latest()
-        return self._table.alter_columns(*others) if others else None
+        if not others:
+            return None
+        altered = declarations.alter_plain_columns(
+            self.ref, others, lambda: self._table.alter_columns(*others)
+        )
+        self._table.checkout_latest()
+        return altered
 
     def drop_columns(self, columns: str | Sequence[str]) -> Any:
         """Drop columns. Only metadata changes.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
 from geneva import Connection, Table
+from geneva.errors import UserInputError
 from geneva.execution.declarations import declare_again
-from support import Calls, column, counted, make_table
+from support import Calls, by_id, column, counted, make_table
 
 
 def renamed(table: Table, *names: tuple[str, str]) -> None:
@@ -125,3 +128,95 @@ class TestStructs:
         renamed(table, ("s", "r"))
         assert table.backfill("y").rows_computed == 0
         assert calls.count == 2
+
+
+class TestOtherFields:
+    """An input that is cast, or made anew, is another field: its column goes on to follow it."""
+
+    @pytest.fixture
+    def table(self, local_db: Connection, calls: Calls) -> Table:
+        data = {"id": [1, 2], "a": [1, 2], "b": [7, 8], "s": [{"x": 1, "z": 7}, {"x": 2, "z": 8}]}
+        table = make_table(local_db, [pa.table(data)])
+        tenfold = counted(calls, lambda a: a * 10, data_type=pa.int64())
+        table.add_columns({"y": (tenfold, ["a"]), "n": (tenfold, ["s.x"])})
+        table.backfill("y")
+        table.backfill("n")
+        calls.clear()
+        return table
+
+    def cast(self, table: Table) -> None:
+        table.alter_columns({"path": "a", "data_type": pa.int32()})
+
+    def cast_past_geneva(self, table: Table) -> None:
+        lance.dataset(table.ref.uri).alter_columns({"path": "a", "data_type": pa.int32()})
+        table.checkout_latest()
+        table.backfill("y")
+
+    def made_anew(self, table: Table) -> None:
+        lance.dataset(table.ref.uri).drop_columns(["a"])
+        table.checkout_latest()
+        table.add_columns({"a": "id"})
+        table.backfill("y")
+
+    def cast_under_another_name(self, table: Table) -> None:
+        renamed(table, ("a", "first"))
+        table.alter_columns({"path": "first", "data_type": pa.int32(), "rename": "a"})
+
+    @pytest.mark.parametrize("change", [cast, cast_past_geneva, made_anew, cast_under_another_name])
+    def test_it_is_followed_through_renames(
+        self, table: Table, calls: Calls, change: Callable[[Any, Table], None]
+    ) -> None:
+        change(self, table)
+        renamed(table, ("a", "old"), ("b", "a"))
+        assert table.computed_columns()["y"].inputs == ("old",)
+        assert table.backfill("y").rows_computed == 0
+        with pytest.raises(UserInputError, match=r"'old' can't be dropped.*'y' reads it"):
+            table.drop_columns(["old"])
+        table.update(where="id = 1", values={"old": 5})
+        table.backfill("y")
+        assert by_id(table, "y") == {1: 50, 2: 20}
+        assert calls.rows == [5]
+
+    def test_cast_and_renamed_at_once(self, table: Table, calls: Calls) -> None:
+        table.alter_columns({"path": "`a`", "data_type": pa.int32(), "rename": "old"})
+        renamed(table, ("b", "a"))
+        assert table.backfill("y").rows_computed == 0
+        assert column(table, "y") == [10, 20]
+        assert calls.count == 0
+
+    def test_renamed_past_geneva(self, table: Table, calls: Calls) -> None:
+        self.cast(table)
+        for path, name in (("a", "old"), ("b", "a")):
+            lance.dataset(table.ref.uri).alter_columns({"path": path, "name": name})
+        table.checkout_latest()
+        assert table.backfill("y").rows_computed == 0
+        assert column(table, "y") == [10, 20]
+
+    def test_a_field_of_a_struct(self, table: Table, calls: Calls) -> None:
+        table.alter_columns({"path": "s.x", "data_type": pa.int32()})
+        renamed(table, ("s.x", "w"), ("s.z", "x"), ("s", "r"))
+        assert table.computed_columns()["n"].inputs == ("r.w",)
+        assert table.backfill("n").rows_computed == 0
+        assert column(table, "n") == [10, 20]
+        assert calls.count == 0
+
+    def test_a_struct_whose_fields_were_renamed(self, table: Table, calls: Calls) -> None:
+        table.add_columns({"m": (counted(calls, len, data_type=pa.int64()), ["s"])})
+        renamed(table, ("s.x", "w"), ("s", "r"))
+        table.add_columns({"s": "id"})
+        assert table.computed_columns()["m"].inputs == ("r",)
+        table.backfill("m")
+        assert column(table, "m") == [2, 2]
+
+    def test_a_plain_column_that_was_made_a_computed_one(self, table: Table, calls: Calls) -> None:
+        tenfold = counted(calls, lambda a: a * 10, data_type=pa.int64())
+        table.alter_columns({"path": "id", "udf": (tenfold, ["a"])})
+        swapped(table, "a", "b")
+        assert table.computed_columns()["id"].inputs == ("b",)
+
+    def test_a_rename_alone_is_one_commit(self, table: Table) -> None:
+        version = table.version
+        renamed(table, ("a", "old"))
+        assert table.version == version + 1
+        table.backfill("y")
+        assert table.version == version + 1

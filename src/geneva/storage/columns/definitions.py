@@ -21,10 +21,17 @@ from geneva.model.computation import (
     joined_name,
     receipt_name,
 )
-from geneva.model.tables import ColumnDefinition, Sizes
+from geneva.model.tables import ColumnDefinition, Sizes, TableRef
 from geneva.render.text import did_you_mean, shown_columns
 from geneva.storage.columns.receipts import RECEIPT_TYPE
-from geneva.storage.lance.dataset import FieldsNow, TableSnapshot, has_path, nodes_of
+from geneva.storage.lance.commit import retry_conflicts
+from geneva.storage.lance.dataset import (
+    FieldsNow,
+    TableSnapshot,
+    has_path,
+    nodes_of,
+    open_dataset,
+)
 from geneva.udf.declare import UDF
 from geneva.udf.types import value_type
 
@@ -35,6 +42,7 @@ _FORMAT = "geneva-spark/1"
 _OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout", "memoize", "auto_backfill", "manifest")
 _MAX_FORMER_VERSIONS = 8
 """How many earlier versions of a column's UDF are kept, to say why its values are stale."""
+_MAX_RETRIES = 20
 RECEIPT_OF = "geneva.receipt_of"
 """Field metadata of a column of receipts: the UUID of the column that they are for."""
 
@@ -204,11 +212,18 @@ def with_present_inputs(definition: ColumnDefinition, fields: FieldsNow) -> Colu
     for path, field in zip(definition.inputs, definition.input_fields, strict=True):
         found = fields.named(field)
         # Lance gives the highest id away again once its column was dropped: such an id is the
-        # input's where another, younger column has got its name.
-        is_old = field[0] < receipts or fields.nodes.get(path, -1) > field[0]
-        inputs.append(found if found is not None and (found == path or is_old) else path)
+        # input's where another column has got its name.
+        is_sure = field[0] < receipts or path in fields.nodes
+        inputs.append(found if found is not None and (found == path or is_sure) else path)
+    return _fed_from(definition, tuple(inputs))
+
+
+def _fed_from(definition: ColumnDefinition, paths: tuple[str, ...]) -> ColumnDefinition:
+    """The definition with its inputs under other names, and those that the function knows."""
+    if paths == definition.inputs:
+        return definition
     names = definition.input_names or definition.inputs
-    return replace(definition, inputs=tuple(inputs), input_names=names)
+    return replace(definition, inputs=paths, input_names=names)
 
 
 def columns_of(schema: pa.Schema, definition: ColumnDefinition) -> tuple[str, ...]:
@@ -533,6 +548,45 @@ def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
     known = [rebound(definition, fields) for definition in there]
     if known:
         dataset.update_field_metadata({d.name: definition_metadata(d) for d in known})
+
+
+def pinned(
+    definition: ColumnDefinition, paths: tuple[str, ...], fields: FieldsNow
+) -> ColumnDefinition:
+    """The definition with the field ids that its inputs, at these paths, have now.
+
+    It is the same where it leads to them already, and where one of them is gone.
+    """
+    if any(path not in fields.nodes or path not in fields.kinds for path in paths):
+        return definition
+    now = rebound(_fed_from(definition, paths), fields)
+    if with_present_inputs(definition, fields).inputs != paths:
+        return now
+    ids = (definition.own_field, definition.input_fields)
+    return definition if ids == (now.own_field, now.input_fields) else now
+
+
+def commit_pinned(
+    ref: TableRef, paths_of: Callable[[ColumnDefinition, FieldsNow], tuple[str, ...] | None]
+) -> None:
+    """Write down where the inputs of columns are, as `paths_of` says; None: as they were.
+
+    A cast makes a new field of a column, and so does adding it anew: by its id it would be found
+    no longer, and by its name just as long as it has that.
+    """
+
+    def attempt() -> None:
+        dataset = open_dataset(ref)
+        fields, changed = FieldsNow.of(dataset), dict[str, dict[str, str]]()
+        for name, found in read_definitions(dataset.schema).items():
+            paths = paths_of(found, fields)
+            now = found if paths is None else pinned(found, paths, fields)
+            if now is not found:
+                changed[name] = definition_metadata(now)
+        if changed:
+            dataset.update_field_metadata(changed)
+
+    retry_conflicts(attempt, _MAX_RETRIES)
 
 
 def commit_has_receipts(dataset: lance.LanceDataset, computation: Computation) -> None:
