@@ -536,7 +536,13 @@ class Table(TableMethods):
         if udfs:
             declarations.alter_udf_columns(self.ref, udfs, self._connection._trust.declare)
             self._table.checkout_latest()
-        return self._table.alter_columns(*others) if others else None
+        if not others:
+            return None
+        altered = declarations.alter_plain_columns(
+            self.ref, others, lambda: self._table.alter_columns(*others)
+        )
+        self._table.checkout_latest()
+        return altered
 
     def drop_columns(self, columns: str | Sequence[str]) -> Any:
         """Drop columns. Only metadata changes.
@@ -621,11 +627,11 @@ class Table(TableMethods):
         from geneva.execution.preview import Trial
 
         permit = self._connection._trust.permit
-        function = declarations.function_to_try(self.ref, dataset, udf, permit)
-        names = list(function.input_columns or ())
-        rows = query.select({f"c{i}": path for i, path in enumerate(names)}).to_arrow()
+        function, paths = declarations.function_to_try(self.ref, dataset, udf, permit)
+        rows = query.select({f"c{i}": path for i, path in enumerate(paths)}).to_arrow()
         columns = [_whole(column) for column in rows.combine_chunks().columns]
-        return Trial(function, pa.RecordBatch.from_arrays(columns, names), total=len(self))
+        inputs = pa.RecordBatch.from_arrays(columns, list(paths))
+        return Trial(function, inputs, total=len(self))
 
     @with_options(BackfillArguments)
     def backfill(

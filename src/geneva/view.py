@@ -187,7 +187,11 @@ class MaterializedView(Table):
         declarations.alter_view_columns(
             self.ref, self._altered(makers, of_query), udfs, self._connection._trust.declare
         )
-        altered = self._table.alter_columns(*others) if others else None
+        altered = None
+        if others:
+            altered = declarations.alter_plain_columns(
+                self.ref, others, lambda: self._table.alter_columns(*others)
+            )
         self._table.checkout_latest()
         return altered
 

@@ -304,7 +304,8 @@ def applicable(state: State, step: Step) -> bool:
     """Whether a step makes sense now. What was drawn does; a shrunk history may have lost it."""
     match step:
         case Rename():
-            known = step.role in state.names and step.role not in state.loose
+            follows = step.via == OURS or step.role not in state.loose
+            known = step.role in state.names and follows
             return known and step.name not in state.names.values()
         case AddPlain():
             return step.role not in state.names and step.name not in state.names.values()

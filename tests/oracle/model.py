@@ -227,7 +227,8 @@ class State:
     names: dict[str, str]
     """The present names of columns, by role."""
     loose: frozenset[str] = field(default_factory=frozenset)
-    """Columns with another field than their readers were declared with: known by name only."""
+    """Columns with another field than their readers were declared with: known by name only, so that
+    only a rename through Geneva is followed."""
 
     def mapped(self, change: Callable[[Row], Row], ids: Iterable[int] | None = None) -> State:
         """Change rows, each of its possible ones."""

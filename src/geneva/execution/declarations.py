@@ -39,6 +39,7 @@ from geneva.storage.columns.definitions import (
     FunctionSource,
     columns_of,
     commit_new_columns,
+    commit_pinned,
     commit_redefinitions,
     define_columns,
     define_sibling,
@@ -280,7 +281,8 @@ def _redefined(
         udf = with_fingerprint(new.udf)
         source = FunctionSource(fed[name], stage_udf(ref, udf), _reads_all(new))
         if current is None:
-            changed = define_columns(fields, {name: ""}, udf, source)
+            made = define_columns(fields, {name: ""}, udf, source)
+            changed = [replace(column, own_field=fields.nodes[name]) for column in made]
         else:
             changed = [
                 redefine_column(fields, column, udf, source, keep=new.keep)
@@ -357,6 +359,36 @@ def check_alterable(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> 
             continue
         if alteration.get("data_type") is not None or _is_nested(path, name):
             raise _type_is_the_udfs(ref, name)
+
+
+def alter_plain_columns(
+    ref: TableRef, alterations: Sequence[Mapping[str, Any]], alter: Callable[[], Any]
+) -> Any:
+    """Let LanceDB alter columns, and the computed ones follow what they are made from."""
+    before = present_definitions(open_dataset(ref)).values()
+    renamed = {_unquoted(str(a["path"])): name for a in alterations for name in _new_names([a])}
+    inputs = {
+        d.uuid: tuple(_path_after(path, renamed) for path in d.inputs)
+        for d in before
+        if not reads_source(d.arrow_field)
+    }
+    altered = alter()
+    if inputs:
+        commit_pinned(ref, lambda definition, _: inputs.get(definition.uuid))
+    return altered
+
+
+def _unquoted(path: str) -> str:
+    """A path whose names may be quoted, as in SQL, with plain names."""
+    parts = re.findall(r"`((?:[^`]|``)+)`|([^.`]+)", path)
+    return ".".join(quoted.replace("``", "`") or name for quoted, name in parts)
+
+
+def _path_after(path: str, renamed: Mapping[str, str]) -> str:
+    """Where a path leads when columns, or fields of structs, have got other names."""
+    parts = path.split(".")
+    wholes = (".".join(parts[: i + 1]) for i in range(len(parts)))
+    return ".".join(renamed.get(whole, part) for whole, part in zip(wholes, parts, strict=True))
 
 
 def is_computed(schema: pa.Schema, name: str) -> bool:
@@ -470,13 +502,16 @@ def _made_from(schema: pa.Schema, columns: Collection[str]) -> set[str]:
     return found
 
 
-def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePermit) -> UDF:
-    """The UDF that was given, or that of a computed column, with the columns that it reads."""
+def function_to_try(
+    ref: TableRef, dataset: Dataset, source: Any, permit: MakePermit
+) -> tuple[UDF, tuple[str, ...]]:
+    """The UDF that was given, or that of a computed column, and the columns that it reads."""
     if isinstance(source, str):
         definition = definition_for(ref, dataset, source, None, store=False)
         computation = ColumnSubject(ref, definition).bind(dataset, read_snapshot(dataset, ref))
         permitted = permit(ref, computation)
-        return load_udf(ref, definition.udf_digest, permitted).with_inputs(definition.inputs)
+        stored = load_udf(ref, definition.udf_digest, permitted)
+        return stored.with_inputs(computation.declared_paths), computation.input_paths
     maker, *inputs = source if isinstance(source, tuple | list) and source else (source,)
     if isinstance(maker, UDTF):
         raise InvalidUDFError(
@@ -493,7 +528,8 @@ def function_to_try(ref: TableRef, dataset: Dataset, source: Any, permit: MakePe
             f"the name of a computed column, not {type(function).__name__}.{hint}"
         )
     udf, own = as_udf("preview", source)
-    return udf.with_inputs(inputs_of(udf, own, visible_schema(dataset.schema), ()))
+    paths = inputs_of(udf, own, visible_schema(dataset.schema), ())
+    return udf.with_inputs(paths), paths
 
 
 def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
@@ -596,7 +632,7 @@ def definition_for(
                 _keep_values_of(ref, column, override)
         return replace(override, overrides=True)
     (made,) = define_columns(fields, {column: ""}, function, source)
-    definition = declare(made)
+    definition = declare(replace(made, own_field=fields.nodes[column]))
     if store:
         commit_redefinitions(dataset, [definition])
     return definition

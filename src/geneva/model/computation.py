@@ -75,6 +75,10 @@ class Input:
     path: str
     field_ids: tuple[int, ...] = ()
     """The ids that data files list for it; empty where it is in another table."""
+    declared: str = ""
+    """The path that it had when the function was declared; empty: the one that it has."""
+    kind: str = ""
+    """Its type as text, where there are structs in it: a function knows their fields by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +255,11 @@ class Computation:
     def input_paths(self) -> tuple[str, ...]:
         """The paths of the inputs, in the order of the function's parameters."""
         return tuple(found.path for found in self.inputs)
+
+    @property
+    def declared_paths(self) -> tuple[str, ...]:
+        """The same as they were when the function was declared: what it calls its inputs."""
+        return tuple(found.declared or found.path for found in self.inputs)
 
     @property
     def read_paths(self) -> tuple[str, ...]:

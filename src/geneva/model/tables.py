@@ -80,6 +80,8 @@ class ColumnDefinition:
     """SHA-256 of the pickled function: checked before it is ever loaded."""
     inputs: tuple[str, ...]
     """Column paths, in the order of the function's parameters."""
+    input_names: tuple[str, ...] = ()
+    """The paths that they had when the function was declared; empty: those that they have."""
     reads_all: bool = False
     """Whether no inputs were named: they are all columns that there were when it was declared."""
     input_fields: tuple[tuple[int, str], ...] = ()

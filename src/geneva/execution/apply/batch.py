@@ -24,10 +24,9 @@ from geneva.execution.apply.ahead import (
     RowUnits,
     SliceUnits,
 )
-from geneva.execution.apply.by_batch import BatchAtOnce, arguments
+from geneva.execution.apply.by_batch import BatchAtOnce, arguments, as_declared
 from geneva.execution.apply.by_row import RowByRow
 from geneva.execution.apply.call import Applied, BatchCall, Queries, Strategy
-from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.event_loop import event_loop
 from geneva.execution.apply.failures import (
     CellFailure,
@@ -115,7 +114,7 @@ class Applier:
 
     def _prepared_here(self, batch: pa.RecordBatch) -> Any:
         live: Any = self._live_function(batch)
-        return live.prepare(*arguments(compact_batch(batch), self.udf.arg_type))
+        return live.prepare(*arguments(batch, self.udf))
 
     def _prepared_apart(self, batch: pa.RecordBatch) -> Any:
         """What a process prepares. Where that dies, so does the worker.
@@ -124,7 +123,7 @@ class Applier:
         """
         pool = prepare_pool(self.udf)
         try:
-            return pool(batch)
+            return pool(as_declared(batch, self.udf))
         except PrepareDied:
             if pool.is_closed:
                 raise
@@ -168,8 +167,7 @@ class Applier:
         if prepared is not None:
             second = self._guarded(live, guard, strategy.current_row)
             if limiter is not None:
-                inputs = compact_batch(batch)
-                second = limiter.limited(second, arguments(inputs, self.udf.arg_type))
+                second = limiter.limited(second, arguments(batch, self.udf))
             first = lambda: second(prepared.result())  # noqa: E731
         call.first = first
         values = strategy.values_of(function)
@@ -183,7 +181,7 @@ class Applier:
         """
         function = self.udf.whole(self._live_function(batch))
         try:
-            result = function(*arguments(compact_batch(batch), self.udf.arg_type))
+            result = function(*arguments(batch, self.udf))
         except BaseException as error:  # noqa: BLE001  raised on where it is no failure
             failed = failure_of(error)
             return partial(_raise, failed)

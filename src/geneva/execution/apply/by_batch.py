@@ -20,7 +20,7 @@ from geneva.execution.apply.output import (
     result_to_records,
 )
 from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, drive
-from geneva.udf.declare import UDFArgType
+from geneva.udf.declare import UDF, UDFArgType
 from geneva.udf.policy import Action
 
 
@@ -115,8 +115,8 @@ def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
         result = first()
     else:
         is_whole = size == call.batch.num_rows
-        batch = compact_batch(call.batch if is_whole else call.batch.slice(start, size))
-        result = yield Call(arguments(batch, call.udf.arg_type))
+        batch = call.batch if is_whole else call.batch.slice(start, size)
+        result = yield Call(arguments(batch, call.udf))
     udf, kind = call.udf, call.output.type
     if udf.unpacks:
         optional = udf.optional_fields
@@ -130,6 +130,19 @@ def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
     return own
 
 
-def arguments(batch: pa.RecordBatch, kind: UDFArgType) -> tuple[Any, ...]:
+def arguments(batch: pa.RecordBatch, udf: UDF) -> tuple[Any, ...]:
     """What a function of arrays, or of a record batch, is called with."""
+    return as_parameters(as_declared(compact_batch(batch), udf), udf.arg_type)
+
+
+def as_declared(batch: pa.RecordBatch, udf: UDF) -> pa.RecordBatch:
+    """A batch with the names that its function knows, whatever the columns are called by now."""
+    names = udf.input_columns
+    if udf.arg_type is UDFArgType.ARRAY or names is None or batch.schema.names == names:
+        return batch
+    return batch.rename_columns(names)
+
+
+def as_parameters(batch: pa.RecordBatch, kind: UDFArgType) -> tuple[Any, ...]:
+    """Arrays one by one, or the whole batch."""
     return tuple(batch.columns) if kind is UDFArgType.ARRAY else (batch,)

@@ -36,7 +36,7 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.config import variables_set
-from geneva.execution.apply.by_batch import arguments
+from geneva.execution.apply.by_batch import as_parameters
 from geneva.execution.apply.compact import compact_batch
 from geneva.render.values import error_text
 from geneva.udf.call import StatefulCallable
@@ -380,7 +380,7 @@ def _end_with(worker: int) -> None:
 def _prepare_of(udf: UDF) -> Callable[[pa.RecordBatch], Any]:
     assert isinstance(udf.func, StatefulCallable)
     prepare = udf.func.made_to_prepare().prepare
-    return lambda batch: prepare(*arguments(batch, udf.arg_type))
+    return lambda batch: prepare(*as_parameters(batch, udf.arg_type))
 
 
 # ------------------------------------------------------------------------------------- messages

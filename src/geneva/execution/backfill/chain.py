@@ -27,8 +27,10 @@ from geneva.planning.backfill import BackfillPlan, all_rows
 from geneva.planning.graph import Reads, computed_inputs, upstream_of
 from geneva.render.text import agree, count
 from geneva.storage.columns.definitions import (
+    commit_pinned,
     commit_rebound,
     commit_receipt_columns,
+    pinned,
     read_definitions,
     rebound,
     with_present_inputs,
@@ -89,6 +91,9 @@ def prepare_chain(
         added = _add_receipts(columns, (*before, name), reopen=request.options.read_version is None)
         if added is not None:
             columns, subject = added, added.subject(name)
+        if request.options.read_version is None:
+            columns = _pin_inputs(columns, (*before, name))
+            subject = columns.subject(name)
     plan = partial(
         prepare,
         subject,
@@ -182,6 +187,25 @@ def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _
     dataset = open_dataset(columns.ref) if reopen else columns.dataset
     snapshot = read_snapshot(dataset, columns.ref) if reopen else columns.snapshot
     return _Columns(dataset, snapshot, present)
+
+
+def _pin_inputs(columns: _Columns, names: Sequence[str]) -> _Columns:
+    """Write down the fields of inputs that were cast or made anew; return the latest version."""
+    fields, names = columns.snapshot.fields, columns.filled_with(names)
+    known = [columns.definitions[name] for name in names]
+    if all(pinned(found, found.inputs, fields) is found for found in known):
+        return columns
+
+    def present_paths(found: ColumnDefinition, fields: FieldsNow) -> tuple[str, ...] | None:
+        return with_present_inputs(found, fields).inputs if found.name in names else None
+
+    commit_pinned(columns.ref, present_paths)
+    latest = open_dataset(columns.ref)
+    stored = read_definitions(latest.schema)
+    own = {n: stored[n] for n in names if n in stored and not columns.definitions[n].overrides}
+    snapshot = read_snapshot(latest, columns.ref)
+    present = {n: with_present_inputs(found, snapshot.fields) for n, found in own.items()}
+    return _Columns(latest, snapshot, columns.definitions | present)
 
 
 def _has_receipts(schema: pa.Schema, definition: ColumnDefinition) -> bool:

@@ -202,7 +202,7 @@ def live_program(work: ColumnWork) -> Program:
         work.ref,
         computation.program,
         computation.outputs,
-        computation.input_paths,
+        computation.declared_paths,
         computation.partition_rows,
         work.threads,
     )
@@ -239,7 +239,7 @@ def _make(work: ColumnWork) -> Program:
         case Load() as program:
             return OwnProgram(Loader(work, program).values)
         case Udf(digest=digest, nullable=nullable):
-            udf = load_udf(work.ref, digest, work.permit).with_inputs(list(computation.input_paths))
+            udf = load_udf(work.ref, digest, work.permit).with_inputs(computation.declared_paths)
             fields = tuple(output.field for output in computation.outputs) if udf.unpacks else None
             kind = udf.data_type if udf.unpacks else computation.outputs[0].type
             arrow_field = pa.field(computation.name, kind, nullable=nullable)

@@ -21,10 +21,17 @@ from geneva.model.computation import (
     joined_name,
     receipt_name,
 )
-from geneva.model.tables import ColumnDefinition, Sizes
+from geneva.model.tables import ColumnDefinition, Sizes, TableRef
 from geneva.render.text import did_you_mean, listed, shown_columns
 from geneva.storage.columns.receipts import RECEIPT_TYPE
-from geneva.storage.lance.dataset import FieldsNow, TableSnapshot, has_path, nodes_of
+from geneva.storage.lance.commit import retry_conflicts
+from geneva.storage.lance.dataset import (
+    FieldsNow,
+    TableSnapshot,
+    has_path,
+    nodes_of,
+    open_dataset,
+)
 from geneva.udf.declare import UDF
 from geneva.udf.types import value_type
 
@@ -35,6 +42,7 @@ _FORMAT = "geneva-spark/1"
 _OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout", "memoize", "auto_backfill", "manifest")
 _MAX_FORMER_VERSIONS = 8
 """How many earlier versions of a column's UDF are kept, to say why its values are stale."""
+_MAX_RETRIES = 20
 RECEIPT_OF = "geneva.receipt_of"
 """Field metadata of a column of receipts: the UUID of the column that they are for."""
 
@@ -167,6 +175,7 @@ def redefine_column(
     return replace(
         current,
         inputs=source.inputs,
+        input_names=(),
         reads_all=source.reads_all,
         input_fields=_fields_behind(fields, source.inputs),
         own_field=fields.nodes.get(current.name),
@@ -189,7 +198,7 @@ def _fields_behind(fields: FieldsNow, inputs: tuple[str, ...]) -> tuple[tuple[in
 
 
 def with_present_inputs(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition:
-    """The definition with its inputs as they are called now.
+    """The definition with its inputs as they are called now, and as they were called.
 
     An input is its field: one that was renamed is the same input, and another column that has got
     its name is not. But where the table was overwritten or copied, fields have other ids: then the
@@ -203,10 +212,18 @@ def with_present_inputs(definition: ColumnDefinition, fields: FieldsNow) -> Colu
     for path, field in zip(definition.inputs, definition.input_fields, strict=True):
         found = fields.named(field)
         # Lance gives the highest id away again once its column was dropped: such an id is the
-        # input's where another, younger column has got its name.
-        is_old = field[0] < receipts or fields.nodes.get(path, -1) > field[0]
-        inputs.append(found if found is not None and (found == path or is_old) else path)
-    return replace(definition, inputs=tuple(inputs))
+        # input's where another column has got its name.
+        is_sure = field[0] < receipts or path in fields.nodes
+        inputs.append(found if found is not None and (found == path or is_sure) else path)
+    return _fed_from(definition, tuple(inputs))
+
+
+def _fed_from(definition: ColumnDefinition, paths: tuple[str, ...]) -> ColumnDefinition:
+    """The definition with its inputs under other names, and those that the function knows."""
+    if paths == definition.inputs:
+        return definition
+    names = definition.input_names or definition.inputs
+    return replace(definition, inputs=paths, input_names=names)
 
 
 def columns_of(schema: pa.Schema, definition: ColumnDefinition) -> tuple[str, ...]:
@@ -250,7 +267,12 @@ def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Com
             on_error=definition.on_error,
             memoize=bool(definition.memoize),
         ),
-        inputs=tuple(Input(path, snapshot.field_ids[path]) for path in definition.inputs),
+        inputs=tuple(
+            Input(path, snapshot.field_ids[path], name, snapshot.fields.kind_with_names(path))
+            for path, name in zip(
+                definition.inputs, definition.input_names or definition.inputs, strict=True
+            )
+        ),
         receipts=tuple(bound_output(snapshot, n) for n in receipts) if has_receipts else (),
         former_versions=definition.former_versions,
         kept_versions=definition.kept_versions,
@@ -324,6 +346,7 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_name": definition.udf_name,
         f"{_PREFIX}.udf_version": definition.udf_version,
         f"{_PREFIX}.udf_inputs": json.dumps(list(definition.inputs)),
+        f"{_PREFIX}.udf_input_names": json.dumps(_former_names(definition)),
         f"{_PREFIX}.udf_reads_all": json.dumps(definition.reads_all),
         f"{_PREFIX}.udf_input_fields": json.dumps(definition.input_fields),
         f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
@@ -335,6 +358,11 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_declaration": definition.declaration,
         **_group_metadata(definition),
     }
+
+
+def _former_names(definition: ColumnDefinition) -> tuple[str, ...]:
+    """What the inputs were called when the function was declared, if that is not what they are."""
+    return definition.input_names if definition.input_names != definition.inputs else ()
 
 
 def _group_metadata(definition: ColumnDefinition) -> dict[str, str]:
@@ -390,6 +418,7 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
         udf_version=metadata[f"{_PREFIX}.udf_version"],
         udf_digest=metadata[f"{_PREFIX}.udf"].removeprefix("_udfs/"),
         inputs=tuple(json.loads(metadata[f"{_PREFIX}.udf_inputs"])),
+        input_names=tuple(json.loads(metadata.get(f"{_PREFIX}.udf_input_names", "[]"))),
         reads_all=json.loads(metadata.get(f"{_PREFIX}.udf_reads_all", "false")),
         input_fields=tuple(
             (int(node), str(kind))
@@ -519,6 +548,45 @@ def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
     known = [rebound(definition, fields) for definition in there]
     if known:
         dataset.update_field_metadata({d.name: definition_metadata(d) for d in known})
+
+
+def pinned(
+    definition: ColumnDefinition, paths: tuple[str, ...], fields: FieldsNow
+) -> ColumnDefinition:
+    """The definition with the field ids that its inputs, at these paths, have now.
+
+    It is the same where it leads to them already, and where one of them is gone.
+    """
+    if any(path not in fields.nodes or path not in fields.kinds for path in paths):
+        return definition
+    now = rebound(_fed_from(definition, paths), fields)
+    if with_present_inputs(definition, fields).inputs != paths:
+        return now
+    ids = (definition.own_field, definition.input_fields)
+    return definition if ids == (now.own_field, now.input_fields) else now
+
+
+def commit_pinned(
+    ref: TableRef, paths_of: Callable[[ColumnDefinition, FieldsNow], tuple[str, ...] | None]
+) -> None:
+    """Write down where the inputs of columns are, as `paths_of` says; None: as they were.
+
+    A cast makes a new field of a column, and so does adding it anew: by its id it would be found
+    no longer, and by its name just as long as it has that.
+    """
+
+    def attempt() -> None:
+        dataset = open_dataset(ref)
+        fields, changed = FieldsNow.of(dataset), dict[str, dict[str, str]]()
+        for name, found in read_definitions(dataset.schema).items():
+            paths = paths_of(found, fields)
+            now = found if paths is None else pinned(found, paths, fields)
+            if now is not found:
+                changed[name] = definition_metadata(now)
+        if changed:
+            dataset.update_field_metadata(changed)
+
+    retry_conflicts(attempt, _MAX_RETRIES)
 
 
 def commit_has_receipts(dataset: lance.LanceDataset, computation: Computation) -> None:

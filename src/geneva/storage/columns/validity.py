@@ -207,10 +207,15 @@ def _whole(size: int, state: ValueState, made_from: frozenset[str]) -> Validity:
 
 
 def signature_of(computation: Computation, fragment: FragmentFacts) -> tuple[str, ...]:
-    """What the values of a fragment are computed from now: files and fields, or a source."""
+    """What the values of a fragment are computed from now: files and fields, or a source.
+
+    A column that was renamed is the same input. A struct whose fields were is another one.
+    """
     if computation.source is not None:
         return (computation.source.signature,)
-    return input_signature(fragment, [found.field_ids for found in computation.inputs])
+    inputs = computation.inputs
+    kinds = (f"{place} {found.kind}" for place, found in enumerate(inputs) if found.kind)
+    return (*input_signature(fragment, [found.field_ids for found in inputs]), *kinds)
 
 
 def adoption_signature(

@@ -96,6 +96,11 @@ class FieldsNow:
             if path in self.kinds
         }
 
+    def kind_with_names(self, path: str) -> str:
+        """The type of a field as text, where fields of structs are named in it; else empty."""
+        kind = self.kinds.get(path, "")
+        return kind if "struct<" in kind else ""
+
     def named(self, field: tuple[int, str]) -> str | None:
         """What the field of an id and a type is called; None: there is none."""
         return self._present.get(field)
