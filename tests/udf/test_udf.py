@@ -30,6 +30,7 @@ from geneva.errors import (
     InvalidUDFError,
     TypeMismatchError,
     UDFIntegrityError,
+    UserInputError,
 )
 from geneva.udf.chunker import chunker
 from geneva.udf.declare import (
@@ -612,11 +613,26 @@ SCHEMA = pa.schema(
         ("meta.width", ResolvedInput("meta.width", pa.int64(), "meta")),
         ("meta.deep.x.y", ResolvedInput("meta.deep.x.y", pa.int8(), "meta")),
         ("a.b", ResolvedInput("a.b", pa.int16(), "a.b")),
+        ("`text`", ResolvedInput("text", pa.string(), "text")),
+        ("meta.`width`", ResolvedInput("meta.width", pa.int64(), "meta")),
+        ("`meta`.deep.`x.y`", ResolvedInput("meta.deep.x.y", pa.int8(), "meta")),
+        ("`a.b`", ResolvedInput("a.b", pa.int16(), "a.b")),
     ],
 )
 def test_inputs_are_found_by_path(path: str, expected: ResolvedInput):
     declared = udf(lambda x: x, data_type=pa.int64()).with_inputs([path])
     assert resolve_inputs(declared, SCHEMA) == (expected,)
+
+
+def test_a_path_that_leads_to_two_fields_is_refused():
+    kind = pa.struct({"x": pa.struct({"y": pa.int8()}), "x.y": pa.int8()})
+    declared = udf(lambda x: x, data_type=pa.int64())
+    for path in ("st.x.y", "st.`x.y`", "st.x.`y`"):
+        with pytest.raises(UserInputError, match=r"several fields \(`st`.`x`.`y`, `st`.`x.y`\)"):
+            resolve_inputs(declared.with_inputs([path]), pa.schema({"st": kind}))
+    for path in ("meta.`deep.x`.y", "meta.deep.`x`.y", "meta.`", "`meta`deep", "meta.``"):
+        with pytest.raises(ColumnNotFoundError):
+            resolve_inputs(declared.with_inputs([path]), SCHEMA)
 
 
 def test_a_missing_column_is_explained():
