@@ -413,7 +413,7 @@ def test_a_decorated_class_has_what_it_was_written_with():
 
         for made in (Embed, Embed(5)):
             assert (made.DIM, made.tokens("a b"), made.named()) == (3, ["a", "b"], "Embed")
-            with pytest.raises(AttributeError, match="no attribute 'k'"):
+            with pytest.raises(AttributeError, match=r"no (attribute )?'k'"):
                 _ = made.k
             assert not hasattr(made, "__array__")
         assert Embed.__call__ is not None

@@ -146,6 +146,9 @@ class StatefulCallable:
         self.__dict__.update(state, _lock=threading.Lock(), _making=_async_lock())
 
 
+_NOT_THERE = object()
+
+
 def class_attribute(declared: Any, function: Any, name: str) -> Any:
     """Return what a decorated class has by a name, for whoever asks what was made of it.
 
@@ -156,13 +159,13 @@ def class_attribute(declared: Any, function: Any, name: str) -> Any:
         raise AttributeError(
             f"{type(declared).__name__!r} object has no attribute {name!r}", name=name, obj=declared
         )
-    found = getattr(target, name)
+    found = getattr(target, name, _NOT_THERE) if function.is_bound else getattr(target, name)
     is_method = inspect.isfunction(found) and not isinstance(
         inspect.getattr_static(target, name), staticmethod
     )
-    if function.is_bound and (is_method or isinstance(found, property)):
+    if function.is_bound and (found is _NOT_THERE or is_method or isinstance(found, property)):
         raise AttributeError(
-            f"{target.__name__}(...) is made where it runs, so that its {name!r} is not here: call "
+            f"{target.__name__}(...) is made where it runs, so that it has no {name!r} here: call "
             f"it, or ask an object of the class itself, {target.__name__}.__wrapped__(...).",
             name=name,
             obj=declared,
