@@ -70,6 +70,33 @@ def letters(text: str) -> Iterator[Word]:
 
 
 class TestUdfs:
+    def test_fields_with_dots_in_their_names(self, local_db: Connection, calls: Calls) -> None:
+        rows = [{"id": i, "st": {"x.y": i, "in": {"p.q": i}}} for i in range(3)]
+        table = local_db.create_table("dots", rows)
+
+        @udf
+        def plus(a: int, b: int) -> int:
+            calls.note([a])
+            return a + b
+
+        inputs = ["st.`x.y`", "`st`.`in`.p.q"]
+        with pytest.raises(ColumnNotFoundError):
+            table.add_columns({"c": (plus, inputs)})
+        inputs[1] = "`st`.`in`.`p.q`"
+        table.add_columns({"c": (plus, inputs)})
+        table.backfill("c")
+        assert (column(table, "c"), calls.taken()) == ([0, 2, 4], [0, 1, 2])
+        assert table.computed_columns()["c"].inputs == ("st.x.y", "st.in.p.q")
+        assert len(table.preview((plus, inputs), n=1).to_arrow()) == 1
+        calls.clear()
+        table.update(where="id = 2", values={"st": {"x.y": 5, "in": {"p.q": 1}}})
+        table.backfill("c")
+        assert (sorted(column(table, "c")), calls.taken()) == ([0, 2, 6], [5])
+        query = table.search(None).where("st.`x.y` > 0").select({"d": (plus, inputs)})
+        view = query.create_materialized_view("v")
+        view.refresh()
+        assert sorted(column(view, "d")) == [2, 6] == sorted(r["d"] for r in query.to_list())
+
     def test_a_pair_feeds_parameters_with_defaults(
         self, local_db: Connection, table: Table
     ) -> None:

@@ -30,6 +30,7 @@ from geneva.errors import (
     InvalidUDFError,
     TypeMismatchError,
     UDFIntegrityError,
+    UserInputError,
 )
 from geneva.udf.chunker import chunker
 from geneva.udf.declare import (
@@ -388,6 +389,98 @@ def test_a_class_that_needs_arguments_says_so_before_any_job():
     assert resolve_inputs(Add(1), schema) == (ResolvedInput("x", pa.int64(), "x"),)
 
 
+def test_a_decorated_class_has_what_it_was_written_with():
+    yields = {"output_schema": pa.schema([("a", pa.int64())])}
+    for decorate in (udf, chunker(**yields), udtf(**yields)):
+
+        @decorate
+        class Embed:
+            DIM = 3
+
+            def __init__(self, k: int = 2) -> None:
+                self.k = k
+
+            @staticmethod
+            def tokens(text: str) -> list[str]:
+                return text.split()
+
+            @classmethod
+            def named(cls) -> str:
+                return cls.__name__
+
+            def __call__(self, x: int) -> int:
+                return x * self.k
+
+        for made in (Embed, Embed(5)):
+            assert (made.DIM, made.tokens("a b"), made.named()) == (3, ["a", "b"], "Embed")
+            with pytest.raises(AttributeError, match=r"no (attribute )?'k'"):
+                _ = made.k
+            assert not hasattr(made, "__array__")
+        assert Embed.__call__ is not None
+        with pytest.raises(AttributeError):
+            _ = udf(lambda x: x, data_type=pa.int64()).DIM
+        assert pickle.loads(pickle.dumps(Embed)).DIM == 3
+
+
+def test_an_object_that_is_made_elsewhere_is_not_here():
+    @udf
+    class Embed:
+        def setup(self) -> None: ...
+
+        @property
+        def size(self) -> int:
+            return 1
+
+        def __call__(self, x: int) -> int:
+            return x
+
+    assert callable(Embed.setup)
+    for name in ("setup", "size"):
+        with pytest.raises(AttributeError, match="is made where it runs"):
+            getattr(Embed(), name)
+
+
+def test_a_decorated_class_can_be_extended():
+    @udf
+    class Base:
+        FACTOR = 2
+
+        def __call__(self, x: int) -> int:
+            return x * self.FACTOR
+
+    @udf
+    class Thrice(Base):  # type: ignore[misc,valid-type]
+        FACTOR = 3
+
+        def __call__(self, x: int) -> int:
+            return super().__call__(x) + 1
+
+    assert (Base()(2), Thrice()(2), _reloaded(Thrice())(2)) == (4, 7, 7)
+    plain = udf(lambda x: x, data_type=pa.int64())
+    with pytest.raises(InvalidUDFError, match="a class can't be made of it"):
+
+        class Of(plain): ...  # type: ignore[misc,valid-type]
+
+
+def test_a_property_that_is_kept_travels():
+    def made(n: int) -> UDF:
+        @udf
+        class Cached:
+            @functools.cached_property
+            def model(self) -> list[int]:
+                return [n]
+
+            def __call__(self, x: int) -> int:
+                self.model.append(x)
+                return len(self.model)
+
+        return Cached()
+
+    assert made(1).version == made(1).version != made(2).version
+    there = _reloaded(made(1))
+    assert [there(5), there(5)] == [2, 3]
+
+
 def test_an_instance_with_setup_stays_as_it_was_declared():
     class Model:
         loaded = False
@@ -520,11 +613,26 @@ SCHEMA = pa.schema(
         ("meta.width", ResolvedInput("meta.width", pa.int64(), "meta")),
         ("meta.deep.x.y", ResolvedInput("meta.deep.x.y", pa.int8(), "meta")),
         ("a.b", ResolvedInput("a.b", pa.int16(), "a.b")),
+        ("`text`", ResolvedInput("text", pa.string(), "text")),
+        ("meta.`width`", ResolvedInput("meta.width", pa.int64(), "meta")),
+        ("`meta`.deep.`x.y`", ResolvedInput("meta.deep.x.y", pa.int8(), "meta")),
+        ("`a.b`", ResolvedInput("a.b", pa.int16(), "a.b")),
     ],
 )
 def test_inputs_are_found_by_path(path: str, expected: ResolvedInput):
     declared = udf(lambda x: x, data_type=pa.int64()).with_inputs([path])
     assert resolve_inputs(declared, SCHEMA) == (expected,)
+
+
+def test_a_path_that_leads_to_two_fields_is_refused():
+    kind = pa.struct({"x": pa.struct({"y": pa.int8()}), "x.y": pa.int8()})
+    declared = udf(lambda x: x, data_type=pa.int64())
+    for path in ("st.x.y", "st.`x.y`", "st.x.`y`"):
+        with pytest.raises(UserInputError, match=r"several fields \(`st`.`x`.`y`, `st`.`x.y`\)"):
+            resolve_inputs(declared.with_inputs([path]), pa.schema({"st": kind}))
+    for path in ("meta.`deep.x`.y", "meta.deep.`x`.y", "meta.`", "`meta`deep", "meta.``"):
+        with pytest.raises(ColumnNotFoundError):
+            resolve_inputs(declared.with_inputs([path]), SCHEMA)
 
 
 def test_a_missing_column_is_explained():

@@ -146,6 +146,41 @@ class StatefulCallable:
         self.__dict__.update(state, _lock=threading.Lock(), _making=_async_lock())
 
 
+_NOT_THERE = object()
+
+
+def class_attribute(declared: Any, function: Any, name: str) -> Any:
+    """Return what a decorated class has by a name, for whoever asks what was made of it.
+
+    What an instance has is not there: it is made where the function runs.
+    """
+    target = function.target if isinstance(function, StatefulCallable) else None
+    if not inspect.isclass(target) or name.startswith("__"):
+        raise AttributeError(
+            f"{type(declared).__name__!r} object has no attribute {name!r}", name=name, obj=declared
+        )
+    found = getattr(target, name, _NOT_THERE) if function.is_bound else getattr(target, name)
+    is_method = inspect.isfunction(found) and not isinstance(
+        inspect.getattr_static(target, name), staticmethod
+    )
+    if function.is_bound and (found is _NOT_THERE or is_method or isinstance(found, property)):
+        raise AttributeError(
+            f"{target.__name__}(...) is made where it runs, so that it has no {name!r} here: call "
+            f"it, or ask an object of the class itself, {target.__name__}.__wrapped__(...).",
+            name=name,
+            obj=declared,
+        )
+    return found
+
+
+def class_to_extend(declared: Any, function: Any) -> tuple[type, ...]:
+    """Return what a class statement takes for a decorated class: the class as it was written."""
+    target = function.target if isinstance(function, StatefulCallable) else function
+    if inspect.isclass(target):
+        return (target,)
+    raise InvalidUDFError(f"{declared!r} is a decorated function: a class can't be made of it.")
+
+
 def _async_lock() -> Any:
     import asyncio  # slow to import: only where a class is declared or used
 

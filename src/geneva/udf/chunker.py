@@ -14,7 +14,7 @@ import itertools
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,8 @@ from geneva.udf.call import (
     annotations_of_call,
     call_shape,
     callable_part,
+    class_attribute,
+    class_to_extend,
     is_async,
     name_of,
     signature_of,
@@ -118,6 +120,16 @@ class RowsFunction:
         rows = StatefulCallable(unbound.bound_to(args, kwargs), is_bound=True)
         bound = dataclasses.replace(self.udf, func=rows, pinned_fingerprint=None)
         return dataclasses.replace(self, udf=bound)
+
+    if not TYPE_CHECKING:  # a misspelt name is to be an error for type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            """Return what a decorated class has."""
+            return class_attribute(self, "udf" in self.__dict__ and self.func, name)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        """Let a decorated class be extended; what is made of it is decorated on its own."""
+        return class_to_extend(self, self.func)
 
     def check_bound(self) -> None:
         """Refuse a decorated class that still needs arguments."""

@@ -28,6 +28,8 @@ from geneva.udf.call import (
     callable_part,
     check_prepare,
     checked_names,
+    class_attribute,
+    class_to_extend,
     file_parameters,
     inferred_type,
     is_async,
@@ -233,6 +235,16 @@ class UDF:
             return self.func(*args, **kwargs)
         bound = self.func.bound_to(args, kwargs)
         return dataclasses.replace(self, func=bound, pinned_fingerprint=None)
+
+    if not TYPE_CHECKING:  # a misspelt name is to be an error for type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            """Return what a decorated class has: `Embed.DIM`."""
+            return class_attribute(self, self.__dict__.get("func"), name)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        """Let a decorated class be extended; what is made of it is decorated on its own."""
+        return class_to_extend(self, self.func)
 
     def __repr__(self) -> str:
         """Show the name, the inputs and the type."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 from geneva.errors import ColumnNotFoundError, TypeMismatchError
 from geneva.render.text import did_you_mean, shown_columns
 from geneva.udf.call import StatefulCallable, UDFArgType, annotations_of_call, signature_of
+from geneva.udf.paths import exact_path, field_by, steps_to
 from geneva.udf.types import accepts
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class ResolvedInput:
     """One input of a UDF, found in a table."""
 
-    path: str  # as named by the UDF; dots lead into structs
+    path: str  # dots lead into structs; without the backticks that the UDF may name it with
     type: pa.DataType
     root: str  # the top-level column that holds it
 
@@ -45,31 +45,11 @@ def resolve_inputs(udf: UDF, schema: pa.Schema) -> tuple[ResolvedInput, ...]:
 
 
 def _find(schema: pa.Schema, path: str) -> ResolvedInput | None:
-    if path in schema.names:
-        return ResolvedInput(path, schema.field(path).type, path)
-    for root, rest in _splits(path):
-        if root in schema.names:
-            inner = _inner_type(schema.field(root).type, rest)
-            if inner is not None:
-                return ResolvedInput(path, inner, root)
-    return None
-
-
-def _inner_type(outer: pa.DataType, path: str) -> pa.DataType | None:
-    if not pa.types.is_struct(outer):
+    exact = exact_path(schema, path)
+    steps = None if exact is None else steps_to(schema, exact)
+    if exact is None or steps is None:
         return None
-    names = [f.name for f in outer]
-    if path in names:
-        return outer.field(path).type
-    steps = ((n, rest) for n, rest in _splits(path) if n in names)
-    return next(filter(None, (_inner_type(outer.field(n).type, r) for n, r in steps)), None)
-
-
-def _splits(path: str) -> Iterator[tuple[str, str]]:
-    """Yield every way to cut a path at a dot, the longest first name first."""
-    parts = path.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        yield ".".join(parts[:cut]), ".".join(parts[cut:])
+    return ResolvedInput(exact, field_by(schema, steps).type, steps[0])
 
 
 def _missing_message(udf: UDF, missing: list[str], schema: pa.Schema) -> str:

@@ -12,7 +12,7 @@ import io
 import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, _CACHED) and _is_of_user(obj.__wrapped__):
             # By itself it is only a name, which a script of the user's has on no worker.
             return _cached_again, (obj.__wrapped__, obj.cache_parameters())
+        if type(obj) is functools.cached_property:
+            return _cached_property, (obj.func, obj.attrname)
         return super().reducer_override(obj)
 
 
@@ -93,6 +95,13 @@ def _module_with(name: str, values: Mapping[str, Any]) -> types.ModuleType:
     module = types.ModuleType(name)
     module.__dict__.update(values)
     return module
+
+
+def _cached_property(function: Callable[..., Any], name: str) -> functools.cached_property[Any]:
+    """Return such a property with a lock of this process: Python 3.11 has one in each."""
+    made = functools.cached_property(function)
+    made.attrname = name
+    return made
 
 
 @dataclass(frozen=True, slots=True)

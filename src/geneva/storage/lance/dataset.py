@@ -28,6 +28,7 @@ from geneva.model.tables import TableRef
 from geneva.model.uris import local_path
 from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.session import session_of
+from geneva.udf.paths import steps_to
 from geneva.udf.types import is_blob_type
 
 Dataset: TypeAlias = lance.LanceDataset
@@ -415,25 +416,15 @@ def has_column(schema: pa.Schema, name: str) -> bool:
 
 
 def quote_path(path: str, schema: pa.Schema) -> str:
-    """A column path as Lance SQL reads it; a top-level name that contains dots is one name."""
-    parts = [path] if has_column(schema, path) else path.split(".")
-    return ".".join(map(quoted_name, parts))
+    """A column path as Lance SQL reads it; a name that contains dots is one name."""
+    steps = steps_to(schema, path) or path.split(".")
+    return ".".join(map(quoted_name, steps))
 
 
 def has_path(schema: pa.Schema, path: str) -> bool:
     """Whether a column path, dotted into structs, leads to a field that Lance can read."""
-    if has_column(schema, path):
-        return is_readable_name(path)
-    head, *rest = path.split(".")
-    if not has_column(schema, head) or not is_readable_name(head):
-        return False
-    kind = schema.field(head).type
-    for name in rest:
-        index = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
-        if index < 0:
-            return False
-        kind = kind.field(index).type
-    return True
+    steps = steps_to(schema, path)
+    return steps is not None and is_readable_name(steps[0])
 
 
 def check_column_name(name: str) -> None:

@@ -15,7 +15,8 @@ from geneva.background import in_background
 from geneva.model.addresses import offsets_of, row_addresses
 from geneva.model.rows import Offsets, RowRange
 from geneva.model.tables import is_remote
-from geneva.storage.lance.dataset import FragmentFacts, file_version, has_column, quote_path
+from geneva.storage.lance.dataset import FragmentFacts, file_version, quote_path
+from geneva.udf.paths import field_by, steps_to
 from geneva.udf.types import BLOB_MARK, is_blob_type
 
 MAX_WINDOW_ROWS = 65_536
@@ -119,13 +120,7 @@ def _largest_blobs(dataset: lance.LanceDataset, fragment_id: int, paths: Sequenc
 
 def field_at(schema: pa.Schema, path: str) -> pa.Field:
     """The field at a column path."""
-    if has_column(schema, path):
-        return schema.field(path)
-    head, *rest = path.split(".")
-    found = schema.field(head)
-    for name in rest:
-        found = found.type.field(found.type.get_field_index(name))
-    return found
+    return field_by(schema, steps_to(schema, path) or (path,))
 
 
 def _fixed_width(kind: pa.DataType) -> int | None:
