@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from geneva.errors import UserInputError
+from geneva.render.text import a_type
 
 _MIN_SECRET = 4
 """Characters of the shortest option that is taken out of texts: shorter ones are in any word."""
@@ -157,7 +158,7 @@ def checked_variables(env: Mapping[Any, Any] | None) -> Mapping[str, str]:
             raise UserInputError(f"env: {name!r} can't be the name of an environment variable.")
         if not isinstance(value, str) or "\0" in value:
             raise UserInputError(
-                f"env: the value of {name!r} must be a string, not a {type(value).__name__}."
+                f"env: the value of {name!r} must be a string, not {a_type(value)}."
             )
     return env
 

@@ -14,7 +14,9 @@ import geneva
 from command_line import invoke
 from geneva import udf
 from geneva.errors import StorageUnavailableError, TableNotFoundError, UserInputError
+from geneva.execution.runner import InProcessRunner
 from geneva.storage.lance.database import _in_time, open_database
+from geneva.udf.policy import skip_on_error
 
 NAMES = ("a b", "../x", "", "..", "/etc/passwd", "t@", "t@none", "$", "x" * 300, "é", "%s", "{}")
 URIS = (
@@ -207,3 +209,32 @@ def test_a_question_that_nobody_answers(tmp_path: Path, command: list[str]) -> N
     assert json.loads(told.stdout)["error"]["exit_code"] == told.exit_code == 2
     assert invoke(words, input="no\n").exit_code == 1
     assert invoke(words, input="Yes\n").exit_code == 0
+
+
+def test_records_are_asked_for_by_names_that_are_there_or_were(tmp_path: Path) -> None:
+    db = geneva.connect(tmp_path / "db", runner=InProcessRunner)
+    for name in ("articles", "dropped"):
+        table = db.create_table(name, [{"id": 1}])
+        table.add_columns({"x": udf(_fails, data_type=pa.int64(), on_error=skip_on_error())})
+        table.backfill("x")
+    db.drop_table("dropped")
+    table = db.open_table("articles")
+    table.drop_columns(["x"])
+    said = run("errors", db.uri, "articles", "--column", "idd")
+    assert (said.exit_code, said.stdout) == (2, "")
+    assert "has no column 'idd'. Did you mean 'id'?" in said.stderr
+    said = run("jobs", "list", db.uri, "--table", "article")
+    assert (said.exit_code, said.stdout) == (2, "")
+    assert "There is no table 'article'" in said.stderr
+    assert "Did you mean 'articles'?" in said.stderr
+    for words in (
+        ["errors", db.uri, "articles", "--column", "id"],
+        ["errors", db.uri, "articles", "--column", "x"],
+        ["jobs", "list", db.uri, "--table", "dropped"],
+        ["jobs", "list", db.uri, "--table", "dropped", "--status", "failed"],
+    ):
+        assert invoke(words).exit_code == 0, words
+
+
+def _fails(id: int) -> int:
+    raise ValueError("never works")

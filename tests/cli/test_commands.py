@@ -498,7 +498,7 @@ def test_jobs_are_listed_shown_and_watched(folder: Path) -> None:
     assert [job["metrics"]["udf_rows"] for job in listed] == [0, 6]
     assert read("jobs", "list", "db", "-n", "1")["jobs"] == listed[:1]
     assert "1 older" in run("jobs", "list", "db", "-n", "1").stdout
-    assert read("jobs", "list", "db", "--table", "other") == {"jobs": []}
+    assert read("jobs", "list", "db", "--table", "articles", "--status", "failed") == {"jobs": []}
     assert job_id[:8] in run("jobs", "list", "db").stdout
     told = read("jobs", "show", "db", job_id[:8])
     assert told["job_id"] == job_id

@@ -116,6 +116,15 @@ def test_a_set_up_that_fails_is_shown(local_db: Connection):
     assert shown.estimate is None
 
 
+def test_no_row_to_try(local_db: Connection, calls: Calls):
+    shown = make_table(local_db, [3]).preview(tripled(calls), where="id > 90")
+    told = "Function 'triple' on 0 rows of table 't': there are none to try it on."
+    assert str(shown) == told
+    assert told.replace("'", "&#x27;") in shown._repr_html_()
+    assert shown.to_record()["rows"] == []
+    assert calls.taken() == []
+
+
 @pytest.mark.parametrize("kind", ["array", "batch", "async", "chunker", "class"])
 def test_all_kinds(local_db: Connection, kind: str):
     def doubled(id: pa.Array) -> pa.Array:

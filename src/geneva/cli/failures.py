@@ -16,12 +16,13 @@ from geneva.cli.arguments import (
     complete_column,
     complete_job,
 )
-from geneva.cli.database import connect_to_look
+from geneva.cli.database import check_columns, connect_to_look
 from geneva.cli.terminal import emit, grid, say
 from geneva.model.addresses import offset_of
 
 if TYPE_CHECKING:
     from geneva.storage.jobs.failures import ErrorRecord
+    from geneva.table import Table
 
 
 def errors(
@@ -55,6 +56,8 @@ def errors(
     opened = connection.open_table(table)
     job_id = find_job(connection, job).job_id if job is not None else None
     found = opened.get_errors(job_id=job_id, column_name=column)
+    if column is not None and not found:
+        _check_known(opened, column)
     newest = found[::-1][:limit]
     if as_json:
         records = [asdict(error) for error in newest]
@@ -65,6 +68,14 @@ def errors(
     if len(found) > limit:
         say(f"... and {len(found) - limit:,} older ones: --limit shows more", "dim")
     return None
+
+
+def _check_known(table: Table, column: str) -> None:
+    """Refuse a column that the table neither has nor had failures of."""
+    if column in table.schema.names or table.get_errors(column_name=column):
+        return
+    if column not in [function.column for function in table.stored_functions()]:
+        check_columns(table, [column])
 
 
 def _show(errors: Sequence[ErrorRecord]) -> None:

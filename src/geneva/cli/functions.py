@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from geneva.errors import UserInputError
+from geneva.render.text import a_type
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """How a function is named: `module:function`."""
@@ -33,7 +34,7 @@ def load_function(name: str) -> Any:
     if isinstance(found, UDF | Chunker | UDTF):
         return found
     if not callable(found):
-        raise UserInputError(f"{name} is a {type(found).__name__}, not a function.")
+        raise UserInputError(f"{name} is {a_type(found)}, not a function.")
     return udf(found)
 
 

@@ -256,7 +256,10 @@ def _listed(connection: Connection, table: str | None, status: str | None) -> li
     known = [each.value for each in JobStatus]
     if status is not None and status.upper() not in known:
         raise UserInputError(f"{status!r} is no status. They are {listed(known)}.")
-    return connection.list_jobs(table, status)
+    found = connection.list_jobs(table, status)
+    if table is not None and not found and not connection.list_jobs(table):
+        connection.open_table(table)  # where there is none, and never were jobs of it, says so
+    return found
 
 
 def _newest_running(connection: Connection) -> JobRecord:

@@ -114,13 +114,15 @@ class Preview:
         return [*self.inputs.schema.names, self.udf, "time"], rows
 
     def _facts(self) -> list[tuple[str, str]]:
+        if not self.inputs.num_rows:
+            return []
         facts = [
             (f"a {self.unit}", seconds(self.seconds_per_row)),
             ("memory", size(self.memory_bytes)),
         ]
         if self.setup_seconds >= 0.01:
             facts.insert(1, ("set-up", seconds(self.setup_seconds)))
-        rows = max(1, self.inputs.num_rows)
+        rows = self.inputs.num_rows
         for name, used in (("tokens", self.tokens), ("cost", self.cost)):
             if used and self.estimate is not None:
                 whole = used / rows * self.estimate.rows
@@ -137,10 +139,13 @@ class Preview:
 
     def _title(self) -> str:
         tried = count(self.inputs.num_rows, self.unit)
-        return f"Function {self.udf!r} on {tried} of table {self.table!r}"
+        title = f"Function {self.udf!r} on {tried} of table {self.table!r}"
+        return title if self.inputs.num_rows else f"{title}: there are none to try it on."
 
     def __str__(self) -> str:
         """Show the rows, and what they took."""
+        if not self.inputs.num_rows:
+            return self._title()
         headers, rows = self._rows()
         shown = [
             [shorten(plain(cell), _MAX_CELL_CHARS) for cell in row] for row in (headers, *rows)

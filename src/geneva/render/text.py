@@ -26,6 +26,12 @@ def listed(names: Iterable[object]) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
+def a_type(value: object) -> str:
+    """What kind of object a value is: `an int`, `a str`."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
+
+
 def shorten(text: str, limit: int, ellipsis: str = "...") -> str:
     """A text of at most `limit` characters; the end of a longer one is left out."""
     return text if len(text) <= limit else text[: limit - len(ellipsis)] + ellipsis

@@ -22,6 +22,7 @@ import pyarrow as pa
 from geneva.compatibility import AUTO_REFRESH, warn_compatibility
 from geneva.errors import InvalidUDFError
 from geneva.render.plain import plain
+from geneva.render.text import a_type
 from geneva.udf.call import (
     annotations_of_call,
     call_shape,
@@ -413,7 +414,7 @@ class _Rows:
             return [[] for _ in range(part.num_rows)]
         if not isinstance(made, pa.RecordBatch | pa.Table):
             raise TypeError(
-                f"a chunker with batch=True returns a pa.RecordBatch, not a {type(made).__name__}"
+                f"a chunker with batch=True returns a pa.RecordBatch, not {a_type(made)}"
             )
         if PARENT_ROW in made.schema.names:
             self.names_parents = True
@@ -445,9 +446,7 @@ class _Rows:
         if rows is None:
             return []
         if isinstance(rows, dict | str | bytes) or not isinstance(rows, Iterable):
-            raise TypeError(
-                f"a chunker yields rows or returns a list of them, not a {type(rows).__name__}"
-            )
+            raise TypeError(f"a chunker yields rows or returns a list of them, not {a_type(rows)}")
         return [self._record(row) for row in rows]
 
     def _record(self, row: Any) -> Any:

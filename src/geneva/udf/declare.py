@@ -18,6 +18,7 @@ import pyarrow as pa
 from geneva.compatibility import AUTO_BACKFILL, warn_compatibility
 from geneva.errors import InvalidUDFError, UDFIntegrityError
 from geneva.render.plain import plain
+from geneva.render.text import a_type
 from geneva.secret_values import Secrets, checked_variables
 from geneva.udf.call import (
     PREPARE,
@@ -671,5 +672,5 @@ def deserialize_udf(data: bytes, digest: str) -> UDF:
             f"{type(error).__name__}: {error}.{needs} Install what it needs on every worker."
         ) from error
     if not isinstance(loaded, UDF):
-        raise InvalidUDFError(f"The stored bytes hold a {type(loaded).__name__}, not a UDF.")
+        raise InvalidUDFError(f"The stored bytes hold {a_type(loaded)}, not a UDF.")
     return loaded

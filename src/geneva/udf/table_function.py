@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from geneva.errors import InvalidUDFError
 from geneva.render.plain import plain
+from geneva.render.text import a_type
 from geneva.udf.call import (
     StatefulCallable,
     callable_part,
@@ -228,7 +229,7 @@ class _Tables(_Rows):
         if isinstance(made, dict | pa.RecordBatch | pa.Table) or hasattr(made, "iloc"):
             return [made]
         if isinstance(made, str | bytes) or not isinstance(made, Iterable):
-            raise TypeError(f"a table function yields tables or rows, not a {type(made).__name__}")
+            raise TypeError(f"a table function yields tables or rows, not {a_type(made)}")
         return list(made)
 
 

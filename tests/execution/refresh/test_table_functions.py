@@ -890,7 +890,7 @@ class TestRefusals:
         ]
         for number, function in enumerate(made):
             view = local_db.create_udtf_view(f"v{number}", source, function)
-            with pytest.raises(UDFError, match=r"yields .*rows.*, not a int"):
+            with pytest.raises(UDFError, match=r"yields .*rows.*, not an int"):
                 view.refresh()
 
     def test_of_async_functions(self) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from geneva.render.text import a_type
 from geneva.udf.types import is_binary, is_text
 
 Prepare = Callable[[Any], Any]
@@ -89,7 +90,7 @@ def _whole_number(value: Any) -> int:
         return int(value)
     # numpy takes a timedelta64 for an integer.
     if isinstance(value, np.timedelta64) or not hasattr(value, "__index__"):
-        raise TypeError(f"a {type(value).__name__} is not a whole number")
+        raise TypeError(f"{a_type(value)} is not a whole number")
     return int(value.__index__())
 
 
@@ -101,7 +102,7 @@ def _decimal(value: Any) -> decimal.Decimal | int:
 
 def _truth(value: Any) -> bool:
     if not isinstance(value, np.bool_):
-        raise TypeError(f"a {type(value).__name__} is neither True nor False")
+        raise TypeError(f"{a_type(value)} is neither True nor False")
     return bool(value)
 
 
@@ -135,7 +136,7 @@ def _number(value: Any) -> int | float:
         return number
     if isinstance(value, (int, np.integer)) and not isinstance(value, np.timedelta64):
         return int(value)
-    raise TypeError(f"a {type(value).__name__} is not a float")
+    raise TypeError(f"{a_type(value)} is not a float")
 
 
 def _exact_float(value: int, kind: pa.DataType) -> float:
@@ -167,7 +168,7 @@ def _narrowed(numbers: npt.NDArray[Any], kind: pa.DataType) -> npt.NDArray[Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"a {type(value).__name__} is not a text")
+        raise TypeError(f"{a_type(value)} is not a text")
     return value
 
 
@@ -175,7 +176,7 @@ def _bytes(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, uuid.UUID) and pt.is_fixed_size_binary(kind):
         return value.bytes
     if not isinstance(value, (bytes, bytearray, memoryview, pa.Buffer)):
-        raise TypeError(f"a {type(value).__name__} is not bytes")
+        raise TypeError(f"{a_type(value)} is not bytes")
     return bytes(value)
 
 
@@ -214,7 +215,7 @@ def _ticks(value: Any, kind: pa.DataType) -> int:
         length = _UNITS[kind.unit]
     attoseconds = _attoseconds(value, kind)
     if attoseconds is None:
-        raise TypeError(f"a {type(value).__name__} is no {kind}")
+        raise TypeError(f"{a_type(value)} is no {kind}")
     if attoseconds % length or (pt.is_date(kind) and attoseconds % _DAY):
         name = "day" if pt.is_date(kind) else kind.unit
         raise ValueError(f"it is finer than the column's unit ({name})")

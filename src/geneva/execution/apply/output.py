@@ -21,7 +21,7 @@ from geneva.execution.apply.convert import (
     single,
 )
 from geneva.execution.apply.taken import taken
-from geneva.render.text import shorten
+from geneva.render.text import a_type, shorten
 from geneva.render.values import error_text, repr_text
 from geneva.storage.lance.pieces import room
 from geneva.udf.types import holds, is_blob_type
@@ -90,8 +90,8 @@ def values_to_array(
         return refuse(None, f"returned values that don't make one array: {reason_of(problem)}")
     value = values[row]
     reason = _reason_alone(value, kind) or reason_of(problem)
-    shown = f"{type(value).__name__} for row {first_row + row}: {repr_text(value)}"
-    return refuse(first_row + row, f"returned a {shown}: {reason}")
+    shown = f"{a_type(value)} for row {first_row + row}: {repr_text(value)}"
+    return refuse(first_row + row, f"returned {shown}: {reason}")
 
 
 def records_to_array(
@@ -108,7 +108,7 @@ def records_to_array(
     for row, value in enumerate(values) if loose else ():
         if isinstance(value, loose) and not required <= value.keys():
             lacking = ", ".join(repr(f.name) for f in kind if f.name in required - value.keys())
-            problem = f"returned a {type(value).__name__} for row {first_row + row}"
+            problem = f"returned {a_type(value)} for row {first_row + row}"
             refuse(first_row + row, f"{problem} without the field {lacking}: {repr_text(value)}")
     return values_to_array(values, kind, refuse, first_row)
 
@@ -161,11 +161,11 @@ def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: i
     try:
         array = _returned_array(result, kind)
     except ARROW_ERRORS as error:
-        refuse(None, f"returned a {type(result).__name__}: {reason_of(error)}")
+        refuse(None, f"returned {a_type(result)}: {reason_of(error)}")
     if array is None:
         refuse(
             None,
-            f"returned a {type(result).__name__}: {repr_text(result)}; a batch UDF returns one "
+            f"returned {a_type(result)}: {repr_text(result)}; a batch UDF returns one "
             f"value per row, as a pa.Array, numpy array, list or pandas Series",
         )
     if array.type != kind and not holds(_storage(kind), _storage(array.type)):
@@ -199,7 +199,7 @@ def result_to_records(
             return records_to_array(values, kind, refuse, first_row, optional=optional)
         return result_to_array(result, kind, refuse, first_row)
     names, listed = [field.name for field in kind], [name for name, _ in given]
-    shown = f"returned a {type(result).__name__} with the columns {listed}"
+    shown = f"returned {a_type(result)} with the columns {listed}"
     columns = dict(given)
     twice = [name for name in columns if listed.count(name) > 1]
     if twice:

@@ -19,7 +19,7 @@ from pyarrow import fs
 from geneva.errors import ColumnNotFoundError, UnreadableSourceError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.model.uris import local_path, without_credentials
-from geneva.render.text import did_you_mean, listed, shorten, shown_columns
+from geneva.render.text import a_type, did_you_mean, listed, shorten, shown_columns
 from geneva.storage.lance.damage import Damaged, reading
 from geneva.storage.lance.dataset import nodes_of
 from geneva.storage.lance.fragments import rows_of_types
@@ -99,7 +99,7 @@ def open_files(
     else:
         raise UserInputError(
             f"source must be a path or URI of files, a list of them, a Spark data frame, or Arrow "
-            f"data, not a {type(source).__name__}. Of a table give its URI, table.uri. {_OTHERWISE}"
+            f"data, not {a_type(source)}. Of a table give its URI, table.uri. {_OTHERWISE}"
         )
     if not given:
         raise UserInputError("The source is an empty list of files: there is nothing to load.")
