@@ -75,6 +75,7 @@ from geneva.storage.views.definition import (
 )
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest, with_fingerprint
+from geneva.udf.paths import steps_to
 from geneva.udf.records import UnpackedUDF
 from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import NewColumns, NewFunction, as_udf, refuse_several
@@ -365,11 +366,11 @@ def alter_plain_columns(
     ref: TableRef, alterations: Sequence[Mapping[str, Any]], alter: Callable[[], Any]
 ) -> Any:
     """Let LanceDB alter columns, and the computed ones follow what they are made from."""
-    before = present_definitions(open_dataset(ref)).values()
+    before = open_dataset(ref)
     renamed = {_unquoted(str(a["path"])): name for a in alterations for name in _new_names([a])}
     inputs = {
-        d.uuid: tuple(_path_after(path, renamed) for path in d.inputs)
-        for d in before
+        d.uuid: tuple(_path_after(before.schema, path, renamed) for path in d.inputs)
+        for d in present_definitions(before).values()
         if not reads_source(d.arrow_field)
     }
     altered = alter()
@@ -384,11 +385,11 @@ def _unquoted(path: str) -> str:
     return ".".join(quoted.replace("``", "`") or name for quoted, name in parts)
 
 
-def _path_after(path: str, renamed: Mapping[str, str]) -> str:
+def _path_after(schema: pa.Schema, path: str, renamed: Mapping[str, str]) -> str:
     """Where a path leads when columns, or fields of structs, have got other names."""
-    parts = path.split(".")
-    wholes = (".".join(parts[: i + 1]) for i in range(len(parts)))
-    return ".".join(renamed.get(whole, part) for whole, part in zip(wholes, parts, strict=True))
+    steps = steps_to(schema, path) or (path,)
+    wholes = (".".join(steps[: i + 1]) for i in range(len(steps)))
+    return ".".join(renamed.get(whole, step) for whole, step in zip(wholes, steps, strict=True))
 
 
 def is_computed(schema: pa.Schema, name: str) -> bool:

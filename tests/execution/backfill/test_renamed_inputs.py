@@ -200,6 +200,17 @@ class TestOtherFields:
         assert column(table, "n") == [10, 20]
         assert calls.count == 0
 
+    def test_a_field_with_a_dot_in_its_name(self, local_db: Connection, calls: Calls) -> None:
+        data = pa.table({"id": [1, 2], "s": [{"x.y": 1, "z": 7}, {"x.y": 2, "z": 8}]})
+        table = make_table(local_db, [data], name="dots")
+        tenfold = counted(calls, lambda a: a * 10, data_type=pa.int64())
+        table.add_columns({"n": (tenfold, ["s.x.y"])})
+        table.backfill("n")
+        table.alter_columns({"path": "s.`x.y`", "data_type": pa.int32(), "rename": "w"})
+        assert table.computed_columns()["n"].inputs == ("s.w",)
+        assert table.backfill("n").rows_computed == 0
+        assert column(table, "n") == [10, 20]
+
     def test_a_struct_whose_fields_were_renamed(self, table: Table, calls: Calls) -> None:
         table.add_columns({"m": (counted(calls, len, data_type=pa.int64()), ["s"])})
         renamed(table, ("s.x", "w"), ("s", "r"))
