@@ -176,7 +176,6 @@ class TestRefusals:
             (UserInputError, "space", {" x": triple}),
             (UserInputError, "can't contain '.'", {"a.b": triple}),
             (UserInputError, "can't contain '`'", {"a`b": triple}),
-            (UserInputError, "means all columns", {"*": triple}),
             (UserInputError, "is Lance's own", {"_rowid": triple}),
             (UserInputError, "is Lance's own", {"_row_created_at_version": triple}),
         ],

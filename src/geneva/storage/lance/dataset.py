@@ -435,8 +435,6 @@ def check_column_name(name: str) -> None:
         raise UserInputError(
             f"A column name can't be empty or start or end with a space: {name!r}."
         )
-    if name == "*":
-        raise UserInputError("A column can't be called '*': that means all columns.")
     for bad, why in ((".", "it separates struct fields"), ("`", "it quotes names in SQL")):
         if bad in name:
             raise UserInputError(f"Column name {name!r} can't contain {bad!r}: {why}.")
