@@ -23,11 +23,11 @@ from geneva.storage.columns.definitions import (
     read_definition,
     with_present_inputs,
 )
-from geneva.storage.columns.provenance import Provenance
+from geneva.storage.columns.proofs import ValidityReader
+from geneva.storage.columns.provenance import Provenance, output_file, signature_of
 from geneva.storage.columns.publish import CommitOutcome, commit_columns
 from geneva.storage.columns.receipts import receipts_for
 from geneva.storage.columns.staged_files import StagedFile, stage_columns, written_schema
-from geneva.storage.columns.validity import ValidityReader, output_file, signature_of
 from geneva.storage.lance.dataset import (
     FieldsNow,
     FragmentFacts,

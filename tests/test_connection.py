@@ -504,6 +504,7 @@ class TestStableRowIds:
         assert calls.taken() == [0, 1, 2, 3, 4]
         with pytest.warns(UserWarning, match="no stable row IDs") as told:
             local_db.create_materialized_view("w", old)
+        assert told[0].filename == __file__, "in the name of who makes the view"
         # The message says what to do; done, it works.
         call = re.search(r"db\.copy_table\('old', '[^']*'\)", str(told[0].message))
         assert call is not None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import json
 import os
 import pickle
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import attrs
@@ -25,8 +28,9 @@ import geneva
 from geneva import UDF, Connection, JobStatus, Retry, Skip, Table, chunker, udf
 from geneva.cluster import GenevaCluster, K8sConfigMethod
 from geneva.cluster.builder import KubeRayClusterBuilder
+from geneva.compatibility import VARIABLES
 from geneva.contexts import ExitMode
-from geneva.debug.error_store import ErrorHandlingConfig, UDFRetryConfig
+from geneva.debug.error_store import ErrorHandlingConfig, ExceptionMatcher, UDFRetryConfig
 from geneva.errors import (
     ColumnNotFoundError,
     CompatibilityWarning,
@@ -36,6 +40,7 @@ from geneva.errors import (
     InvalidUDFError,
     JobNotFoundError,
     JobTimeoutError,
+    QueryTimeoutError,
     SparkUnavailableError,
     UDFError,
     UDFExecutionError,
@@ -243,6 +248,28 @@ class TestUdfs:
             with pytest.raises(ColumnNotFoundError, match=r"\b'?id'?, '?x\b"):
                 call()
 
+    def test_what_a_manifest_names_and_is_not_installed(
+        self, local_db: Connection, table: Table, calls: Calls
+    ) -> None:
+        manifest = GenevaManifest.create_pip("m").pip(["no-such-package-x==1", "pyarrow"]).build()
+        f = tripled(calls, manifest=manifest)
+        chunked = chunker(letters.func, manifest=manifest, input_columns=["name"])
+        counted = geneva.udtf(lambda source: [], output_schema=TEXT, manifest=manifest)
+        query = table.search(None).select({"y": f, "name": "cast(id AS string)"})
+        for declare in (
+            lambda: table.add_columns({"x": f, "y": f}),
+            lambda: table.alter_columns({"path": "x", "udf": f}),
+            lambda: local_db.create_materialized_view("v", query),
+            lambda: local_db.create_udtf_view("w", table.search(None), counted),
+            lambda: local_db.create_udtf_view("c", local_db.open_table("v").search(None), chunked),
+        ):
+            with pytest.warns(CompatibilityWarning, match="no-such-package-x==1") as told:
+                declare()
+            assert [each.filename for each in told] == [__file__]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            table.backfill("x")
+
     def test_alterations_in_a_list(self, table: Table, calls: Calls) -> None:
         table.add_columns({"x": tripled(calls)})
         other = {"path": "x", "udf": udf(lambda id: -id, data_type=pa.int64())}
@@ -275,9 +302,33 @@ class TestChunkers:
         found = attrs.evolve(other, udf=fast.udf, memory=20)
         assert (found.version, found.num_gpus, found.num_cpus, found.memory) == ("3", 1, None, 20)
         assert found.input_columns == ["text"]
+        names = [field.name for field in attrs.fields(geneva.Chunker)]
+        assert {"udf", "version", "input_columns", "num_gpus", "batch"} <= set(names)
+        assert not [name for name in names if name.startswith("_")]
+        assert attrs.asdict(other, recurse=False)["num_cpus"] == 2
         counted = geneva.udtf(lambda q: [], output_schema=TEXT, input_columns=["id"])
         again = attrs.evolve(counted, version="3", partition_by=("id",))
         assert (again.version, again.partition_by, again.input_columns) == ("3", ("id",), ["id"])
+
+    def test_they_look_like_their_functions(self) -> None:
+        @chunker
+        def pieces(text: str) -> Iterator[Word]:
+            """Cut a text."""
+            yield Word(text, 0)
+
+        @geneva.udtf(output_schema=TEXT)
+        class Whole:
+            """All of it."""
+
+            def __call__(self, source: Any) -> Iterator[pa.Table]:
+                yield source.to_arrow()
+
+        assert str(inspect.signature(pieces)).startswith("(text: ")
+        assert (inspect.getdoc(pieces), pieces.__name__) == ("Cut a text.", "pieces")
+        assert inspect.getdoc(Whole) == inspect.getdoc(Whole()) == "All of it."
+        again = pickle.loads(pickle.dumps(pieces))
+        assert again("ab") == [("ab", 0)]
+        assert (again.version, again.output_schema) == (pieces.version, pieces.output_schema)
 
     def test_inputs_can_be_left_out(self, local_db: Connection) -> None:
         source = local_db.create_table("s", pa.table({"id": [1, 2], "text": ["ab", "c"]}))
@@ -426,7 +477,7 @@ class TestChunkers:
             made("y", source)
 
     def test_messages_name_the_chunker(self) -> None:
-        with pytest.raises(TypeError, match=r"chunker\(\) got an unexpected .*'wrong'"):
+        with pytest.raises(TypeError, match="A chunker has no option 'wrong'"):
             chunker(letters.func, wrong=1)
         with pytest.raises(InvalidUDFError, match=r"^Chunker 'letters'.* num_cpus=-1"):
             chunker(letters.func, num_cpus=-1)
@@ -477,6 +528,88 @@ class TestQueries:
         view = local_db.create_udtf_view("v", source=table.search(None), udtf=counted)
         view.refresh()
         assert column(view, "n") == [3]
+
+    def test_how_long_they_may_take(self, table: Table, calls: Calls) -> None:
+        plenty = timedelta(minutes=5)
+        query = table.search(None)
+        assert query.to_arrow(timeout=plenty).num_rows == len(query.to_list(timeout=60)) == 3
+        assert len(query.to_pandas(timeout=plenty)) == 3
+        assert [b.num_rows for b in query.to_batches(2, timeout=plenty)] == [2, 1]
+
+        @udf(data_type=pa.int64())
+        def slow(id: int) -> int:
+            calls.note([id])
+            time.sleep(0.05)
+            return id
+
+        batches = query.select({"slow": slow}).to_batches(1, timeout=timedelta(seconds=0.01))
+        with pytest.raises(QueryTimeoutError, match=r"after timeout=0\.01 s"):
+            batches.read_all()
+        assert calls.taken() == [0], "the rows after that are not computed"
+        for wrong in ("x", -1, True):
+            with pytest.raises(UserInputError, match="timeout"):
+                query.to_arrow(timeout=wrong)  # type: ignore[arg-type]
+        assert issubclass(QueryTimeoutError, TimeoutError)
+
+    def test_forms_of_a_result(self, local_db: Connection) -> None:
+        import lance.blob
+        from lancedb.pydantic import LanceModel
+
+        marked = {"lance-encoding:blob": "true"}
+        schema = pa.schema(
+            [("id", pa.int64()), pa.field("raw", pa.large_binary(), metadata=marked)]
+        )
+        rows = pa.table({"id": [1, 2], "raw": [b"xy", None]}, schema=schema)
+        query = local_db.create_table("b", rows).search(None)
+        assert list(query.to_pandas()["raw"]) == [b"xy", None]
+        first, second = query.to_pandas(blob_mode="lazy")["raw"]
+        assert isinstance(first, lance.blob.BlobFile)
+        assert (first.read(), second) == (b"xy", None)
+        with pytest.raises(UserInputError, match=r"table\.search\(\)"):
+            query.to_pandas(blob_mode="descriptions")
+
+        class Row(LanceModel):
+            id: int
+
+        assert query.select(["id"]).to_pydantic(Row) == [Row(id=1), Row(id=2)]
+        frame = query.to_polars(timeout=timedelta(minutes=5))
+        assert frame["raw"].to_list() == [b"xy", None]
+
+    def test_polars_frames_and_series(self, local_db: Connection) -> None:
+        polars = pytest.importorskip("polars")
+
+        @udf(data_type=pa.int64())
+        def double(x: pa.Array) -> Any:
+            return 2 * polars.Series(x)
+
+        @udf(data_type=pa.struct([("more", pa.int64()), ("text", pa.string())]))
+        def record(batch: pa.RecordBatch) -> Any:
+            return polars.from_arrow(batch).select(more=polars.col("x") + 1, text="s")
+
+        table = local_db.create_table("t", polars.DataFrame({"x": [1, 2], "s": ["a", None]}))
+        table.add_columns({"y": double, "z": record})
+        table.backfill("y")
+        table.backfill("z")
+        frame = table.to_polars().collect()
+        assert frame.columns == ["x", "s", "y", "z"]
+        assert frame["y"].to_list() == [2, 4]
+        assert frame["z"].to_list() == [{"more": 2, "text": "a"}, {"more": 3, "text": None}]
+
+    def test_expressions_of_lancedb(self, local_db: Connection, table: Table) -> None:
+        from lancedb.expr import col, lit
+
+        query = table.search(None).where(col("id") > lit(0)).select({"more": col("id") + lit(10)})
+        assert [row["more"] for row in query.to_list()] == [11, 12]
+        view = local_db.create_materialized_view("v", query)
+        view.refresh()
+        assert column(view, "more") == [11, 12]
+
+    def test_what_is_no_view(self, local_db: Connection, table: Table) -> None:
+        for name in ("refresh", "refresh_async", "plan_refresh"):
+            with pytest.raises(AttributeError, match="'t' is a table, and no view"):
+                getattr(table, name)
+        with pytest.raises(UserInputError, match=r"create_materialized_view\('v', query\)"):
+            local_db.create_view("v", table.search(None))
 
     def test_a_view_of_a_query(self, local_db: Connection, table: Table) -> None:
         query = table.search(None).where("id > 1")
@@ -629,6 +762,55 @@ class TestJobs:
         finally:
             (tmp_path / "gate").touch()
             assert future.wait(60)
+
+    def test_the_manifest_of_a_function(
+        self, local_db: Connection, table: Table, calls: Calls
+    ) -> None:
+        own = GenevaManifest.create_pip("own").pip(["pyarrow"]).build()
+        other = GenevaManifest.create_pip("other").build()
+        table.add_columns({"x": tripled(calls, manifest=own), "y": tripled(calls)})
+        view = local_db.create_materialized_view("v", table.search(None).select({"z": "id"}))
+        made = table.search(None).select({"z": tripled(calls, manifest=own)})
+        computed = local_db.create_materialized_view("w", made)
+        with local_db.context(manifest=other):
+            ran = [table.backfill("x"), table.backfill("y"), view.refresh(), computed.refresh()]
+        jobs = [local_db.get_job(job.job_id) for job in ran]
+        assert [job.manifest_id for job in jobs] == ["own", "other", "other", "own"]
+        assert jobs[0].manifest_checksum == own.checksum
+
+    def test_how_long_to_wait_for_one(
+        self, local_db: Connection, table: Table, tmp_path: Path
+    ) -> None:
+        gate = tmp_path / "gate"
+
+        @udf(data_type=pa.int64())
+        def waits(id: int) -> int:
+            while not gate.exists():
+                time.sleep(0.01)
+            return id
+
+        table.add_columns({"x": waits})
+        future = table.backfill_async("x")
+        short, plenty = timedelta(seconds=0.05), timedelta(minutes=5)
+        assert not future.wait(short)
+        handle = local_db.get_job(future.job_id)
+        for late in (future.result, handle.wait):
+            with pytest.raises(JobTimeoutError, match=r"after 0\.05 s"):
+                late(timeout=short)
+            with pytest.raises(UserInputError, match="timeout must be a number of seconds"):
+                late(timeout="soon")  # type: ignore[arg-type]
+            for none_left in (-1, timedelta(seconds=-1), np.int64(0)):  # a deadline has passed
+                with pytest.raises(JobTimeoutError, match=r"after 0 s"):
+                    late(timeout=none_left)
+        assert not future.wait(-1)
+        gate.touch()
+        assert future.result(timeout=plenty).status is handle.wait(plenty).status is JobStatus.DONE
+
+    def test_a_status_that_is_none(self, local_db: Connection) -> None:
+        assert local_db.list_jobs(status="done") == []
+        for listing in (local_db.list_jobs, local_db._history.list_jobs):
+            with pytest.raises(UserInputError, match=r"'FOO' is no status\. They are PENDING, "):
+                listing(status="FOO")
 
     def test_an_unknown_id_is_a_value_error(self, local_db: Connection) -> None:
         with pytest.raises(ValueError, match="no job 'x'") as error:
@@ -798,6 +980,18 @@ class TestContexts:
         with pytest.raises(UserInputError, match="no manifest 'c'"):
             local_db.delete_manifest("c")
 
+    def test_when_and_by_whom(self, local_db: Connection) -> None:
+        before = datetime.now(UTC)
+        local_db.define_cluster("c", GenevaCluster.create_local("c").build())
+        local_db.define_manifest("m", GenevaManifest.create_pip("m").build())
+        other = geneva.connect(local_db.uri)
+        for made in (other.get_cluster("c"), other.get_manifest("m")):
+            assert before <= made.created_at <= datetime.now(UTC)
+            assert made == type(made).from_dict(json.loads(json.dumps(made.as_dict())))
+        manifest = pickle.loads(pickle.dumps(other.get_manifest("m")))
+        assert manifest == other.get_manifest("m")
+        assert GenevaManifest("n", created_at=None).created_at >= before  # type: ignore[arg-type]
+
     def test_a_context(self, local_db: Connection, table: Table, calls: Calls) -> None:
         table.add_columns({"x": tripled(calls)})
         os.environ.pop("GENEVA_WORDS_TEST", None)
@@ -854,6 +1048,23 @@ class TestContexts:
         gate.touch()
         assert future.result(60).status is JobStatus.DONE
 
+    @pytest.mark.parametrize(
+        "timeout", [-1, timedelta(seconds=-1), np.int64(5), np.float32(5), 1e300, None]
+    )
+    def test_a_deadline_may_have_passed_and_numbers_be_numpys(
+        self, local_db: Connection, table: Table, timeout: Any
+    ) -> None:
+        table.add_columns({"x": udf(data_type=pa.int64())(lambda id: id)})
+        with local_db.context(wait_timeout=timeout):
+            assert table.backfill_async("x").result(np.int64(60)).rows_committed == len(table)
+
+    @pytest.mark.parametrize("timeout", ["5", True, [5]])
+    def test_what_is_no_time_is_refused_before_anything_runs(
+        self, local_db: Connection, timeout: Any
+    ) -> None:
+        with pytest.raises(UserInputError, match="wait_timeout must be a number of seconds"):
+            local_db.context(wait_timeout=timeout)
+
 
 MODULES = {
     "geneva": "connect udf chunker GenevaQueryBuilder Retry Skip Fail retry_transient retry_all "
@@ -863,12 +1074,14 @@ MODULES = {
     "geneva.db": "Connection connect dataset_uses_stable_row_ids",
     "geneva.table": "Table JobFuture NativeTable RemoteTable",
     "geneva.manifest": "GenevaManifest",
+    "geneva.manifest.mgr": "GenevaManifest",
     "geneva.manifest.builder": "PipManifestBuilder CondaManifestBuilder SiteManifestBuilder",
-    "geneva.cluster": "GenevaCluster K8sConfigMethod",
+    "geneva.cluster": "GenevaCluster GenevaClusterType K8sConfigMethod",
+    "geneva.cluster.mgr": "GenevaCluster GenevaClusterType",
     "geneva.cluster.builder": "KubeRayClusterBuilder LocalRayClusterBuilder CpuWorkerBuilder "
     "ExternalRayClusterBuilder GpuWorkerBuilder",
-    "geneva.debug.error_store": "ErrorHandlingConfig UDFRetryConfig Retry Skip Fail retry_all "
-    "retry_transient skip_on_error fail_fast",
+    "geneva.debug.error_store": "ErrorHandlingConfig UDFRetryConfig ExceptionMatcher Retry Skip "
+    "Fail retry_all retry_transient skip_on_error fail_fast",
     "geneva.udfs": "gemini_udf gemini_embedding_udf",
     "geneva.errors": "FatalWorkerTransientError FatalWorkerOOMError FatalWorkerCrashError "
     "FatalWorkerExitError",
@@ -881,6 +1094,45 @@ MODULES = {
 
 
 class TestRetries:
+    def test_factories_are_lists_of_rules(self, table: Table, calls: Calls) -> None:
+        rules = [*geneva.retry_transient(), Skip(KeyError)]
+        assert all(isinstance(rule, ExceptionMatcher) for rule in rules)
+        ways = [
+            rules,
+            geneva.retry_transient() + [Skip(KeyError)],  # noqa: RUF005
+            geneva.retry_transient() + [Skip(KeyError)] + geneva.fail_fast(),  # noqa: RUF005
+        ]
+        assert {policy_of(way) for way in ways} == {policy_of(rules)}
+        above = [Skip(KeyError)] + geneva.retry_all(backoff="fixed")  # noqa: RUF005
+        assert above.rules == (Skip(KeyError), Retry(backoff="fixed"))
+        assert list(geneva.fail_fast()) == []
+        limited = skip_on_error(max_failed_rows=1) + [Retry()]  # noqa: RUF005
+        assert limited.max_failed_rows == 1
+        for spread in (lambda: [*limited], lambda: geneva.retry_all() + limited):
+            with pytest.raises(InvalidUDFError, match=r"has no limits: write policy \+ \[\.\.\.\]"):
+                spread()
+        with pytest.raises(InvalidUDFError, match="on_error"):
+            geneva.retry_all() + ["x"]  # type: ignore[list-item]  # noqa: RUF005
+
+        @udf(data_type=pa.int64(), on_error=rules)
+        def fails(id: int) -> int:
+            calls.note([id])
+            return {0: 0}[id]
+
+        table.add_columns({"x": fails})
+        table.backfill("x")
+        assert (column(table, "x"), calls.taken()) == ([0, None, None], [0, 1, 2])
+
+    def test_rules_below_decide_when_retries_are_used_up(self, table: Table, calls: Calls) -> None:
+        @udf(data_type=pa.int64(), on_error=[Retry(KeyError, max_attempts=2, backoff=0), Skip()])
+        def fails(id: int) -> int:
+            calls.note([id])
+            return {0: 0}[id]
+
+        table.add_columns({"x": fails})
+        table.backfill("x")
+        assert (column(table, "x"), calls.taken()) == ([0, None, None], [0, 1, 1, 2, 2])
+
     def made(self, **words: Any) -> UDF:
         handling = ErrorHandlingConfig(retry_config=UDFRetryConfig(**words))
 
@@ -898,9 +1150,14 @@ class TestRetries:
         )
         (rule,) = often.error_handling.rules
         assert rule == Retry(ConnectionError, KeyError, max_attempts=5, backoff=0.25)
+        either = tenacity.retry_if_exception_type(OSError) | tenacity.retry_if_exception_type(
+            KeyError
+        )
+        assert self.made(retry=either).error_handling.rules == (Retry(OSError, KeyError),)
         waits = {
             tenacity.wait_exponential(): "exponential",
             tenacity.wait_random_exponential(): "exponential",
+            tenacity.wait_exponential_jitter(): "exponential",
             tenacity.wait_incrementing(): "linear",
             tenacity.wait_none(): 0.0,
         }
@@ -930,6 +1187,7 @@ class TestRetries:
         for words in (
             {"retry": tenacity.retry_if_exception_message(match="x")},
             {"retry": tenacity.retry_if_not_exception_type(KeyError)},
+            {"retry": tenacity.retry_if_exception_type(KeyError) | tenacity.retry_never},
             {"stop": tenacity.stop_after_delay(3)},
             {"wait": tenacity.wait_random(1, 2)},
         ):
@@ -952,7 +1210,9 @@ class TestModules:
     def test_names_can_be_imported(self, module: str) -> None:
         found = importlib.import_module(module)
         for name in MODULES[module].split():
-            assert hasattr(found, name), name
+            named = getattr(found, name)
+            own = getattr(named, "__module__", module) == module or isinstance(named, ModuleType)
+            assert own or name in found.__all__, f"type checkers take {name} for private"
 
     def test_stable_row_ids(self, table: Table) -> None:
         assert geneva.db.dataset_uses_stable_row_ids(table.to_lance())
@@ -996,6 +1256,8 @@ class TestConnecting:
         plain = geneva.connect(tmp_path / "db")
         assert plain.table_names() == ["t"]
         assert plain.namespace_client_impl is None
+        older = geneva.connect(namespace_impl="dir", namespace_properties=place)
+        assert (older.table_names(), older.namespace_client_impl) == (["t"], "dir")
         for wrong in ({}, {"namespace_client_impl": "rest"}):
             with pytest.raises(UserInputError, match="needs a place"):
                 geneva.connect(**wrong)
@@ -1008,6 +1270,23 @@ class TestConnecting:
         assert len(told) == 2
         assert (db.is_remote(), db.system_namespace) == (False, ["_geneva"])
         db.close()
+
+    def test_variables_that_change_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            geneva.connect(tmp_path / "db")
+        for name in VARIABLES:
+            monkeypatch.setenv(name, "3")
+            with pytest.warns(CompatibilityWarning, match=f"variable {name} is taken") as told:
+                geneva.connect(tmp_path / "db")
+            assert [each.filename for each in told] == [__file__]
+            monkeypatch.delenv(name)
+
+    def test_memory_is_no_place(self) -> None:
+        with pytest.raises(UserInputError, match=r"memory:// is inside of this process"):
+            geneva.connect("memory://")
 
     def test_other_words_for_the_same(self, local_db: Connection, table: Table) -> None:
         assert local_db.get_table("t").count_rows() == 3

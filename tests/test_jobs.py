@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import geneva
-from geneva import Connection, JobFuture, JobResult, JobStatus, jobs, skip_on_error, udf
+from geneva import Connection, JobFuture, JobResult, JobStatus, Table, skip_on_error, udf
 from geneva.errors import (
     ColumnNotFoundError,
     JobCancelledError,
@@ -23,9 +23,13 @@ from geneva.errors import (
     StorageFullError,
     UDFExecutionError,
 )
+from geneva.execution.jobs import dead_jobs
+from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.runner import InProcessRunner
 from geneva.storage.checkpoints.store import errors_of
-from geneva.storage.jobs.events import _LOST, JobEvent, JobHistory
+from geneva.storage.jobs.events import JobEvent
+from geneva.storage.jobs.history import JobHistory
+from geneva.storage.jobs.records import _LOST
 from support import (
     Calls,
     by_id,
@@ -70,6 +74,13 @@ class TestResults:
         assert isinstance(copy, JobResult)
         assert (copy, copy.status, copy.rows_computed) == (result, JobStatus.DONE, 3)
         assert calls.count == 3
+
+    def test_a_pickled_result_says_the_same(self) -> None:
+        progress = JobProgress(total=2, udf_rows=2, committed=2)
+        result = JobResult("a-job", JobStatus.DONE, progress, ["another"], unit="partition")
+        assert str(result).startswith("DONE: 2 partitions computed in ")
+        copy = pickle.loads(pickle.dumps(result))
+        assert (str(copy), repr(copy), copy.unit) == (str(result), repr(result), "partition")
 
     def test_numbers_add_up(self, db: Connection, calls: Calls) -> None:
         table = make_table(db, [3, 3])
@@ -138,6 +149,33 @@ class TestHistory:
             other.get_job("x")
         assert other.table_names() == ["a", "b"]
         assert calls.count == 2
+
+
+class TestFindingOne:
+    @pytest.fixture
+    def table(self, db: Connection, calls: Calls) -> Table:
+        table = make_table(db, [1])
+        table.add_columns({"x": tripled(calls)})
+        return table
+
+    def test_by_what_has_its_id(self, db: Connection, table: Table) -> None:
+        future = table.backfill_async("x")
+        result = future.result()
+        for key in (future, result, db.list_jobs()[0], db.get_job(result)):
+            assert db.get_job(key).job_id == result.job_id
+
+    def test_by_the_first_characters_of_its_id(self, db: Connection, table: Table) -> None:
+        for job_id in ("abc", "abcd", "abce", "xyz"):
+            table.backfill("x", job_id=job_id)
+        assert db.get_job("abc").job_id == "abc", "a whole id is that job's"
+        assert db.get_job("x").job_id == "xyz"
+        with pytest.raises(JobNotFoundError, match="3 jobs begin with 'ab': give more of the id"):
+            db.get_job("ab")
+        for unknown in ("abcx", ""):
+            with pytest.raises(JobNotFoundError, match=f"There is no job '{unknown}' in this"):
+                db.get_job(unknown)
+        with pytest.raises(JobNotFoundError, match="There is no job 'x' in this database"):
+            db.cancel_job("x")
 
 
 class TestFutures:
@@ -378,8 +416,8 @@ def test_nothing_fresh_is_removed_while_a_job_runs_that_has_just_begun(
 
     begin("dead", status="FAILED", error=_LOST)
     removed: list[str] = []
-    monkeypatch.setattr(jobs, "remove_dead_files", lambda *_: removed.append("some"))
-    jobs.remove_dead(
+    monkeypatch.setattr(dead_jobs, "remove_dead_files", lambda *_: removed.append("some"))
+    dead_jobs.remove_dead(
         "t",
         [table.ref],
         history,
@@ -389,5 +427,5 @@ def test_nothing_fresh_is_removed_while_a_job_runs_that_has_just_begun(
     )
     assert removed == []
     history.append([JobEvent("new", "status", {"status": "DONE"}, seq=2)])
-    jobs.remove_dead("t", [table.ref], history, db._signals, own="me")
+    dead_jobs.remove_dead("t", [table.ref], history, db._signals, own="me")
     assert removed == ["some"]

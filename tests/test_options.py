@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from geneva import chunker, udf, udtf
 from geneva.compatibility import JOB_WORDS
 from geneva.errors import UnknownOptionError, UserInputError
 from geneva.model.tables import Unproven, Upstream
@@ -86,8 +87,41 @@ def test_an_option_by_another_word() -> None:
 def test_unknown_options_are_refused_with_what_was_meant() -> None:
     with pytest.raises(UnknownOptionError, match=r"'wheer'. Did you mean 'where'\?"):
         read_backfill_options({"wheer": "x"})
-    with pytest.raises(TypeError, match=r"A refresh has no option 'num_frags'\.$"):
+    with pytest.raises(TypeError, match=r"A refresh has no option 'num_frags'\. Options are "):
         read_refresh_options({"num_frags": 1})
+
+
+def test_an_unknown_option_of_a_job_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(UnknownOptionError) as caught:
+        read_backfill_options({"batchsize": 3})
+    assert str(caught.value).startswith(
+        "A backfill has no option 'batchsize'. Did you mean 'batch_size'? That is an option of "
+        "@udf. Options are where, "
+    )
+    assert str(caught.value).endswith(f"{[*option_infos(BackfillArguments)][-1]}.")
+    with pytest.raises(UnknownOptionError, match=r"'batch_size'\. It is an option of @udf\."):
+        read_refresh_options({"batch_size": 3})
+    with pytest.raises(UnknownOptionError, match=r"'batch_size'\. Did you mean 'task_size'\?"):
+        read_load_options({"batch_size": 3}, None)
+
+
+@pytest.mark.parametrize(
+    ("declare", "what"),
+    [(udf, "A UDF"), (chunker, "A chunker"), (udtf, "A table function")],
+    ids=["udf", "chunker", "udtf"],
+)
+def test_an_unknown_option_of_a_function_is_told_with_those_that_there_are(
+    declare: Any, what: str
+) -> None:
+    with pytest.raises(UnknownOptionError) as caught:
+        declare(batchsize=3)
+    said = str(caught.value)
+    assert said.startswith(f"{what} has no option 'batchsize'. Did you mean 'batch_size'? Options")
+    for name in ("input_columns", "output_schema", "on_error"):
+        assert f" {name}," in said
+    assert ("nullable" in said) is (declare is udf)
+    with pytest.raises(TypeError, match=r"no option 'nonsense'\. Options are "):
+        declare(lambda x: x, nonsense=3)
 
 
 def test_the_history_gets_what_was_changed() -> None:

@@ -416,3 +416,13 @@ def test_system_columns_of_a_view_are_hidden(local_db: Connection) -> None:
     assert over.to_list() == [{"id": None}] * 3
     with pytest.raises(UserInputError, match="Geneva's own"):
         over.select(["__source_row_id"])
+
+
+@pytest.mark.parametrize("ask", ["where", "select", "add_column"])
+def test_what_merely_has_to_sql_is_no_expression(table: Table, ask: str) -> None:
+    import lancedb.expr  # noqa: F401  with it an expression would be known
+    import pandas as pd
+
+    frame = pd.DataFrame({"id": [1]})
+    with pytest.raises(UserInputError, match=r"DataFrame|must be an SQL condition"):
+        getattr(table.query(), ask)(frame if ask == "where" else {"a": frame})

@@ -30,8 +30,8 @@ def check_distribution(package: Path) -> None:
     if theirs.exists() and theirs.resolve() == package.resolve():
         raise ImportError(
             f"{both}, in one folder ({package}), where each overwrites files of the other. Remove "
-            "both and install the one you want: pip uninstall -y geneva geneva-spark; pip install "
-            "geneva-spark"
+            "both, pip uninstall -y geneva geneva-spark, and install the one you want: this one "
+            "with `pip install .` in a checkout of geneva-spark."
         )
     warnings.warn(
         f"{both}. This is geneva-spark, in {package}; the other one, in {theirs}, can't be "

@@ -43,7 +43,10 @@ _SCORES = {"AsyncVectorQuery": ("_distance",), "AsyncFTSQuery": ("_score",)}
 _FURTHER = ("nearest_to", "nearest_to_text")
 """What makes another kind of query of one."""
 _RESULTS = frozenset(
-    {"to_arrow", "to_batches", "to_list", "to_pandas", "count_rows", "create_materialized_view"}
+    {
+        *("to_arrow", "to_batches", "to_list", "to_pandas", "to_polars", "to_pydantic"),
+        *("count_rows", "create_materialized_view"),
+    }
 )
 """What makes something of a query, and so takes its time."""
 _AT_ONCE = frozenset({"context", "local_ray_context", "is_remote"})
@@ -74,7 +77,8 @@ class AsyncConnection:
         given = kwargs.pop("storage_options", None)
         place = kwargs.get("namespace_path")
         options = new_table_options(self._connection._storage_options, given, place)
-        await self._database.create_table(name, *args, storage_options=options, **kwargs)
+        with self._connection._writing("create_table", name):
+            await self._database.create_table(name, *args, storage_options=options, **kwargs)
         return await self.open_table(name, namespace_path=place)
 
     async def open_table(self, name: str, **kwargs: Any) -> AsyncTable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial, update_wrapper
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -46,11 +47,33 @@ REFRESH_WORDS: Mapping[str, str] = {
 """The same, of a refresh only."""
 
 
+_CHECKPOINTS = "checkpoints are inside each table's folder"
+
 CONNECT_WORDS: Mapping[str, str] = {
-    "checkpoint": "checkpoints are inside each table's folder",
+    "checkpoint": _CHECKPOINTS,
     "system_namespace": "jobs, errors, clusters and manifests are in the database's folder _geneva",
 }
 """Options of `connect` that change nothing."""
+
+
+_RETRIES = "Lance's own retries, and those of a job, see to it"
+_FILES = "settings are environment variables, or Settings(...) for connect, and no files"
+_CLUSTER = "jobs run on a Spark session, and not on Ray"
+VARIABLES: Mapping[str, str] = {
+    "GENEVA_ADMISSION__CHECK": ADMISSION,
+    "GENEVA_ADMISSION__STRICT": ADMISSION,
+    "GENEVA_ADMISSION__TIMEOUT": ADMISSION,
+    "GENEVA_COMMIT_MAX_RETRIES": _RETRIES,
+    "GENEVA_RETRY_LANCE_ATTEMPTS": _RETRIES,
+    "GENEVA_RETRY_LANCE_INITIAL_SECS": _RETRIES,
+    "GENEVA_RETRY_LANCE_MAX_SECS": _RETRIES,
+    "GENEVA_WRITER_STALL_IDLE_ROUNDS": "there is no writer apart that could stall",
+    "GENEVA_RAY_INIT_MAX_RETRIES": _CLUSTER,
+    "GENEVA_K8S_AUTH_MAX_RETRIES": _CLUSTER,
+    "GENEVA_CONFIG_DIR": _FILES,
+    "JOB__CHECKPOINT__OBJECT_STORE__PATH": _CHECKPOINTS,
+}
+"""Environment variables that change nothing."""
 
 
 class hybrid_method:
@@ -59,20 +82,28 @@ class hybrid_method:
     def __init__(self, function: Callable[..., Any]) -> None:
         """Take the function, whose first parameter is the object or None."""
         self._function = function
-        self.__doc__ = function.__doc__
+        self._on_class = update_wrapper(partial(function, None), function)
 
     def __get__(self, instance: Any, owner: type[Any]) -> Callable[..., Any]:
         """The function, bound to the object."""
         return MethodType(self._function, instance) if instance is not None else self._on_class
 
-    def _on_class(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function(None, *args, **kwargs)
-
 
 def warn_compatibility(word: str, meaning: str) -> None:
     """Warn the user's own line that a word of Geneva's means something else here."""
     message = f"{word} is taken for compatibility with Geneva on Ray: {meaning}."
-    warnings.warn(message, CompatibilityWarning, stacklevel=_users_stack_level())
+    warn_user(message, CompatibilityWarning)
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn the user's own line, however deep in Geneva the reason is met."""
+    warnings.warn(message, category, stacklevel=_users_stack_level())
+
+
+def warn_of_variables(environment: Mapping[str, str]) -> None:
+    """Warn of environment variables that are set, and change nothing here."""
+    for name in VARIABLES.keys() & environment.keys():
+        warn_compatibility(f"The environment variable {name}", VARIABLES[name])
 
 
 def taken_words(given: Mapping[str, Any], known: Mapping[str, str], call: str) -> dict[str, Any]:

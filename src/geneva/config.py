@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,13 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
         return ""
+
+
+def time_of(given: Any) -> datetime:
+    """A time that may be given as text, or not at all: then it is now."""
+    if given is None:
+        return datetime.now(UTC)
+    return datetime.fromisoformat(given) if isinstance(given, str) else given
 
 
 def set_variable(name: str, value: str | None) -> None:

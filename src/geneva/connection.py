@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -20,27 +19,23 @@ from geneva.compatibility import (
     CONNECT_WORDS,
     hybrid_method,
     warn_compatibility,
+    warn_of_variables,
+    warn_user,
 )
 from geneva.config import Settings
-from geneva.contexts import Context, ExitMode, modules_of
-from geneva.errors import TableNotFoundError, UserInputError
+from geneva.contexts import Context, ExitMode, check_functions, modules_of
+from geneva.errors import JobNotFoundError, TableNotFoundError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
 from geneva.execution.declarations import refuse_blob_inside, warn_of_narrow_dictionaries
+from geneva.execution.jobs.dead_jobs import remove_dead, remove_limits
 from geneva.execution.jobs.heartbeat import Liveness
+from geneva.execution.lifecycle import Job, JobServices
 from geneva.execution.refresh.create import create_partitioned_view, create_view
 from geneva.execution.runner import Runner
-from geneva.jobs import (
-    Job,
-    JobFuture,
-    JobHandle,
-    JobResult,
-    JobServices,
-    remove_dead,
-    remove_limits,
-)
+from geneva.jobs import JobFuture, JobHandle, JobResult
 from geneva.manifest import GenevaManifest
-from geneva.model.jobs import JobConfig, JobMetrics, JobStatus
+from geneva.model.jobs import JobConfig, JobMetrics, JobStatus, whole_id
 from geneva.model.tables import Secrets, TableRef
 from geneva.model.uris import (
     TableName,
@@ -62,13 +57,15 @@ from geneva.secret_values import checked_variables, names_a_key
 from geneva.storage.checkpoints.cleanup import CleanupReport
 from geneva.storage.checkpoints.dead_jobs import A_DAY
 from geneva.storage.columns.copies import copy_table, how_to_get_stable_ids
-from geneva.storage.jobs.events import JobHistory, JobRecord
+from geneva.storage.jobs.events import plain_id
 from geneva.storage.jobs.failures import FailureStore
-from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
+from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs, newest_metrics
+from geneva.storage.jobs.history import JobHistory
 from geneva.storage.jobs.named_records import NamedRecords
 from geneva.storage.jobs.output import OutputStore
+from geneva.storage.jobs.records import JobRecord
 from geneva.storage.jobs.system_tables import SYSTEM_NAMESPACE, system_table
-from geneva.storage.lance.damage import is_damage
+from geneva.storage.lance.damage import writing
 from geneva.storage.lance.database import (
     check_table_name,
     drop_table,
@@ -82,7 +79,7 @@ from geneva.storage.lance.database import (
     opening,
 )
 from geneva.storage.lance.dataset import VersionSeen, has_versions, open_dataset, version_seen
-from geneva.storage.lance.delegation import delegated_attribute
+from geneva.storage.lance.delegation import delegated_attribute, is_writing, writes
 from geneva.storage.lance.folder import open_folder
 from geneva.storage.lance.lancedb_methods import ConnectionMethods
 from geneva.storage.views.definition import ViewKind, ViewName, is_view, view_kind
@@ -154,11 +151,17 @@ def connect(
             settings say ("all", unless GENEVA_TRUST is set). See docs/security.md.
         signing_key: The key to sign functions with that are declared: its line, or its file.
         trusted_keys: More keys whose functions may run: their lines, or a file of them.
-        lancedb_options: Passed on to `lancedb.connect`.
+        lancedb_options: Passed on to `lancedb.connect`. `namespace_impl` and `namespace_properties`
+            are older names of `namespace_client_impl` and `namespace_client_properties`.
     """
     for word, value in (("checkpoint", checkpoint), ("system_namespace", system_namespace)):
         if value is not None:
             warn_compatibility(f"connect({word}=...)", CONNECT_WORDS[word])
+    warn_of_variables(os.environ)
+    namespace_client_impl = lancedb_options.pop("namespace_impl", namespace_client_impl)
+    namespace_client_properties = lancedb_options.pop(
+        "namespace_properties", namespace_client_properties
+    )
     _check_surroundings(spark, settings, runner)
     secrets = Secrets(storage_options)
     path = resolve(_place(uri, namespace_client_impl, namespace_client_properties))
@@ -222,6 +225,11 @@ def _place(
             "itself. Geneva on Spark works on the tables of a folder or an object store: give "
             "their place, such as 's3://bucket/path'."
         )
+    if str(uri or "").startswith("memory://"):
+        raise UserInputError(
+            f"{uri} is inside of this process, where no worker can read it: give a folder, such as "
+            "tempfile.mkdtemp()."
+        )
     if uri is not None:
         return uri
     root = (properties or {}).get("root")
@@ -234,8 +242,9 @@ def _place(
     return root
 
 
-def _no_view(name: str) -> str:
-    return f"{name!r} is a table, not a view: open it with open_table, drop it with drop_table."
+def _id_of(job: object) -> str:
+    """The id of a job, or of what has one."""
+    return plain_id(getattr(job, "job_id", job))
 
 
 def _for_users(job: JobRecord) -> JobRecord:
@@ -292,7 +301,12 @@ class Connection(ConnectionMethods):
         self._output = OutputStore(uri, storage_options)
         liveness = Liveness(self._signals)
         self._history = JobHistory(
-            uri, storage_options, liveness.is_lost, liveness.watch, self._signals.request_cancel
+            uri,
+            storage_options,
+            liveness.is_lost,
+            liveness.watch,
+            self._signals.request_cancel,
+            partial(newest_metrics, signals=self._signals),
         )
 
     @cached_property
@@ -302,6 +316,12 @@ class Connection(ConnectionMethods):
 
     def _lancedb(self) -> Any:
         return self._database
+
+    def _calling(self, method: str = "") -> AbstractContextManager[None]:
+        return self._writing(method, self._uri) if is_writing(method) else nullcontext()
+
+    def _writing(self, method: str, subject: object) -> AbstractContextManager[None]:
+        return writing(method if subject is None else f"{method} of {subject!r}")
 
     def _for_looking(self) -> Connection:
         """This connection, on which Lance alone opens the tables of a folder, where it can.
@@ -369,6 +389,7 @@ class Connection(ConnectionMethods):
         """
         return [str(name) for name in list_every_table(self._database, self._storage_options)]
 
+    @writes
     def create_table(
         self,
         name: str,
@@ -412,6 +433,7 @@ class Connection(ConnectionMethods):
             _set_primary_key(made, primary_key)
         return self._opened(made)
 
+    @writes
     def clone_table(
         self,
         target_table_name: str,
@@ -433,6 +455,7 @@ class Connection(ConnectionMethods):
         )
         return self._opened(made)
 
+    @writes
     def copy_table(self, source: str, target: str) -> Table:
         """Copy the latest version of a table into a new one, which has stable row ids.
 
@@ -445,11 +468,7 @@ class Connection(ConnectionMethods):
                 f"{source!r} is a view, which has stable row ids. For another one like it use "
                 "create_materialized_view."
             )
-        check_table_name(target)
-        ref = TableRef(target, table_uri(self._uri, target), self._storage_options)
-        if target in self.table_names():
-            raise UserInputError(f"There is a table or view {target!r} already.")
-        copy_table(table.ref, ref)
+        copy_table(table.ref, self._new_ref(target))
         return self.open_table(target)
 
     def open_table(
@@ -527,6 +546,7 @@ class Connection(ConnectionMethods):
             )
         return f"There is no table {str(without)!r} in {self._uri}."
 
+    @writes
     def create_materialized_view(
         self,
         name: str,
@@ -580,16 +600,17 @@ class Connection(ConnectionMethods):
                 f"{option}= is for views of a table's name, which are LanceDB's. Say it in the "
                 f"query: table.search(None).{option}(...)."
             )
-        view = self._create_view(name, source, strict)
+        view = self._create_view(name, source, strict=strict)
         if with_no_data is False:
             view.refresh()
         return view
 
-    def _create_view(self, name: str, query: Query, strict: bool) -> MaterializedView:  # noqa: FBT001
+    def _create_view(self, name: str, query: Query, *, strict: bool) -> MaterializedView:
         query.check_viewable()
-        ref = self._new_view_ref(name)
+        ref = self._new_ref(name)
         self._check_stable_ids(query, strict=strict)
         udfs = query.udfs()
+        check_functions(udfs.values())
         digests = {column: udf_digest(serialize_udf(udf)) for column, udf in udfs.items()}
         create_view(
             ref,
@@ -603,10 +624,19 @@ class Connection(ConnectionMethods):
         )
         kinds = {c.name: c.udf.data_type for c in query.columns if c.udf is not None}
         warn_of_narrow_dictionaries(ref, kinds)
-        view = self.open_table(name)
-        assert isinstance(view, MaterializedView)
-        return view
+        return self._open_view(name)
 
+    @writes
+    def create_view(self, name: str, query: Any, *, namespace_path: list[str] | None = None) -> Any:
+        """LanceDB's own: a named SQL query, which the database plans on every read."""
+        if getattr(query, "is_geneva_query", False):
+            raise UserInputError(
+                f"create_view({name!r}, ...) takes SQL text, and is LanceDB's own. A view of a "
+                f"query is create_materialized_view({name!r}, query)."
+            )
+        return self._database.create_view(name, query, namespace_path=namespace_path)
+
+    @writes
     def create_udtf_view(
         self,
         name: str,
@@ -627,16 +657,15 @@ class Connection(ConnectionMethods):
         table = self.open_table(source) if isinstance(source, str) else source
         query = table.query() if isinstance(table, Table | Search) else table
         if isinstance(udtf, UDTF):
-            return self._create_partitioned_view(name, query, udtf, strict)
+            return self._create_partitioned_view(name, query, udtf, strict=strict)
         if not isinstance(udtf, Chunker):
             raise UserInputError(
                 f"create_udtf_view({name!r}) needs a function that is decorated with @chunker or "
                 f"@udtf, not {udtf!r}."
             )
-        view = self.create_materialized_view(name, query.exploded(udtf), strict=strict)
-        assert isinstance(view, MaterializedView)
-        return view
+        return self._create_view(name, query.exploded(udtf), strict=strict)
 
+    @writes
     def create_scalar_udtf_view(
         self,
         name: str,
@@ -653,16 +682,13 @@ class Connection(ConnectionMethods):
         return self.create_udtf_view(name, source, given[0], strict=strict)
 
     def _create_partitioned_view(
-        self,
-        name: str,
-        query: Query,
-        udtf: UDTF,
-        strict: bool,  # noqa: FBT001
+        self, name: str, query: Query, udtf: UDTF, *, strict: bool
     ) -> MaterializedView:
         query.check_viewable()
         own, rows = query.table_function(udtf)
         refuse_blob_inside(udtf.name, *udtf.udf.outputs)
-        ref = self._new_view_ref(name)
+        check_functions([udtf.udf])
+        ref = self._new_ref(name)
         self._check_stable_ids(query, strict=strict)
         address = relative_uri(self._uri, query.source.uri)
         create_partitioned_view(
@@ -673,16 +699,28 @@ class Connection(ConnectionMethods):
             udtf.udf,
             self._trust.declare,
         )
-        view = self.open_table(name)
-        assert isinstance(view, MaterializedView)
-        return view
+        return self._open_view(name)
 
-    def _new_view_ref(self, name: str) -> TableRef:
+    def _new_ref(self, name: str) -> TableRef:
         check_table_name(name)
-        ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
+        ref = self._own_ref(name)  # in a folder without a version, a try before has failed
         if name in self.table_names() and has_versions(ref):
             raise UserInputError(f"There is a table or view {name!r} already.")
         return ref
+
+    def _own_ref(self, name: str) -> TableRef:
+        """Where a table of this name is, or would be, in the database itself."""
+        return TableRef(name, table_uri(self._uri, name), self._storage_options)
+
+    def _open_view(self, name: str) -> MaterializedView:
+        """Open a view of Geneva's."""
+        view = self.open_table(name)
+        if not isinstance(view, MaterializedView):
+            raise UserInputError(
+                f"{name!r} is a table, not a view: open it with open_table, drop it with "
+                "drop_table."
+            )
+        return view
 
     def list_materialized_views(self) -> list[ViewName]:
         """The names of the views, sorted: Geneva's and LanceDB's own. Each has its `kind`."""
@@ -700,10 +738,7 @@ class Connection(ConnectionMethods):
         """Open a view: Geneva's is a `MaterializedView`, LanceDB's is LanceDB's own object."""
         if self._view_kind(name) is ViewKind.LANCEDB:
             return self._database.open_materialized_view(name)
-        view = self.open_table(name)
-        if not isinstance(view, MaterializedView):
-            raise UserInputError(_no_view(name))
-        return view
+        return self._open_view(name)
 
     def _view_kind(self, name: str) -> ViewKind | None:
         """Whose view a table is; None of a table that is no view."""
@@ -721,6 +756,7 @@ class Connection(ConnectionMethods):
             _LOG.warning("Table %r is left out of the list of views: %s", name, one_line(error))
             return None
 
+    @writes
     def drop_table(
         self,
         name: str,
@@ -731,6 +767,7 @@ class Connection(ConnectionMethods):
         place = list(namespace_path) if namespace_path else None
         drop_table(self._database, name, namespace_path=place, ignore_missing=ignore_missing)
 
+    @writes
     def drop_materialized_view(
         self, name: str, namespace_path: Sequence[str] | None = None
     ) -> None:
@@ -738,17 +775,15 @@ class Connection(ConnectionMethods):
         if namespace_path:
             self._database.drop_materialized_view(name, list(namespace_path))
             return
-        ref = TableRef(name, table_uri(self._uri, name), self._storage_options)
-        if name in list_table_places(self._database) and not has_versions(ref):
+        is_place = name in list_table_places(self._database)
+        if is_place and not has_versions(self._own_ref(name)):
             # What a job left in the folder of a view that was dropped under it.
             drop_table(self._database, name)
             return
         if self._view_kind(name) is ViewKind.LANCEDB:
             self._database.drop_materialized_view(name)
             return
-        view = self.open_table(name)
-        if not isinstance(view, MaterializedView):
-            raise UserInputError(_no_view(name))
+        view = self._open_view(name)
         if view.ref.branch is not None:
             raise UserInputError(
                 f"{name!r} is a branch of view {view.name!r}: delete it with "
@@ -767,7 +802,7 @@ class Connection(ConnectionMethods):
         )
         if strict:
             raise UserInputError(message)
-        warnings.warn(message, UserWarning, stacklevel=3)
+        warn_user(message)
 
     def _source_ref(self, query: ViewQuery) -> TableRef:
         uri = joined_uri(self._uri, query.source_address)
@@ -797,40 +832,24 @@ class Connection(ConnectionMethods):
         Returns:
             The names of the views. Those that are no plain word are quoted in SQL: `a-b`.
         """
-        from geneva.spark.source.frames import clashing_names
+        from geneva.spark.source.frames import make_views
 
         session = self._session(spark)
         wanted = self.all_table_names() if names is None else list(names)
-        narrow, made = dict(columns or {}), []
+        narrow = dict(columns or {})
         unknown = sorted(narrow.keys() - set(wanted))
         if unknown:
             raise UserInputError(f"There is no table {unknown[0]!r} among {listed(wanted)}.")
-        for twins in clashing_names(session, wanted):
-            why = (
-                f"Tables {' and '.join(map(repr, twins))} are left out: their names differ in case "
-                "only, and are one to Spark. Name one of them (names=[...]), or set "
-                "spark.sql.caseSensitive to true."
-            )
-            if names is not None or not narrow.keys().isdisjoint(twins):
-                raise UserInputError(why)
-            warnings.warn(why, UserWarning, stacklevel=2)
-            wanted = [name for name in wanted if name not in twins]
-        for name in wanted:
-            try:
-                frame = self.open_table(name).to_spark(session, columns=narrow.get(name))
-            except BaseException as error:
-                is_its_own = isinstance(error, UserInputError)
-                if names is not None or name in narrow or not (is_its_own or is_damage(error)):
-                    raise
-                why = str(error) if is_its_own else one_line(error)
-                warnings.warn(f"Table {name!r} is left out: {why}", UserWarning, stacklevel=2)
-                continue
-            frame.createOrReplaceTempView("`" + name.replace("`", "``") + "`")
-            made.append(name)
-        return made
+        return make_views(
+            session,
+            wanted,
+            lambda name: self.open_table(name).to_spark(session, columns=narrow.get(name)),
+            required=narrow if names is None else wanted,
+        )
 
     # -- clusters, manifests and contexts
 
+    @writes
     def define_cluster(self, name: str, cluster: GenevaCluster) -> None:
         """Keep a cluster in the database under a name, instead of the one that is there."""
         self._clusters.put(name, replace(cluster, name=name).as_dict())
@@ -843,11 +862,13 @@ class Connection(ConnectionMethods):
         """A cluster by its name."""
         return GenevaCluster.from_dict(self._named(self._clusters, "cluster", name))
 
+    @writes
     def delete_cluster(self, name: str) -> None:
         """Forget a cluster."""
         self._named(self._clusters, "cluster", name)
         self._clusters.delete(name)
 
+    @writes
     def define_manifest(self, name: str, manifest: GenevaManifest) -> None:
         """Keep a manifest in the database under a name, instead of the one that is there.
 
@@ -869,6 +890,7 @@ class Connection(ConnectionMethods):
         """A manifest by its name."""
         return GenevaManifest.from_dict(self._named(self._manifests, "manifest", name))
 
+    @writes
     def delete_manifest(self, name: str) -> None:
         """Forget a manifest. Functions that were declared with it keep it as it was."""
         self._named(self._manifests, "manifest", name)
@@ -961,14 +983,32 @@ class Connection(ConnectionMethods):
         found = (as_it_runs(job, self._signals) for job in self._history.list(table_name, status))
         return [_for_users(job) for job in found]
 
-    def get_job(self, job_id: str) -> JobHandle:
-        """One job with its events and metrics; to wait for it, follow it or stop it."""
+    def get_job(self, job_id: str | JobRecord | JobFuture) -> JobHandle:
+        """One job with its events and metrics; to wait for it, follow it or stop it.
+
+        Args:
+            job_id: Its id, or the first characters of it if no other job's begins so; or what has
+                one: a result, a future, a job of `list_jobs`.
+        """
+        wanted = _id_of(job_id)
+        try:
+            return self._handle(wanted)
+        except JobNotFoundError:
+            known = [job.job_id for job in self._history.list()]
+        return self._handle(whole_id(wanted, known))
+
+    @writes
+    def cancel_job(self, job_id: str | JobRecord | JobFuture) -> None:
+        """Ask a job to stop, whichever process runs it. It commits what is finished, then ends.
+
+        The first characters of an id are not enough here: it would be another job that stops.
+        """
+        self._handle(_id_of(job_id)).cancel()
+
+    def _handle(self, job_id: str) -> JobHandle:
+        """The job of a whole id."""
         job = as_it_runs(self._history.job(job_id), self._signals)
         return JobHandle.of(job, self._history, self._signals, self._output)
-
-    def cancel_job(self, job_id: str) -> None:
-        """Ask a job to stop, whichever process runs it. It commits what is finished, then ends."""
-        self.get_job(job_id).cancel()
 
     def _version_seen(self, lancedb_table: Any, version: int | None = None) -> VersionSeen | None:
         """The version that a handle reads, or another one, as it is in the folder of its table."""
@@ -1012,6 +1052,7 @@ class Connection(ConnectionMethods):
             self._contexts[-1].futures.append(future)
         return future
 
+    @writes
     def cleanup_signals(self) -> int:
         """Remove heartbeats, requests and limits of jobs that are over; return of how many jobs.
 
@@ -1035,11 +1076,10 @@ class Connection(ConnectionMethods):
         if self._runner is not None:
             return self._runner().slots
         from geneva.spark.embedded.settings import available_cores
+        from geneva.spark.sessions import slots_of
 
-        context = getattr(self._spark, "_sc", None)  # a session of Spark Connect has none
-        if context is not None:
-            return int(context.defaultParallelism)
-        return self._settings.local_slots or available_cores()
+        slots = slots_of(self._spark) if self._spark is not None else None
+        return slots or self._settings.local_slots or available_cores()
 
     def _measured_before(self, plan: BackfillPlan) -> Measured | None:
         """What calls of a plan's function took: in a preview of this connection, or in a job."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,6 +19,8 @@ from geneva.config import environment
 from geneva.errors import JobTimeoutError
 from geneva.jobs import JobFuture
 from geneva.manifest import GenevaManifest
+from geneva.options import read_wait
+from geneva.udf.declare import UDF
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -55,6 +57,10 @@ class Context:
     _session: Any = None
     _starting: threading.Lock = field(default_factory=threading.Lock)
     _undo: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        """Refuse here what can't be waited for: at the end of the block, work is done."""
+        read_wait("wait_timeout", self.wait_timeout)
 
     def __enter__(self) -> Context:
         """Let the connection's jobs run here from now on."""
@@ -114,8 +120,7 @@ class Context:
         return facts
 
     def _all_ended_well(self) -> bool:
-        left = self.wait_timeout
-        seconds = left.total_seconds() if isinstance(left, timedelta) else left
+        seconds = read_wait("wait_timeout", self.wait_timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
         for future in self.futures:
             rest = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -135,6 +140,14 @@ def _say_where(cluster: GenevaCluster) -> None:
             "it names no Spark master, so that jobs run where the connection's own session is; "
             "give one with GenevaCluster.create_spark(name).master('spark://...')",
         )
+
+
+def check_functions(functions: Iterable[UDF]) -> None:
+    """Say what the manifests of functions name and this Python lacks, when they are declared."""
+    manifests = {id(udf.manifest): udf.manifest for udf in functions}
+    for manifest in manifests.values():
+        if isinstance(manifest, GenevaManifest):
+            check_packages(manifest)
 
 
 def check_packages(manifest: GenevaManifest) -> None:

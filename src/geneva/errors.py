@@ -10,7 +10,7 @@
     │   ├── TypeMismatchError            the table's types and the UDF's don't agree
     │   ├── InvalidFilterError           the where clause doesn't parse or doesn't fit the table
     │   │   └── UnknownFilterColumnError it names a column that is not there
-    │   ├── UnknownOptionError           an option that a backfill or refresh doesn't have
+    │   ├── UnknownOptionError           an option that a job or a UDF doesn't have
     │   ├── StaleInputError              a computed input is not up to date, and upstream="refuse"
     │   └── TableNotFoundError           no such table in the database
     ├── UDFError                         fix the function, then run again: finished work is kept
@@ -34,7 +34,8 @@
     │   ├── BudgetExceededError          the job's max_cost is spent; run again to go on
     │   ├── WorkerLostError              workers died again and again (out of memory, segfault)
     │   ├── UnreadableFragmentsError     data files can't be read; all other fragments are done
-    │   └── StorageFullError             no space is left to save results
+    │   └── StorageFullError             no space is left to write to: make room, then run again
+    ├── QueryTimeoutError                the time given to a query ran out
     ├── StorageUnavailableError          the store can't be reached; look at it, then run again
     ├── UDFIntegrityError                the stored function is not what was written: don't run it
     ├── UntrustedFunctionError           a stored function that nobody here trusts: look at it first
@@ -98,7 +99,7 @@ class UnknownFilterColumnError(InvalidFilterError, ColumnNotFoundError):
 
 
 class UnknownOptionError(UserInputError, TypeError):
-    """A backfill or refresh was given an option that it doesn't have."""
+    """A backfill, a refresh, a load or a UDF was given an option that it doesn't have."""
 
 
 class TableNotFoundError(UserInputError):
@@ -217,6 +218,9 @@ class BudgetExceededError(JobError):
 class WorkerLostError(JobError):
     """Worker processes died repeatedly (out of memory, segfault, kill)."""
 
+    tries: int | None = None
+    """How often Spark has tried the task; None: it doesn't say."""
+
 
 FatalWorkerTransientError = WorkerLostError
 """Geneva's name for it on Ray."""
@@ -231,12 +235,16 @@ class UnreadableFragmentsError(JobError):
         self.fragments, self.table = fragments, table
 
 
-class StorageFullError(JobError):
-    """No space is left to save results. What was saved before is kept."""
+class StorageFullError(JobError, OSError):
+    """No space is left to write to. What was saved before is kept."""
+
+
+class QueryTimeoutError(GenevaError, TimeoutError):
+    """The time that was given to a query ran out before all of its rows were there."""
 
 
 class StorageUnavailableError(GenevaError, ConnectionError):
-    """The store of the database can't be reached, or doesn't let us in."""
+    """The store of the database can't be reached, or doesn't let us in, or not write."""
 
 
 class UDFIntegrityError(GenevaError):

@@ -17,12 +17,14 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
+from numbers import Real
+from threading import TIMEOUT_MAX
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from geneva.compatibility import JOB_WORDS, REFRESH_WORDS, taken_words
 from geneva.errors import UnknownOptionError, UserInputError
 from geneva.model.tables import Sizes, Unproven, Upstream
-from geneva.render.text import did_you_mean
+from geneva.render.text import did_you_mean, listed
 
 # --------------------------------------------------------------------------- as calls take them
 
@@ -116,7 +118,8 @@ def check_count(name: str, value: Any, *, minimum: int = 1) -> int | None:
     return value
 
 
-def _read_seconds(name: str, value: Any) -> float | None:
+def read_seconds(name: str, value: Any) -> float | None:
+    """Seconds, which may be given as a `timedelta`."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if value is not None and (
@@ -124,6 +127,15 @@ def _read_seconds(name: str, value: Any) -> float | None:
     ):
         raise UserInputError(f"{name} must be a number of seconds, not {value!r}.")
     return value
+
+
+def read_wait(name: str, value: Any) -> float | None:
+    """The seconds to wait for something: none are left of a deadline that has passed."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, Real) and not isinstance(value, bool):  # of numpy's, too
+        value = min(max(0.0, float(value)), TIMEOUT_MAX)
+    return read_seconds(name, value)
 
 
 def _read_amount(name: str, value: Any) -> float | None:
@@ -193,7 +205,7 @@ def _count(text: str, *, minimum: int = 1) -> dict[str, OptionInfo]:
 
 
 def _seconds(text: str) -> dict[str, OptionInfo]:
-    return _option(OptionInfo(text, float, _read_seconds, "SECONDS", 0))
+    return _option(OptionInfo(text, float, read_seconds, "SECONDS", 0))
 
 
 def _choice(kind: type[StrEnum], text: str) -> dict[str, OptionInfo]:
@@ -378,7 +390,7 @@ def read_refresh_options(given: Mapping[str, Any]) -> JobOptions:
 def read_load_options(given: Mapping[str, Any], interval_seconds: Any) -> JobOptions:
     """Check the options of `load_columns`."""
     own = _read(taken_words(given, JOB_WORDS, "load_columns"), LoadArguments, "load_columns")
-    seconds = _read_seconds("checkpoint_interval_seconds", interval_seconds)
+    seconds = read_seconds("checkpoint_interval_seconds", interval_seconds)
     return replace(own, batch_checkpoint_flush_interval_seconds=seconds)
 
 
@@ -403,10 +415,25 @@ def _read(given: Mapping[str, Any], arguments: type[Any], what: str) -> JobOptio
             given = _in_own_word(given, info.other_word, name)
     for name in given:
         if name not in known:
-            raise UnknownOptionError(f"{what} has no option {name!r}.{did_you_mean(name, known)}")
+            of_udf = "" if arguments is LoadArguments else _of_udf(name)
+            hint = of_udf or did_you_mean(name, known)
+            raise UnknownOptionError(
+                f"{what} has no option {name!r}.{hint} Options are {listed(known)}."
+            )
     return JobOptions(
         **{name: info.read(name, given[name]) for name, (info, _) in known.items() if name in given}
     )
+
+
+def _of_udf(name: str) -> str:
+    """That an option which a job doesn't have is one of its function; empty if it is none."""
+    from geneva.udf.declare import UDFOptions
+
+    known = UDFOptions.__annotations__
+    if name in known:
+        return " It is an option of @udf."
+    same = [each for each in known if each.replace("_", "") == name.lower().replace("_", "")]
+    return f"{did_you_mean(name, same)} That is an option of @udf." if same else ""
 
 
 # -------------------------------------------------------------------- signatures and docstrings

@@ -35,6 +35,7 @@ from geneva.query_columns import (
     refuse_nested_blobs,
     row_fact,
     several_columns,
+    sql_text,
 )
 from geneva.render.text import count
 from geneva.storage.columns.definitions import FunctionSource
@@ -50,6 +51,7 @@ from geneva.storage.lance.expressions import (
     unrepeatable_part,
 )
 from geneva.storage.lance.fragments import is_blob
+from geneva.storage.lance.results import Results, Timeout, within
 from geneva.storage.lance.row_ids import read_row_ids
 from geneva.storage.views.definition import source_udf_fields
 from geneva.udf.declare import UDF, serialize_udf, udf_digest
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
     from geneva.model.tables import TableRef
     from geneva.table import Table
     from geneva.udf.chunker import Chunker
+
+__all__ = ["GenevaQuery", "GenevaQueryBuilder", "Query"]
 
 _SEED_BITS = 63
 
@@ -91,7 +95,7 @@ class _Source:
         return self._opened
 
 
-class Query:
+class Query(Results):
     """A query over a table, as of the version that the table's handle reads.
 
     Rows come in the order of their ids, which is that of insertion, or shuffled; the filter is
@@ -112,6 +116,7 @@ class Query:
 
         `prefilter` is LanceDB's word for vector searches. Here the filter always comes first.
         """
+        condition = sql_text(condition)
         if not isinstance(condition, str) or not condition.strip():
             raise UserInputError(f"where must be an SQL condition, not {condition!r}.")
         found = read_condition(self._dataset(), condition)
@@ -303,7 +308,9 @@ class Query:
 
     # -- evaluating
 
-    def to_batches(self, batch_size: int | None = None) -> pa.RecordBatchReader:
+    def to_batches(
+        self, batch_size: int | None = None, timeout: Timeout = None
+    ) -> pa.RecordBatchReader:
         """The result, batch by batch. UDFs run in this process."""
         if batch_size is not None and _checked_count("batch_size", batch_size) == 0:
             raise UserInputError("batch_size must be 1 or more.")
@@ -312,29 +319,13 @@ class Query:
 
         dataset, columns = self._dataset(), self._columns()
         env = self._source.table._connection._variables
-        ids = self._row_ids(dataset)
 
         def batches() -> Iterator[pa.RecordBatch]:
             with noticing_deletion(lambda: self.source):
+                ids = self._row_ids(dataset)
                 yield from evaluate(dataset, columns, ids, batch_size, self.source, env)
 
-        return pa.RecordBatchReader.from_batches(self.schema, batches())
-
-    def to_arrow(self) -> pa.Table:
-        """The result as an Arrow table."""
-        return self.to_batches().read_all()
-
-    def to_pandas(self, flatten: int | None = None, **options: Any) -> Any:
-        """The result as a pandas data frame; `flatten`: so many levels of structs as columns.
-
-        `flatten=True` is all levels, as in LanceDB.
-        """
-        return _flattened(self.to_arrow(), flatten).to_pandas(**options)
-
-    def to_list(self) -> list[dict[str, Any]]:
-        """The result as a list of dicts."""
-        rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
-        return rows
+        return pa.RecordBatchReader.from_batches(self.schema, within(batches(), timeout))
 
     def count_rows(self) -> int:
         """How many rows the result has. With a chunker, this computes it."""
@@ -504,20 +495,6 @@ else:
 
 GenevaQuery = ViewQuery
 """The same, of the record that a view keeps."""
-
-
-def _flattened(table: pa.Table, levels: int | None) -> pa.Table:
-    """A table with the fields of its structs as columns, down to a level."""
-    if levels is None or levels is False:
-        return table
-    if levels is not True and _checked_count("flatten", levels) == 0:
-        raise UserInputError("flatten must be True, or the levels to flatten: 1 or more.")
-    done = 0
-    while any(pa.types.is_struct(f.type) for f in table.schema) and (
-        levels is True or done < levels
-    ):
-        table, done = table.flatten(), done + 1
-    return table
 
 
 def _checked_count(name: str, rows: Any) -> int | None:

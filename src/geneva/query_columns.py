@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeAlias
@@ -46,8 +47,16 @@ def plain_column(dataset: Dataset, path: Any) -> QueryColumn:
     return _copied(schema, path, name)
 
 
+def sql_text(given: Any) -> Any:
+    """An expression of LanceDB's (`lancedb.expr.col("a") > 1`) as SQL; anything else as it is."""
+    expressions = sys.modules.get("lancedb.expr")  # where it was imported, if there is any
+    is_one = expressions is not None and isinstance(given, expressions.Expr)
+    return given.to_sql() if is_one else given
+
+
 def made_column(dataset: Dataset, name: Any, source: Any) -> QueryColumn:
     """A column under a name: a path's, or computed by SQL, a UDF or a chunker."""
+    source = sql_text(source)
     if not isinstance(name, str):
         raise UserInputError(f"A column's name must be a string, not {name!r}.")
     check_output_name(name)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import pyarrow as pa
 
+from geneva.contexts import check_functions
 from geneva.errors import ColumnNotFoundError, UserInputError
-from geneva.execution import declarations
+from geneva.execution import column_changes, declarations, maintenance
 from geneva.execution.backfill.chain import PreparedChain, prepare_chain
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.work import BackfillWork
-from geneva.jobs import Job, JobFuture, JobResult
+from geneva.execution.lifecycle import Job
+from geneva.jobs import JobFuture, JobResult
 from geneva.model.sql import missing_column
 from geneva.model.tables import ColumnDefinition, Secrets, TableRef
 from geneva.options import (
@@ -49,6 +51,7 @@ from geneva.storage.columns.definitions import (
     read_definitions,
 )
 from geneva.storage.jobs.failures import ErrorRecord
+from geneva.storage.lance.damage import writing
 from geneva.storage.lance.dataset import (
     Dataset,
     check_folder_is_there,
@@ -59,7 +62,15 @@ from geneva.storage.lance.dataset import (
     read_snapshot,
     table_is_gone,
 )
-from geneva.storage.lance.delegation import COMMITTING, delegated_attribute, read_within
+from geneva.storage.lance.delegation import (
+    COMMITTING,
+    delegated_attribute,
+    is_writing,
+    methods_within,
+    read_within,
+    writes,
+)
+from geneva.storage.lance.expressions import single
 from geneva.storage.lance.lancedb_methods import TableMethods
 from geneva.storage.views.definition import (
     present_definitions,
@@ -82,7 +93,10 @@ if TYPE_CHECKING:
     from geneva.execution.preview import Preview, Trial
     from geneva.spark.sessions import DataFrame, SparkSession
 
+__all__ = ["JobFuture", "NativeTable", "RemoteTable", "Table"]
+
 _NOT_GIVEN: Any = object()
+_OF_VIEWS = ("refresh", "refresh_async", "plan_refresh")
 _SCORES = {"LanceVectorQueryBuilder": "_distance", "LanceFtsQueryBuilder": "_score"}
 """What a search adds by itself to the columns that it was asked for; Lance wants it said."""
 
@@ -104,6 +118,10 @@ class Branches:
             raise AttributeError(name)
         return getattr(self._branches, name)
 
+    def _writing(self, method: str, subject: object) -> AbstractContextManager[None]:
+        return writing(f"branches.{method} of {subject!r} of table {self._table.name!r}")
+
+    @writes
     def create(
         self, name: str, from_ref: str | None = None, from_version: int | None = None
     ) -> Table:
@@ -117,14 +135,15 @@ class Branches:
             branch.checkout(version)
         return branch
 
+    @writes
     def delete(self, name: str) -> None:
         """Delete a branch, unless a job works on it, or another branch was made from it.
 
         What a dead job pinned is no reason not to.
         """
         ref = self._connection._table_ref(self._table)
-        declarations.check_branch_deletable(ref, name)
-        declarations.release_dead(ref, self._connection._history.close_lost)
+        maintenance.check_branch_deletable(ref, name)
+        maintenance.release_dead(ref, self._connection._history.close_lost)
         self._branches.delete(name)
         view = read_view(self._table.schema)
         if view is not None and view.query.chunker is not None:
@@ -160,7 +179,17 @@ class Table(TableMethods):
     def _calling(self, method: str = "") -> AbstractContextManager[None]:
         if method in COMMITTING:
             self._check_is_there()
+        if is_writing(method):
+            return self._committing(method)
         return noticing_deletion(lambda: self.ref)
+
+    def _writing(self, method: str, subject: object = None) -> AbstractContextManager[None]:
+        return writing(f"{method} of table {self.name!r}")
+
+    @contextmanager
+    def _committing(self, method: str) -> Iterator[None]:
+        with self._writing(method), noticing_deletion(lambda: self.ref):
+            yield
 
     def _check_is_there(self) -> None:
         """Refuse to commit to a table that was dropped, or made anew, since this handle read it."""
@@ -183,6 +212,13 @@ class Table(TableMethods):
             """Hand what a newer LanceDB has to LanceDB."""
             if name.startswith("__") or name == "_table":
                 raise AttributeError(name)
+            if name in _OF_VIEWS:
+                raise AttributeError(
+                    f"{self.name!r} is a table, and no view, so that it has no {name!r}: "
+                    "backfill(column) computes its columns.",
+                    name=name,
+                    obj=self,
+                )
             return delegated_attribute(self, self._table, name)
 
     def __len__(self) -> int:
@@ -275,6 +311,12 @@ class Table(TableMethods):
         """The table's branches: to make one, open one, list and delete them."""
         return Branches(self._connection, self._table)
 
+    @property
+    def tags(self) -> Any:
+        """The table's tags, as LanceDB has them."""
+        changing = ("create", "update", "delete")
+        return methods_within(self._table.tags, changing, lambda: self._writing("tags"))
+
     def checkout(self, version: int | str) -> None:
         """Read an older version, given by its number or tag. It can't be written to."""
         self._table.checkout(version)
@@ -288,8 +330,20 @@ class Table(TableMethods):
     def restore(self, version: int | str | None = None) -> None:
         """Make an older version the latest, as LanceDB does: by default the checked-out one."""
         with self._calling("restore"):
-            self._table.restore(version)
+            try:
+                self._table.restore(version)
+            except BaseException:  # LanceDB has checked the older version out, and leaves it so
+                with suppress(Exception):
+                    self._read_as_before()
+                raise
         self._checked_out = None
+
+    def _read_as_before(self) -> None:
+        """Read the version again that was checked out, or else the latest."""
+        if self._checked_out is None:
+            self._table.checkout_latest()
+        else:
+            self._table.checkout(self._checked_out)
 
     def _follow(self) -> None:
         """Read what a job has committed, unless an older version was checked out meanwhile."""
@@ -413,6 +467,7 @@ class Table(TableMethods):
             found = found.select([*visible, *more])
         return read_within(found, self._calling)
 
+    @writes
     def compact_files(self, *args: Any, **kwargs: Any) -> Any:
         """Merge small fragments. Computed values move along; nothing is computed again."""
         self._refuse_checked_out("compact_files")
@@ -420,6 +475,7 @@ class Table(TableMethods):
         self._table.checkout_latest()
         return metrics
 
+    @writes
     def optimize(
         self,
         *,
@@ -451,6 +507,7 @@ class Table(TableMethods):
         self._table.checkout_latest()  # what others have committed since is no conflict
         return self._table.optimize(cleanup_older_than=_AGES, retrain=retrain)
 
+    @writes
     def cleanup_old_versions(
         self,
         older_than: timedelta | None = None,
@@ -465,6 +522,7 @@ class Table(TableMethods):
         is_running = self._connection._history.close_lost
         return cleanup_versions(self.ref, is_running, older_than, **options)
 
+    @writes
     def cleanup_checkpoints(self, older_than: timedelta = timedelta(hours=1)) -> CleanupReport:
         """Remove checkpoints that no backfill can use again, and what dead jobs have left.
 
@@ -472,7 +530,9 @@ class Table(TableMethods):
         Files younger than `older_than` that no dead job is known to have left stay: a running job
         may be about to commit them.
         """
-        removed = declarations.cleanup(self.ref, self._connection._history.close_lost, older_than)
+        removed = maintenance.cleanup_checkpoints(
+            self.ref, self._connection._history.close_lost, older_than
+        )
         return removed + self._connection._remove_dead(self.ref.name, [self.ref], older_than)
 
     def computed_columns(self) -> dict[str, ColumnDefinition]:
@@ -488,6 +548,7 @@ class Table(TableMethods):
         """All computed columns: by UDF, for `backfill`, and LanceDB's own, for `refresh_column`."""
         return read_computed_columns(self._table.schema, self.computed_columns())
 
+    @writes
     def add_columns(
         self,
         transforms: Mapping[str, ColumnSource] | SeveralColumns | Any = None,
@@ -512,6 +573,7 @@ class Table(TableMethods):
                 "call of their own. Nothing was added."
             )
         if udfs:
+            check_functions(new.udf for new in udfs)
             declarations.add_udf_columns(self.ref, udfs, self._connection._trust.declare)
             self._table.checkout_latest()
         if not udfs or others is not None or computed is not None:
@@ -519,6 +581,7 @@ class Table(TableMethods):
                 return self._table.add_columns(others, computed=computed)
         return None
 
+    @writes
     def alter_columns(self, *alterations: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
         """Alter columns: `{"path": "c", "udf": new_udf}` gives a computed column another UDF.
 
@@ -531,19 +594,21 @@ class Table(TableMethods):
         self._refuse_checked_out("alter_columns")
         listed = listed_alterations(alterations)
         udfs, others = split_alterations(listed)
-        declarations.refuse_altering_hidden(self.ref, listed)
-        declarations.check_alterable(self.ref, others)
+        column_changes.refuse_altering_hidden(self.ref, listed)
+        column_changes.check_alterable(self.ref, others)
         if udfs:
+            check_functions(new.udf for new in udfs.values())
             declarations.alter_udf_columns(self.ref, udfs, self._connection._trust.declare)
             self._table.checkout_latest()
         if not others:
             return None
-        altered = declarations.alter_plain_columns(
+        altered = column_changes.alter_plain_columns(
             self.ref, others, lambda: self._table.alter_columns(*others)
         )
         self._table.checkout_latest()
         return altered
 
+    @writes
     def drop_columns(self, columns: str | Sequence[str]) -> Any:
         """Drop columns. Only metadata changes.
 
@@ -551,8 +616,8 @@ class Table(TableMethods):
         """
         self._refuse_checked_out("drop_columns")
         names = [columns] if isinstance(columns, str) else list(columns)
-        declarations.check_droppable(self.ref, names)
-        return self._table.drop_columns([*names, *declarations.receipts_of(self.ref, names)])
+        column_changes.check_droppable(self.ref, names)
+        return self._table.drop_columns([*names, *column_changes.receipts_of(self.ref, names)])
 
     @with_options(BackfillArguments)
     def plan_backfill(
@@ -629,7 +694,7 @@ class Table(TableMethods):
         permit = self._connection._trust.permit
         function, paths = declarations.function_to_try(self.ref, dataset, udf, permit)
         rows = query.select({f"c{i}": path for i, path in enumerate(paths)}).to_arrow()
-        columns = [_whole(column) for column in rows.combine_chunks().columns]
+        columns = [single(column) for column in rows.combine_chunks().columns]
         inputs = pa.RecordBatch.from_arrays(columns, list(paths))
         return Trial(function, inputs, total=len(self))
 
@@ -773,8 +838,12 @@ class Table(TableMethods):
 
         Args:
             col_name: The computed column.
-            sample: Look at so many rows, or at such a share of them (below 1); None: at all.
+            sample: Look at so many rows (`1` is one), or at such a share of them (a float up to
+                `1.0`, which is all); None: at all.
             run: Also call the function, here, and compare what it returns with what is stored.
+                Values that people wrote, and those that were kept from an earlier function, are
+                right whatever it returns; `kept_values` of the report says for how many of them
+                that is another value.
             seed: Of the sample.
         """
         from geneva.execution.backfill.verify import verify
@@ -821,6 +890,7 @@ class Table(TableMethods):
         }
         return [ColumnSubject(self.ref, definition) for definition in reversed(own.values())]
 
+    @writes
     def sign_functions(self, columns: Sequence[str] | None = None) -> list[str]:
         """Sign the functions of columns, as they are, with this connection's key; return which.
 
@@ -861,7 +931,10 @@ class Table(TableMethods):
     ) -> Job:
         self._refuse_checked_out("backfill")
         self._connection._history.open_ahead()
-        chain = self._prepare(column, udf, options, planning_only=False)
+        with self._writing("backfill"):  # another function is declared before the job begins
+            chain = self._prepare(column, udf, options, planning_only=False)
+        if chain.own.plan.version > self.version:  # also where there is nothing to compute
+            self._follow()
         work = BackfillWork(chain)
         return self._connection._job(work, on_commit=self._follow, job_id=options.job_id)
 
@@ -896,11 +969,6 @@ class Table(TableMethods):
         make_runner = None if planning_only else self._connection._make_runner
         request = BackfillRequest(options)
         return prepare_chain(ref, dataset, definition, request, make_runner=make_runner)
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array."""
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
 NativeTable = Table

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 import pyarrow as pa
 
 from geneva.errors import TypeMismatchError, UserInputError
-from geneva.execution import declarations
+from geneva.execution import column_changes, declarations, maintenance
 from geneva.execution.backfill.chain import PreparedChain
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import Subject
@@ -44,6 +44,7 @@ from geneva.storage.checkpoints.pins import cleanup_versions
 from geneva.storage.columns.compaction import compact
 from geneva.storage.jobs.failures import ErrorRecord, ErrorRecords
 from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.delegation import writes
 from geneva.storage.views.definition import ViewInfo, read_view
 from geneva.storage.views.explode import (
     CHUNKS,
@@ -163,6 +164,7 @@ class MaterializedView(Table):
         job = self._connection._job(prepared, on_commit=self._follow, job_id=asked.job_id)
         return self._connection._future(job)
 
+    @writes
     def alter_columns(self, *alterations: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
         """Alter columns; a view's UDF column is computed anew by the next refresh.
 
@@ -178,18 +180,18 @@ class MaterializedView(Table):
         of_columns = [a for a in listed if not isinstance(_function(a), RowsFunction)]
         makers, _ = split_alterations([self._of_lists(a) for a in of_rows])
         udfs, others = split_alterations(of_columns)
-        declarations.refuse_altering_hidden(self.ref, of_columns)
+        column_changes.refuse_altering_hidden(self.ref, of_columns)
         if any(str(a.get("path", "")).split(".")[0] in own for a in others):
             self._refuse("alter_columns of a column of its query")
         self._refuse_altering_yielded(udfs)
-        declarations.check_alterable(self.ref, others)
+        column_changes.check_alterable(self.ref, others)
         of_query = {name: udfs.pop(name) for name in sorted(own & udfs.keys())}
         declarations.alter_view_columns(
             self.ref, self._altered(makers, of_query), udfs, self._connection._trust.declare
         )
         altered = None
         if others:
-            altered = declarations.alter_plain_columns(
+            altered = column_changes.alter_plain_columns(
                 self.ref, others, lambda: self._table.alter_columns(*others)
             )
         self._table.checkout_latest()
@@ -321,6 +323,7 @@ class MaterializedView(Table):
         made = [replace(r, column_name=named.get(r.column_name, r.column_name)) for r in made]
         return ErrorRecords(sorted([*found, *made], key=lambda record: record.at))
 
+    @writes
     def drop_columns(self, columns: str | Sequence[str]) -> Any:
         """Drop columns that were added to the view."""
         names = [columns] if isinstance(columns, str) else list(columns)
@@ -330,6 +333,7 @@ class MaterializedView(Table):
             self._refuse("drop_columns of a column of its query")
         return super().drop_columns(names)
 
+    @writes
     def cleanup_checkpoints(self, older_than: timedelta = timedelta(hours=1)) -> CleanupReport:
         """Remove checkpoints that nothing can use again, and staged files of dead jobs.
 
@@ -337,7 +341,7 @@ class MaterializedView(Table):
         """
         removed = sum(
             (
-                declarations.cleanup(
+                maintenance.cleanup_checkpoints(
                     ref, self._connection._history.close_lost, older_than, refreshed_columns(ref)
                 )
                 for ref in self._refs()
@@ -352,6 +356,7 @@ class MaterializedView(Table):
             cleanup_versions(ref, self._connection._history.close_lost, older_than, **options)
         return super()._cleanup_versions(older_than, **options)
 
+    @writes
     def optimize(
         self,
         *,

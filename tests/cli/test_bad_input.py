@@ -15,7 +15,8 @@ from command_line import invoke
 from geneva import udf
 from geneva.errors import StorageUnavailableError, TableNotFoundError, UserInputError
 from geneva.execution.runner import InProcessRunner
-from geneva.storage.lance.database import _in_time, open_database
+from geneva.model.tables import Secrets
+from geneva.storage.lance.database import _in_time, open_database, opening
 from geneva.udf.policy import skip_on_error
 
 NAMES = ("a b", "../x", "", "..", "/etc/passwd", "t@", "t@none", "$", "x" * 300, "é", "%s", "{}")
@@ -141,6 +142,14 @@ def test_a_store_that_cant_be_reached_is_said_in_a_sentence(endpoint: str) -> No
     assert text.startswith("Database 's3://bucket/x' can't be reached: ")
     assert len(text) < 400
     assert not [hidden for hidden in (*KEYS.values(), "password") if hidden in text]
+
+
+def test_a_bucket_without_region_is_said_in_a_sentence() -> None:
+    text = "LanceError(IO): Generic S3 error: Failed to resolve region for 'b', /home/x.rs:3:1"
+    message = pytest.raises(StorageUnavailableError, match="resolve region")
+    with message as caught, opening("s3://b/x", Secrets()):
+        raise OSError(text)
+    assert "x.rs" not in str(caught.value)
 
 
 def test_a_store_that_never_answers_is_given_up() -> None:

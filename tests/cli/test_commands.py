@@ -631,6 +631,11 @@ def test_verify(folder: Path) -> None:
     assert f"{rows} of {rows} rows looked at" in shown
     report = read("verify", "db", "articles", "words", "--sample", "2")
     assert (report["ok"], report["rows"], report["counts"]) == (True, 2, {"right": 2})
+    for sample, looked_at in (("1", 1), ("1.0", rows), ("0.5", rows // 2), ("1000", rows)):
+        report = read("verify", "db", "articles", "words", "--sample", sample)
+        assert report["rows"] == looked_at
+    assert "'some' is no number" in refused("verify", "db", "articles", "words", "--sample", "some")
+    assert "sample must be" in refused("verify", "db", "articles", "words", "--sample", "nan")
     geneva.connect("db").open_table("articles").update(where="id = 1", values={"text": "other"})
     report = read("verify", "db", "articles", "words")
     assert report["counts"]["stale"] == 1

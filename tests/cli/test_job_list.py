@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,10 +14,13 @@ import pytest
 from command_line import invoke
 from geneva import connect
 from geneva.console.job_pages import JobFilter, job_list, job_page
+from geneva.execution.jobs.heartbeat import driver_identity
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
-from geneva.storage.jobs.events import JobEvent, JobHistory
+from geneva.storage.jobs.events import JobEvent
+from geneva.storage.jobs.feed import JobFeed
 from geneva.storage.jobs.heartbeats import JobSignals
+from geneva.storage.jobs.history import JobHistory
 from geneva.storage.jobs.output import OutputStore, TaskOutput
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -59,6 +63,43 @@ def test_rows_of_a_running_job_are_those_that_are_safe(history: JobHistory, tmp_
     page = str(job_list(db.list_jobs(), JobFilter()))
     assert "60 %" in page
     assert "checkpointed" in page
+
+
+def test_rows_of_a_job_that_was_stopped_are_those_that_are_safe(
+    history: JobHistory, tmp_path: Path
+) -> None:
+    metrics = {"total": 5000, "committed": 100, "checkpointed": 3000, "seconds": 9.0}
+    stopped = JobEvent("stopped", "status", {"status": "CANCELLED", "metrics": metrics}, START)
+    add(history, "stopped", 0, stopped)
+    assert shown(tmp_path)["stopped"].split()[-1] == "3,000"
+    page = str(job_list(connect(tmp_path).list_jobs(), JobFilter()))
+    assert "3,000 of 5,000 rows checkpointed" in page
+
+
+def test_a_lost_job_has_the_rows_that_it_had_reached(history: JobHistory, tmp_path: Path) -> None:
+    """Also when it is put on record that it is lost, and what it left behind is cleared away."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = driver_identity()
+    created = {"table": "t", "column": "c", "type": "BACKFILL"}
+    driver = {**here, "pid": ended.pid, "started": "1"}
+    metrics = {"total": 5000, "committed": 0, "checkpointed": 0, "seconds": 0.1}
+    running = {"status": "RUNNING", "metrics": metrics}
+    now = datetime.now(UTC)
+    history.append(
+        [
+            JobEvent("lost", "created", {**created, "driver": driver}, now),
+            JobEvent("lost", "status", running, now),
+        ]
+    )
+    signals, db = JobSignals(str(tmp_path), Secrets()), connect(tmp_path)
+    signals.beat("lost", {"metrics": {**metrics, "checkpointed": 3000, "seconds": 9.0}})
+    for _ in range(2):
+        assert "FAILED" in shown(tmp_path)["lost"]
+        assert shown(tmp_path)["lost"].split()[-1] == "3,000"
+        assert JobFeed(db._history).records()[0].rows_done == (3000, 5000)
+        assert not db._history.close_lost("lost")
+        signals.clear("lost")
 
 
 def test_a_job_that_waits(history: JobHistory, tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from geneva.execution.runner import InProcessRunner
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
 from geneva.model.uris import without_credentials
-from geneva.storage.jobs.events import JobEvent, JobHistory
+from geneva.storage.jobs.events import JobEvent
 from geneva.storage.jobs.heartbeats import JobSignals
+from geneva.storage.jobs.history import JobHistory
 from support import Calls, tripled
 
 TOKEN = "a-token-of-this-test-alone"
@@ -128,6 +129,17 @@ def test_numbers_that_are_none_are_refused_in_a_sentence(client: TestClient, num
         answer = client.get(way, params=asked)
         assert answer.status_code == 400
         assert "whole number" in Page(answer.text).text
+
+
+def test_a_job_is_found_by_how_its_id_begins(uri: str, client: TestClient) -> None:
+    answer = client.get("/jobs/hostile")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/hostile-job")
+    for job_id in ("twin-1", "twin-2"):
+        end(running_job(uri, job_id), job_id)
+    several = client.get("/jobs/twin-")
+    assert several.status_code == 404
+    assert "2 jobs begin with 'twin-'" in Page(several.text).text
+    assert "There is no job" in Page(client.get("/jobs/nope").text).text
 
 
 @pytest.mark.parametrize("way", [*PAGES, "/jobs/hostile-job"])

@@ -23,8 +23,9 @@ from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
 from geneva.storage.jobs import append_only
 from geneva.storage.jobs.append_only import AppendOnlyTable
-from geneva.storage.jobs.events import JobEvent, JobHistory
+from geneva.storage.jobs.events import JobEvent
 from geneva.storage.jobs.feed import JobFeed
+from geneva.storage.jobs.history import JobHistory
 
 TOKEN = "a token of the tests"
 

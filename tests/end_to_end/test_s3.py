@@ -32,7 +32,8 @@ from geneva.execution.worker.task import Task
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets, TableRef
 from geneva.storage.checkpoints.staging import open_checkpoints
-from geneva.storage.jobs.events import JobEvent, JobHistory
+from geneva.storage.jobs.events import JobEvent
+from geneva.storage.jobs.history import JobHistory
 from geneva.table import Table
 from geneva.udf.declare import UDF
 from processes import finish, nothing_left_in, processes_in, start_script

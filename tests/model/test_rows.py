@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from geneva.model.rows import RowRange, RowSet
+from geneva.model.rows import RowRange, RowSet, bounded_runs
 
 SIZES = st.integers(0, 70)
 
@@ -117,3 +117,18 @@ def test_other_text_is_a_value_error_or_a_set(text: str) -> None:
 def test_a_range_that_can_not_be(start: int, end: int) -> None:
     with pytest.raises(ValueError, match="not a row range"):
         RowRange(start, end)
+
+
+@given(st.lists(st.integers(0, 9)), st.integers(1, 20), st.none() | st.integers(1, 4))
+def test_runs_are_as_long_as_they_may_be(
+    sizes: list[int], max_size: int, max_items: int | None
+) -> None:
+    runs = list(bounded_runs(np.array(sizes, dtype=np.int64), max_size, max_items))
+    assert [i for first, last in runs for i in range(first, last)] == list(range(len(sizes)))
+
+    def fits(first: int, last: int) -> bool:
+        few = max_items is None or last - first <= max_items
+        return last - first == 1 or (few and sum(sizes[first:last]) <= max_size)
+
+    assert all(fits(first, last) for first, last in runs)
+    assert not any(fits(first, last + 1) for first, last in runs[:-1])

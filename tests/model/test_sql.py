@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
@@ -185,3 +189,30 @@ def test_what_has_another_value_tomorrow(sql: str, part: str | None) -> None:
 )
 def test_what_the_first_release_read_in_two_ways(sql: str, name: str | None) -> None:
     assert ambiguous_name(parse_sql(sql), SCHEMA) == name
+
+
+def test_without_sql_no_parser_is_imported(tmp_path: Path) -> None:
+    """Workers, and machines that were given only what functions need, do without it."""
+    script = """
+import sys
+sys.modules["sqloxide"] = None  # an import of it fails
+import pyarrow as pa
+import geneva
+from geneva.execution.runner import InProcessRunner
+
+@geneva.udf
+def double(x: int) -> int:
+    return 2 * x
+
+db = geneva.connect(sys.argv[1], runner=InProcessRunner)
+table = db.create_table("t", pa.table({"x": [1, 2, 3]}))
+table.add_columns({"y": double})
+table.backfill("y")
+view = db.create_materialized_view("v", table.query().select(["x"]).add_column({"z": double}))
+view.refresh()
+print(table.to_arrow()["y"].to_pylist(), view.to_arrow()["z"].to_pylist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "[2, 4, 6] [2, 4, 6]", done.stderr

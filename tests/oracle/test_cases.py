@@ -685,6 +685,22 @@ class TestColumns:
         assert by_id(table, "b") == {7: 51, 8: 51}
         assert calls(log) == [5, 5, 10]
 
+    def test_a_plan_after_an_overwrite_knows_what_was_computed_before(
+        self, local_db: Connection, log: Recorder
+    ) -> None:
+        table = with_chain(table_of(local_db, 4))
+        backfill(table, "a", checkpoint_size=1)
+        calls(log)
+        schema = pa.schema([table.schema.field(name) for name in ("id", "x", "a")])
+        rows = pa.table({"id": [7, 8], "x": [1, 20], "a": pa.nulls(2, pa.int64())})
+        folder = table.ref.uri.rsplit("/", 1)[0]
+        lancedb.connect(folder).create_table("t", rows.cast(schema), mode="overwrite")
+        table = local_db.open_table("t")
+        assert planned(table, "a") == 1
+        backfill(table, "a")
+        assert calls(log) == [20]
+        assert by_id(table, "a") == {7: 0, 8: 10}
+
     def test_a_plan_after_another_function_and_an_overwrite_knows_what_was_supplied(
         self, local_db: Connection, log: Recorder
     ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from geneva.planning.backfill import (
     choose_fragments,
     plan_fragment,
 )
+from geneva.planning.notes import failed_before
 
 
 @st.composite
@@ -133,6 +136,22 @@ def test_a_fragment_computes_what_was_asked_or_what_is_not_valid(state: Fragment
     assert plan.rows_to_run == runs
 
 
+def plan_of(**facts: Any) -> BackfillPlan:
+    """A plan of nothing, but for these facts."""
+    nothing = BackfillPlan(
+        table="t",
+        version=7,
+        column="c",
+        udf_name="f",
+        udf_version="v1",
+        where=None,
+        fragments=(),
+        skipped_fragments=0,
+        total_rows=0,
+    )
+    return replace(nothing, **facts)
+
+
 @pytest.mark.parametrize(
     ("where", "retry_failed", "said"),
     [
@@ -143,19 +162,19 @@ def test_a_fragment_computes_what_was_asked_or_what_is_not_valid(state: Fragment
     ],
 )
 def test_a_plan_says_which_rows(where: str | None, said: str, *, retry_failed: bool) -> None:
-    plan = BackfillPlan(
-        table="t",
-        version=7,
-        column="c",
-        udf_name="f",
-        udf_version="v1",
-        where=where,
-        retry_failed=retry_failed,
-        fragments=(),
-        skipped_fragments=0,
-        total_rows=0,
-    )
+    plan = plan_of(where=where, retry_failed=retry_failed)
     assert f"  where      {said}\n" in str(plan)
+
+
+@pytest.mark.parametrize(("rows", "said"), [(1, "stays NULL; .* try it "), (2, "try them ")])
+def test_rows_that_failed_before_are_counted(rows: int, said: str) -> None:
+    failed = RowSet.from_offsets(4, np.arange(rows))
+    none = RowSet.empty(4)
+    output = OutputState(valid=none, reason=Reason.NEW, has_output=True, adopt=none, failed=failed)
+    state = FragmentState(
+        fragment_id=0, physical_rows=4, live=RowSet.full(4), outputs=(output,), selected=None
+    )
+    assert re.search(f"{said}again$", failed_before([state]) or "")
 
 
 @given(st.data(), st.one_of(st.none(), st.integers(1, 5)))
@@ -165,17 +184,7 @@ def test_a_plan_adds_up_and_says_so(data: st.DataObject, limit: int | None) -> N
     needed = choose_fragments(plans, limit)
     skipped = count - len(needed)
     assert needed == tuple(p for p in plans if p.action is not Action.SKIP)[:limit]
-    plan = BackfillPlan(
-        table="t",
-        version=7,
-        column="c",
-        udf_name="f",
-        udf_version="v1",
-        where="a > 1",
-        fragments=needed,
-        skipped_fragments=skipped,
-        total_rows=1_234,
-    )
+    plan = plan_of(where="a > 1", fragments=needed, skipped_fragments=skipped, total_rows=1_234)
     assert plan.rows_to_compute == sum(p.compute.count for p in needed)
     assert plan.rows_to_run + plan.rows_reused == plan.rows_to_compute
     assert sum(plan.reasons().values()) == plan.rows_to_compute

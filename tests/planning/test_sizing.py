@@ -134,6 +134,46 @@ def test_shares_are_full_batches(speed: float) -> None:
     assert cuts[-1] == 100_000
 
 
+def test_parts_of_a_fragment_end_with_a_checkpoint_of_a_given_size() -> None:
+    plan = new_fragment(0, RowSet.full(1_050))
+    queue = WorkQueue([plan], None, checkpoint_size=100, may_give_back=False)
+    ends = []
+    while queue:
+        ends += [part.rows.end for part in queue.next_task(4)[0]]
+    assert all(end % 100 == 0 for end in ends[:-1])
+    assert ends[-1] == 1_050
+    assert len(ends) >= 4, "every slot has its share"
+
+
+@pytest.mark.parametrize(("rows", "speed"), [(1_900, None), (19_000, None), (1_900, 10_000.0)])
+def test_whole_fragments_are_not_cut_for_the_size_of_a_checkpoint(
+    rows: int, speed: float | None
+) -> None:
+    plans = [new_fragment(i, RowSet.full(rows)) for i in range(12)]
+    queue = WorkQueue(plans, None, checkpoint_size=1_000)
+    parts = [part for _ in range(4) for part in queue.next_task(12, speed)[0]]
+    assert [part.plan.fragment_id for part in parts] == [0, 1, 2, 3]
+    assert all(part.whole for part in parts)
+
+
+def test_the_rest_of_a_fragment_that_one_task_can_do_is_not_cut_for_a_checkpoint() -> None:
+    queue = WorkQueue([new_fragment(0, RowSet.full(5_700))], None, checkpoint_size=1_000)
+    parts = [queue.take(1_900)[0] for _ in range(4)]
+    assert [len(part.rows) for part in parts] == [1_000, 1_000, 1_000, 2_700]
+
+
+def test_a_task_size_that_was_asked_for_is_not_rounded_to_checkpoints() -> None:
+    queue = WorkQueue([new_fragment(0, RowSet.full(5_000))], 1_900, checkpoint_size=1_000)
+    assert len(queue.next_task(4)[0][0].rows) == 1_900
+
+
+def test_tasks_are_smaller_than_a_checkpoint_where_slots_would_have_none() -> None:
+    plan = new_fragment(0, RowSet.full(1_000))
+    queue = WorkQueue([plan], None, checkpoint_size=900, may_give_back=False)
+    (part,), _ = queue.next_task(4)
+    assert part.rows.end == 250
+
+
 def test_first_tasks_are_even_shares_by_the_clock() -> None:
     plans = [new_fragment(i, RowSet.full(100_000)) for i in range(16)]
     queue = WorkQueue(plans, None)
@@ -277,7 +317,8 @@ def test_a_checkpoint_is_due_at_its_largest_size(
     bounds = [b for b in (sizes.checkpoint_size, sizes.max_checkpoint_size) if b is not None]
     assert rule.max_checkpoint_rows == min(bounds, default=None)
     if bounds and rows >= min(bounds):
-        assert rule.is_due(rows, seconds, 0.0)
+        assert rule.largest_checkpoint == min(bounds)
+        assert rule.is_due(rows, seconds, 0.0, rest=min(bounds) - rows)
 
 
 @given(rules())
@@ -294,7 +335,7 @@ def test_an_explicit_checkpoint_size_is_due_by_rows_alone(
     size: int, rows: int, seconds: float
 ) -> None:
     rule = BatchRule.of(Sizes(checkpoint_size=size), 65_536, None)
-    assert rule.is_due(rows, seconds, 0.0) == (rows >= size)
+    assert rule.is_due(rows, seconds, 0.0, rest=size - rows) == (rows >= size)
 
 
 @given(st.integers(1, 100), st.integers(0, 100), st.floats(0, 100), st.integers(1, 200))
@@ -302,10 +343,11 @@ def test_a_checkpoint_by_time_is_due_between_its_bounds(
     low: int, extra: int, seconds: float, rows: int
 ) -> None:
     rule = BatchRule.of(Sizes(min_checkpoint_size=low, max_checkpoint_size=low + extra), 1_000, 1.0)
-    due = rule.is_due(rows, seconds, 0.0)
-    if rows >= low + extra:
+    rest = low + extra - rows
+    due = rule.is_due(rows, seconds, 0.0, rest)
+    if rest <= 0:
         assert due
-    elif rows < low:
+    elif rows < low or rest < low:  # the next one ends where it ends: it would be too small
         assert not due
     else:
         assert due == (seconds >= 1.0)
@@ -313,10 +355,10 @@ def test_a_checkpoint_by_time_is_due_between_its_bounds(
 
 def test_a_dear_checkpoint_is_made_less_often() -> None:
     rule = BatchRule.of(Sizes(), 1_000, None)
-    assert rule.is_due(10, 2.0, last_cost_seconds=0.001)
-    assert not rule.is_due(10, 2.0, last_cost_seconds=1.0)
+    assert rule.is_due(10, 2.0, last_cost_seconds=0.001, rest=None)
+    assert not rule.is_due(10, 2.0, last_cost_seconds=1.0, rest=None)
     asked = BatchRule.of(Sizes(), 1_000, 2.0)
-    assert asked.is_due(10, 2.0, last_cost_seconds=1.0), "unless somebody asked for it"
+    assert asked.is_due(10, 2.0, last_cost_seconds=1.0, rest=None), "unless somebody asked for it"
 
 
 def commits(rule: CommitRule, seconds: float, cost: Callable[[int], float]) -> list[float]:
@@ -376,7 +418,7 @@ def test_the_rest_of_a_fragment_is_no_crumb() -> None:
 def test_tasks_are_long_enough_for_the_driver_of_many_slots() -> None:
     rows, speed = 10_000, 1_000.0
     queue = WorkQueue([new_fragment(0, RowSet.full(rows))], None)
-    assert queue.share(100, speed) == 1_500  # 100 slots take 1.5 s to be handed a task each
+    assert queue.share(100, speed) == 1_000  # 100 slots take a second to be handed a task each
     assert queue.share(100, speed, per_job=10) == 150
 
 
@@ -403,7 +445,7 @@ def test_a_first_task_is_waited_for_where_many_would_be_cut_blindly(
         (100, 1, 1e6, 16, 1),
         (1_000_000, 16, 6e6, 16, 4),
         (1_000_000, 16, 6e6, 2, 2),
-        (100_000, 500, 6e6, 16, 9),
+        (100_000, 500, 6e6, 16, 10),
         (2_000, 8, 200.0, 16, 8),
     ],
 )
@@ -421,6 +463,13 @@ def test_what_is_known_of_a_function_says_how_many_tasks_are_worth_it(
         assert limit.in_fragments or tasks == slots == 2
         cut += 1
     assert cut == tasks
+
+
+def test_tasks_of_known_functions_are_equal_shares() -> None:
+    plans = [new_fragment(i, RowSet.full(65_536)) for i in range(8)]
+    queue = WorkQueue(plans, None, expected_speed=2e7)
+    shares = [len(queue.next_task(2)[0]), len(queue.next_task(2)[0])]
+    assert shares == [4, 4]
 
 
 def test_where_columns_end_together_a_fragment_that_was_begun_is_not_given_back() -> None:

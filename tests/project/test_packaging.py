@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from geneva.render.text import how_to_install
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "packaging" / "client"
@@ -29,6 +32,17 @@ def test_the_client_differs_by_pyspark_alone() -> None:
     (only_client,) = needs["c"] - needs["f"]
     assert spark.startswith("pyspark>=")
     assert only_client.startswith("pyspark-client>=")
+
+
+def test_messages_name_extras_that_are_there_and_no_package_of_pypi() -> None:
+    extras = project(ROOT)["optional-dependencies"].keys()
+    for file in (ROOT / "src").rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(r"pip install [\"']?geneva-spark", text), file
+        named = re.findall(r"how_to_install\([\"']([^\"']+)", text)
+        named += re.findall(r"require\(\"[^\"]+\", \"([^\"]+)\"\)", text)
+        assert set(named) <= extras, file
+    assert how_to_install("console") == 'pip install ".[console]" in a checkout of geneva-spark'
 
 
 @pytest.mark.slow

@@ -15,6 +15,9 @@ from geneva.execution.runner import InProcessRunner
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)[^)]*\)")
+PLACE = re.compile(
+    r'connect\("([^"]+)"|(?:create_(?:table|materialized_view|udtf_view)\(|view_name=)\s*"([^"]+)"'
+)
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
@@ -124,6 +127,23 @@ def test_the_guide_to_spark(
 ) -> None:
     run(ROOT / "docs" / "spark.md", tmp_path, monkeypatch, slow=True)
     assert "|  2|bonjour|" in capsys.readouterr().out
+
+
+def test_the_pages_can_be_tried_in_one_folder() -> None:
+    made: dict[tuple[str, str], str] = {}
+    for page in PAGES:
+        folder = ""
+        for code in blocks(page, slow=True):
+            for connected, created in PLACE.findall(code):
+                folder = connected.removeprefix("./") or folder
+                if created:
+                    table = (folder, created)
+                    assert made.setdefault(table, page.name) == page.name, f"{table} is there"
+    assert {
+        ("my-database", "texts"),
+        ("my-database", "articles"),
+        ("shop", "reviews"),
+    } <= made.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

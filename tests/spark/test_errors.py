@@ -26,6 +26,7 @@ def test_lost_executor() -> None:
     assert isinstance(error, WorkerLostError)
     assert "executor 3" in str(error)
     assert "\tat" not in str(error)
+    assert error.tries == 4
 
 
 def test_cancelled_by_somebody_else() -> None:
@@ -74,12 +75,30 @@ def test_failed_task_on_connect() -> None:
     ]
 
 
-def test_no_space_is_said_as_such() -> None:
-    text = "Job aborted due to stage failure\njava.io.IOException: No space left on device\n\tat x"
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "java.io.IOException: No space left on device",
+        "java.nio.file.FileSystemException: /tmp/a: No space left on device",
+        "OSError: [Errno 28] No space left on device: '/tmp/a'",
+        "OSError: LanceError(IO): Disk quota exceeded (os error 122), /a/b.rs:1:2",
+    ],
+)
+def test_no_space_is_said_as_such(cause: str) -> None:
+    text = f"Job aborted due to stage failure\n{cause}\n\tat x"
     found = explained(RuntimeError(text))
     assert isinstance(found, StorageFullError)
     assert "spark.local.dir" in str(found)
     assert len(str(found)) < 400
+
+
+def test_what_a_value_says_is_not_about_the_disk() -> None:
+    trace = (
+        'Traceback (most recent call last):\n  File "/a.py", line 1, in f\n    int(text)\n'
+        "ValueError: invalid literal for int(): 'No space left on device (os error 28)'"
+    )
+    text = f"org.apache.spark.api.python.PythonException: {trace}"
+    assert type(explained(RuntimeError(text))) is JobError
 
 
 def test_a_call_that_gets_no_answer_means_that_spark_is_gone() -> None:

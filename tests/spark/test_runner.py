@@ -106,6 +106,22 @@ def process_and_gpu(mark: str) -> str:
     return f"{os.getpid()} {gpu}"
 
 
+def visible_gpus_here(seconds: float) -> str:
+    time.sleep(seconds)
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
+def await_each_other(marks: tuple[str, str]) -> str:
+    """Wait until a task has left the other mark."""
+    own, other = map(Path, marks)
+    own.touch()
+    deadline = time.monotonic() + 20
+    while not other.exists():
+        assert time.monotonic() < deadline, "nobody else runs at the same time"
+        time.sleep(0.01)
+    return str(os.getpid())
+
+
 def touch_and_wait(mark: str) -> str:
     Path(mark).touch()
     time.sleep(3)
@@ -167,6 +183,30 @@ def test_a_gpu_of_a_local_spark_has_one_task_and_one_process(
     found = {job.result()[0] for job in jobs}
     assert {text.split()[1] for text in found} == {str(number) for number in range(gpus)}
     assert len(found) == gpus, "one process per GPU"
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_jobs_at_once_have_the_variables_of_their_own_gpus(runner: SparkRunner) -> None:
+    shared = SparkRunner(runner._session, gpus=2)
+    gpu, nothing = Resources(num_gpus=1), Resources()
+    for _ in range(5):
+        jobs = [
+            shared.submit(visible_gpus_here, [0.05], wanted)
+            for wanted in (gpu, gpu, nothing, gpu, nothing, gpu)
+        ]
+        found = [job.result()[0] for job in jobs]
+        assert {found[2], found[4]} == {""}
+        assert {found[0], found[1], found[3], found[5]} == {"0", "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_items_that_share_the_machine_run_at_once(runner: SparkRunner, tmp_path: Path) -> None:
+    shared = SparkRunner(runner._session, gpus=1)
+    marks = (str(tmp_path / "a"), str(tmp_path / "b"))
+    job = shared.submit(await_each_other, [marks, marks[::-1]], Resources(num_gpus=0.5))
+    assert len(set(job.result(timeout=60))) == 2
 
 
 def test_in_process_runner_fails_like_a_job(tmp_path: Path) -> None:

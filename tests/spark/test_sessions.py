@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from pyspark import cloudpickle
 
+from cluster import run_script
 from geneva.errors import SparkUnavailableError
 from geneva.spark.embedded.settings import LocalOptions
 from geneva.spark.runner import SparkRunner
@@ -79,3 +81,31 @@ class TestEmbeddedSession:
             job.result(timeout=10)
         runner.cancel()  # has nothing to do, and says nothing
         assert SparkRunner(embedded_session(OPTIONS)).submit(double, [1]).result() == ["2"]
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_master_that_tries_nothing_again_finds_the_row_that_kills_its_worker(
+    tmp_path: Path,
+) -> None:
+    code = """
+        import pyarrow as pa
+        from pyspark.sql import SparkSession
+        import geneva
+
+        @geneva.udf(data_type=pa.int64(), on_error=geneva.skip_on_error())
+        def dies(x: int) -> int:
+            if x == 70:
+                os._exit(9)
+            return 2 * x
+
+        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+        spark.sparkContext.setLogLevel("OFF")
+        table = geneva.connect("db", spark=spark).create_table("t", pa.table({"x": range(100)}))
+        table.add_columns({"y": dies})
+        print(table.backfill("y").rows_failed, table.to_arrow()["y"].to_pylist())
+    """
+    process = run_script(code, tmp_path, PYSPARK_PYTHON=sys.executable)
+    said, problems = process.communicate(timeout=120)
+    assert said.split("\n")[0] == f"1 {[None if x == 70 else 2 * x for x in range(100)]}", problems

@@ -1,6 +1,6 @@
 """Models of sentence-transformers and faster-whisper, on weights made here: nothing is fetched.
 
-Run where the packages are: `pip install 'geneva-spark[udf-audio,udf-text-sentence-transformers]'`.
+Run where the packages are: `pip install ".[udf-audio,udf-text-sentence-transformers]"`.
 """
 
 from __future__ import annotations

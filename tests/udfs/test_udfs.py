@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import time
 from pathlib import Path
@@ -175,18 +176,28 @@ class TestEmbeddings:
         table = filled(local_db, {"text": ["red", None, "blue"]}, v=embed)
         assert column(table, "v") == [[1.0, 0.0, 0.0], None, [0.0, 1.0, 0.0]]
 
+    def test_what_is_published_is_by_position(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("A_KEY", "k")
+        made = openai_embedding_udf("text", "m", 4, True, "A_KEY", "1", None)
+        assert (made.version, made.data_type) == ("1", pa.list_(pa.float32(), 4))
+        for call, names in (
+            (sentence_transformer_udf, "model column normalize num_gpus trust_remote_code"),
+            (gemini_embedding_udf, "column model task_type output_dimensionality normalize"),
+        ):
+            inspect.signature(call).bind(*names.split())
+
     def test_what_is_missing_is_said(self) -> None:
         if _installed("sentence_transformers"):
             assert sentence_transformer_udf(dimension=3).data_type == pa.list_(pa.float32(), 3)
         else:
-            with pytest.raises(MissingDependencyError, match=r"geneva-spark\[udf-text-sentence"):
+            with pytest.raises(MissingDependencyError, match=r"\"\.\[udf-text-sentence"):
                 sentence_transformer_udf(dimension=3)
         if _installed("faster_whisper"):
             assert geneva.udfs.WhisperChunkTranscriber.data_type == pa.large_string()
         else:
             bound = geneva.udfs.WhisperChunkTranscriber(model_id="tiny")
             assert bound.input_columns == ["samples"]
-            with pytest.raises(MissingDependencyError, match=r"geneva-spark\[udf-audio\]"):
+            with pytest.raises(MissingDependencyError, match=r"\"\.\[udf-audio\]"):
                 bound([0.0])
 
 

@@ -116,6 +116,18 @@ def backfill(
     return emit(result_record(result)) if as_json else show_result(result)
 
 
+def _sample(text: str) -> int | float:
+    """`1` is a number of rows, `1.0` a share of them."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number.") from None
+
+
 def verify(
     db: Database,
     table: TableName,
@@ -124,8 +136,10 @@ def verify(
     sample: Annotated[
         float | None,
         typer.Option(
-            help="Look at so many rows, or at such a share of them (below 1); by default at all.",
+            help="Look at so many rows (1 is one), or at such a share of them (0.01; 1.0 is all); "
+            "by default at all.",
             metavar="N",
+            parser=_sample,
         ),
     ] = None,
     run: Annotated[
@@ -139,7 +153,8 @@ def verify(
 ) -> None:
     """Compare every value's receipt with its inputs, and say which rows are not right.
 
-    Exits with 1 where a value is other than its column says.
+    Exits with 1 where a value is other than its column says. Values that people wrote are right;
+    --run says how many of them the function would give otherwise.
     """
     opened = connect(db, storage_option).open_table(table)
     _check_column(opened, column)
@@ -233,6 +248,7 @@ def report_record(report: VerifyReport) -> dict[str, Any]:
         "total_rows": report.total_rows,
         "ok": report.ok,
         "counts": {state.value: rows for state, rows in report.counts.items()},
+        "kept_values": report.kept_values,
         "examples": [
             {"row_address": found.address, "state": found.state.value} for found in report.examples
         ],

@@ -48,7 +48,7 @@ def cleanup(
     age = timedelta(seconds=older_than)
     if table is not None:
         removed = {table: connection.open_table(table).cleanup_checkpoints(age)}
-        return _tell(removed, troubles={}, signals=0, as_json=as_json)
+        return _report(removed, troubles={}, signals=0, as_json=as_json)
     reports: dict[str, CleanupReport] = {}
     troubles: dict[str, str] = {}
     for name in connection.all_table_names():
@@ -56,13 +56,13 @@ def cleanup(
             reports[name] = connection.open_table(name).cleanup_checkpoints(age)
         except BaseException as error:  # noqa: BLE001  one bad table keeps no other from it
             troubles[name] = redact(one_line(error))
-    _tell(reports, troubles, signals=connection.cleanup_signals(), as_json=as_json)
+    _report(reports, troubles, signals=connection.cleanup_signals(), as_json=as_json)
     if troubles:
         raise typer.Exit(1)
     return None
 
 
-def _tell(
+def _report(
     reports: Mapping[str, CleanupReport],
     troubles: Mapping[str, str],
     *,

@@ -12,6 +12,7 @@ from geneva.cli.arguments import AsJson, Database, StorageOption
 from geneva.cli.database import connect, read_storage_options
 from geneva.cli.terminal import emit
 from geneva.errors import MissingDependencyError
+from geneva.render.text import how_to_install
 
 
 def console(
@@ -38,8 +39,8 @@ def console(
     serve = _serve()
     uri = str(connect(db, storage_option).uri)  # what is wrong with it is said here
     given = read_storage_options(storage_option)
-    told = {"announce": partial(_answer, uri)} if as_json else {}
-    serve(uri, host=host, port=port, token=token, storage_options=given, **told)
+    options = {"announce": partial(_answer, uri)} if as_json else {}
+    serve(uri, host=host, port=port, token=token, storage_options=given, **options)
 
 
 def _answer(uri: str, address: str) -> None:
@@ -50,8 +51,7 @@ def _serve() -> Any:
     for needed in ("starlette", "uvicorn"):
         if find_spec(needed) is None:
             raise MissingDependencyError(
-                f"The console needs {needed}, which is not installed. Run: "
-                'pip install "geneva-spark[console]"'
+                f"The console needs {needed}, which is not installed: {how_to_install('console')}."
             )
     from geneva.console import serve
 

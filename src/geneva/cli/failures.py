@@ -50,11 +50,9 @@ def errors(
 
     The newest come first. With --json, each has its row address and its traceback too.
     """
-    from geneva.cli.jobs import find_job
-
     connection = connect_to_look(db, storage_option)
     opened = connection.open_table(table)
-    job_id = find_job(connection, job).job_id if job is not None else None
+    job_id = connection.get_job(job).job_id if job is not None else None
     found = opened.get_errors(job_id=job_id, column_name=column)
     if column is not None and not found:
         _check_known(opened, column)

@@ -20,14 +20,14 @@ from geneva.cli.arguments import (
 )
 from geneva.cli.database import connect, connect_to_look
 from geneva.cli.terminal import FAILED, emit, err, facts, grid, say
-from geneva.errors import JobNotFoundError, UserInputError
+from geneva.errors import UserInputError
 from geneva.model.jobs import metric
 from geneva.render.plain import plain
-from geneva.render.text import count, listed, shorten, timestamp
+from geneva.render.text import count, shorten, timestamp
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
-    from geneva.storage.jobs.events import JobRecord
+    from geneva.storage.jobs.records import JobRecord
 
 app = group("Jobs: backfills and refreshes, running and past, of all processes.")
 
@@ -66,7 +66,7 @@ def list_jobs(
         return emit({"jobs": [job_record(job) for job in found[:limit]]})
     if not found:
         return say("There are no such jobs.")
-    from geneva.storage.jobs.events import without_repeats
+    from geneva.storage.jobs.records import without_repeats
 
     listed = without_repeats(found)
     grid(
@@ -96,7 +96,7 @@ def show(
     db: Database, job: JobId, *, as_json: AsJson = False, storage_option: StorageOption = None
 ) -> None:
     """Show a job: how it stands, its settings, its numbers and what happened when."""
-    found = find_job(connect_to_look(db, storage_option), job)
+    found = connect_to_look(db, storage_option).get_job(job)
     if as_json:
         return emit(job_record(found, events=True))
     facts(
@@ -130,7 +130,7 @@ def logs(
 ) -> None:
     """Show what the functions of a job printed and logged: the end of it, task by task."""
     connection = connect_to_look(db, storage_option)
-    found = connection.get_job(find_job(connection, job).job_id).logs()
+    found = connection.get_job(job).logs()
     if as_json:
         return emit({"tasks": [{"at": o.at, "task": o.task, "text": o.text} for o in found]})
     if not found:
@@ -153,7 +153,7 @@ def cancel(
 ) -> None:
     """Ask a job to stop, whichever process runs it. What is finished is committed first."""
     connection = connect(db, storage_option)
-    found = find_job(connection, job)
+    found = connection.get_job(job)
     if found.status.is_final:
         raise UserInputError(f"Job {found.job_id} has ended already: it is {found.status}.")
     connection.cancel_job(found.job_id)
@@ -192,7 +192,7 @@ def watch(
     The exit code is 0 when the job is done, and 1 when it failed or was cancelled.
     """
     connection = connect_to_look(db, storage_option)
-    found = find_job(connection, job) if job is not None else _newest_running(connection)
+    found = connection.get_job(job) if job is not None else _newest_running(connection)
     found = _follow(connection, found.job_id)
     if as_json:
         emit(job_record(found, events=True))
@@ -234,28 +234,7 @@ def _follow(connection: Connection, job_id: str) -> JobRecord:
 # -------------------------------------------------------------------------------------- finding
 
 
-def find_job(connection: Connection, start: str) -> JobRecord:
-    """The job of an id, or of its first characters when no other begins so."""
-    try:
-        return connection.get_job(start)
-    except JobNotFoundError:
-        found = [job for job in connection.list_jobs() if job.job_id.startswith(start)]
-    if len(found) == 1:
-        return connection.get_job(found[0].job_id)
-    if not found:
-        raise UserInputError(f"There is no job {start!r} in this database.")
-    raise UserInputError(
-        f"{len(found)} jobs begin with {start!r}: give more of the id. "
-        f"They are {', '.join(plain(job.job_id) for job in found[:5])}."
-    )
-
-
 def _listed(connection: Connection, table: str | None, status: str | None) -> list[JobRecord]:
-    from geneva.model.jobs import JobStatus
-
-    known = [each.value for each in JobStatus]
-    if status is not None and status.upper() not in known:
-        raise UserInputError(f"{status!r} is no status. They are {listed(known)}.")
     found = connection.list_jobs(table, status)
     if table is not None and not found and not connection.list_jobs(table):
         connection.open_table(table)  # where there is none, and never were jobs of it, says so

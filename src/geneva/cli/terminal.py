@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from geneva.errors import GenevaError, MissingDependencyError, UserInputError
+from geneva.errors import GenevaError, JobNotFoundError, MissingDependencyError, UserInputError
 from geneva.model.tables import Secrets
 from geneva.render.plain import json_text, plain
 
@@ -38,7 +38,7 @@ _hidden: set[Secrets] = set()
 
 def exit_code(error: BaseException) -> int:
     """Return what a shell should see: who can do something about this error."""
-    if isinstance(error, UserInputError):
+    if isinstance(error, UserInputError | JobNotFoundError):
         return USER_INPUT
     if isinstance(error, MissingDependencyError):
         return MISSING_DEPENDENCY

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from geneva.config import user_name
+from geneva.config import time_of, user_name
 from geneva.errors import UserInputError
 
 if TYPE_CHECKING:
@@ -20,7 +20,14 @@ if TYPE_CHECKING:
         SparkClusterBuilder,
     )
 
-__all__ = ["ClusterType", "GenevaCluster", "K8sConfigMethod", "KubeRayConfig", "WorkerGroup"]
+__all__ = [
+    "ClusterType",
+    "GenevaCluster",
+    "GenevaClusterType",
+    "K8sConfigMethod",
+    "KubeRayConfig",
+    "WorkerGroup",
+]
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 SERVICE_ACCOUNT = "geneva-service-account"
@@ -34,6 +41,10 @@ class ClusterType(StrEnum):
     LOCAL = "LOCAL_RAY"
     KUBERAY = "KUBE_RAY"
     EXTERNAL = "EXTERNAL_RAY"
+
+
+GenevaClusterType = ClusterType
+"""The same, by Geneva's name."""
 
 
 class K8sConfigMethod(StrEnum):
@@ -89,11 +100,12 @@ class GenevaCluster:
     """A Spark master (`spark://...`, `yarn`, `k8s://...`, `local[4]`) or a Connect server (`sc://`)."""
     conf: dict[str, str] = field(default_factory=dict)
     """Settings of the Spark session."""
-    created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     created_by: str = field(default_factory=user_name)
 
     def __post_init__(self) -> None:
-        """Check the name."""
+        """Check the name, and read the time that plain values have as text."""
+        object.__setattr__(self, "created_at", time_of(self.created_at))
         self.validate()
 
     def validate(self) -> None:
@@ -128,7 +140,7 @@ class GenevaCluster:
 
     def as_dict(self) -> dict[str, Any]:
         """The cluster as plain values."""
-        return asdict(self)
+        return {**asdict(self), "created_at": self.created_at.isoformat()}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> GenevaCluster:

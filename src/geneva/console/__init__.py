@@ -12,13 +12,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from geneva.errors import MissingDependencyError, UserInputError
+from geneva.render.text import how_to_install
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 __all__ = ["app", "serve"]
 
-_INSTALL = "The console needs starlette and uvicorn: pip install 'geneva-spark[console]'"
+_INSTALL = f"The console needs starlette and uvicorn: {how_to_install('console')}"
 _PATIENCE_SECONDS = 2
 """How long open live pages are waited for at the end."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})

@@ -11,8 +11,9 @@ from geneva.console.plots import stage_times, throughput
 from geneva.model.jobs import JobStatus, metric
 from geneva.render.html import Child, Html, tag
 from geneva.render.text import count, rate, seconds, size
-from geneva.storage.jobs.events import JobEvent, JobRecord, without_repeats
+from geneva.storage.jobs.events import JobEvent
 from geneva.storage.jobs.output import TaskOutput
+from geneva.storage.jobs.records import JobRecord, without_repeats
 
 STATES = (
     ("checkpointed", "Checkpointed", "computed, and safe from a crash"),
@@ -78,13 +79,13 @@ def _job_row(job: JobRecord, repeats: int, labels: Sequence[str]) -> Html:
 
 
 def _progress(job: JobRecord, repeats: int) -> list[Child]:
-    """A bar of what is safe: committed, or of a running job checkpointed."""
+    """A bar of what is safe: committed, or of a job that is not done checkpointed."""
     if job.had_nothing_to_do:
         again = f", {count(repeats, 'more time')}" if repeats else ""
         return [tag("span", f"nothing to do{again}", class_="dim")]
     done, total = job.rows_done
     share = f"{_percent(done, total)} %"
-    what = "committed" if job.status.is_final else "checkpointed"
+    what = "committed" if job.status is JobStatus.DONE else "checkpointed"
     label = f"{what} {share}"
     bar = tag("progress", value=min(done, total), max=max(1, total), aria_label=label)
     return [bar, " ", tag("span", share, title=f"{done:,} of {count(total, 'row')} {what}")]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from geneva.console.plots import STAGES
 from geneva.console.queries import Freshness, TableInfo
 from geneva.model.jobs import JobStatus, metric
-from geneva.storage.jobs.events import JobRecord
+from geneva.storage.jobs.records import JobRecord
 
 _GAUGES = (
     ("geneva_job_reused_rows", "reused_rows", "Rows taken from earlier runs."),

@@ -13,18 +13,18 @@ from typing import Any
 from geneva.connection import Connection, connect
 from geneva.errors import TableNotFoundError
 from geneva.model.addresses import offset_of
-from geneva.model.jobs import JobStatus
+from geneva.model.jobs import JobStatus, whole_id
 from geneva.model.tables import ColumnDefinition, Secrets
 from geneva.model.uris import joined_uri, same_place, table_uri
 from geneva.model.view_query import ViewQuery
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.refresh import RefreshPlan
 from geneva.render.text import one_line
-from geneva.storage.jobs.events import JobRecord
 from geneva.storage.jobs.failures import ErrorRecord, FailureStore
 from geneva.storage.jobs.feed import JobFeed
 from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs
 from geneva.storage.jobs.output import OutputStore, TaskOutput
+from geneva.storage.jobs.records import JobRecord
 from geneva.storage.views.definition import reads_source
 from geneva.table import Table
 from geneva.view import MaterializedView
@@ -227,10 +227,12 @@ class DatabaseReader:
 
     def job(self, job_id: str) -> JobRecord:
         """One job, with the latest that is known of it."""
-        running = self._feed.unfinished(job_id)
-        if running is None:
-            return self._live(self._db.get_job(job_id))
-        return self._live(as_it_runs(running, self._signals))
+        job = self._feed.unfinished(job_id) or self._db._history.job(job_id)
+        return self._live(as_it_runs(job, self._signals))
+
+    def whole_id(self, start: str) -> str:
+        """The id of the only job that begins so."""
+        return whole_id(start, (job.job_id for job in self._feed.records()))
 
     def output(self, job_id: str) -> list[TaskOutput]:
         """What the tasks of a job printed, as far as it is kept."""

@@ -151,8 +151,12 @@ class Console:
         return self._streams.respond(chosen, read)
 
     def job(self, request: Request) -> Response:
-        """One job."""
-        job = self._reader.job(request.path_params["job_id"])
+        """One job, by its id or by how that begins."""
+        asked = request.path_params["job_id"]
+        try:
+            job = self._reader.job(asked)
+        except JobNotFoundError:
+            return RedirectResponse(path("jobs", self._reader.whole_id(asked)), 303)
         stopping = not job.status.is_final and self._reader.cancel_requested(job.job_id)
         form = None if job.status.is_final or stopping else self._cancel_form(job.job_id)
         output = self._reader.output(job.job_id)

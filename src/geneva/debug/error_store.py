@@ -23,6 +23,7 @@ from geneva.udf.policy import (
 
 __all__ = [
     "ErrorHandlingConfig",
+    "ExceptionMatcher",
     "Fail",
     "Retry",
     "Skip",
@@ -33,8 +34,12 @@ __all__ = [
     "skip_on_error",
 ]
 
+ExceptionMatcher = Rule
+"""What `Retry`, `Skip` and `Fail` make, by Geneva's name."""
+
 _WAITS: dict[str, str | float] = {
     "wait_exponential": "exponential",
+    "wait_exponential_jitter": "exponential",
     "wait_incrementing": "linear",
     "wait_none": 0.0,
 }
@@ -45,8 +50,9 @@ _WAITS: dict[str, str | float] = {
 class UDFRetryConfig:
     """When to call again, in tenacity's words; what is left out is as in `Retry()`.
 
-    Only what a rule of ours can say is taken: `retry_if_exception_type`, `stop_after_attempt`,
-    `wait_fixed`, `wait_exponential`, `wait_random_exponential`, `wait_incrementing`, `wait_none`.
+    Only what a rule of ours can say is taken: `retry_if_exception_type` (several with `|`),
+    `stop_after_attempt`, `wait_fixed`, `wait_exponential`, `wait_random_exponential`,
+    `wait_exponential_jitter`, `wait_incrementing`, `wait_none`.
     """
 
     retry: Any = None
@@ -61,24 +67,18 @@ class UDFRetryConfig:
                 "UDFRetryConfig(before_sleep=...)",
                 "it is not called: retries are counted in the job's metrics",
             )
-        kinds: Any = ()
-        if self.retry is not None:
-            kinds = self._part("retry", "retry_if_exception_type", "exception_types")
+        exceptions = () if self.retry is None else self._exceptions(self.retry)
         attempts = 3
         if self.stop is not None:
-            attempts = self._part("stop", "stop_after_attempt", "max_attempt_number")
-        exceptions = kinds if isinstance(kinds, tuple) else (kinds,)
+            attempts = _part("stop", self.stop, "stop_after_attempt", "max_attempt_number")
         return Retry(*exceptions, max_attempts=attempts, backoff=self._backoff())
 
-    def _part(self, word: str, kind: str, fact: str) -> Any:
-        """What one of tenacity's objects says, where it is of the kind that we know."""
-        given = getattr(self, word)
-        if kind not in _kinds(given):
-            raise InvalidUDFError(
-                f"UDFRetryConfig({word}={given!r}) can't be done here: give {kind}(...), or "
-                "on_error=[Retry(...)]."
-            )
-        return getattr(given, fact)
+    def _exceptions(self, retry: Any) -> tuple[Any, ...]:
+        """The classes of `retry_if_exception_type`, or of several, put together with `|`."""
+        if "retry_any" in _kinds(retry):
+            return tuple(kind for each in retry.retries for kind in self._exceptions(each))
+        kinds = _part("retry", retry, "retry_if_exception_type", "exception_types")
+        return kinds if isinstance(kinds, tuple) else (kinds,)
 
     def _backoff(self) -> str | float:
         if self.wait is None:
@@ -93,6 +93,16 @@ class UDFRetryConfig:
             f"UDFRetryConfig(wait={self.wait!r}) can't be done here: give wait_fixed(seconds), "
             "wait_exponential(), wait_incrementing() or wait_none()."
         )
+
+
+def _part(word: str, given: Any, kind: str, fact: str) -> Any:
+    """What one of tenacity's objects says, where it is of the kind that we know."""
+    if kind not in _kinds(given):
+        raise InvalidUDFError(
+            f"UDFRetryConfig({word}={given!r}) can't be done here: give {kind}(...), or "
+            "on_error=[Retry(...)]."
+        )
+    return getattr(given, fact)
 
 
 def _kinds(given: Any) -> list[str]:

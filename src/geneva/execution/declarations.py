@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -14,27 +13,16 @@ import pyarrow as pa
 from geneva.errors import (
     ColumnNotFoundError,
     InvalidUDFError,
-    TableNotFoundError,
     TypeMismatchError,
     UserInputError,
 )
-from geneva.execution.backfill.prepare import useful_checkpoints
 from geneva.execution.backfill.subjects import ColumnSubject
-from geneva.model.computation import RECEIPT_PREFIX, MakePermit, receipt_name
-from geneva.model.sql import check_readable, quoted_name
+from geneva.execution.column_changes import refuse_hidden, top_name
+from geneva.model.computation import MakePermit
+from geneva.model.sql import check_readable
 from geneva.model.tables import ColumnDefinition, TableRef
-from geneva.model.uris import TableName
 from geneva.model.view_query import CHUNKS
 from geneva.planning.graph import find_cycle
-from geneva.render.text import did_you_mean, listed, shown_columns
-from geneva.storage.checkpoints.cleanup import (
-    CleanupReport,
-    forget_attempts,
-    is_idle,
-    remove_leftovers,
-)
-from geneva.storage.checkpoints.pins import release_dead_tags
-from geneva.storage.checkpoints.store import is_of_column
 from geneva.storage.columns.definitions import (
     FunctionSource,
     columns_of,
@@ -44,10 +32,13 @@ from geneva.storage.columns.definitions import (
     define_columns,
     define_sibling,
     group_definitions,
+    known_paths,
+    not_defined,
     read_definition,
     read_definitions,
     redefine_column,
     required_definition,
+    unsure_input,
     with_kept_version,
     with_present_inputs,
 )
@@ -68,14 +59,12 @@ from geneva.storage.lance.dataset import (
 from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.views.definition import (
-    is_view,
     present_definitions,
     reads_source,
     visible_schema,
 )
 from geneva.udf.chunker import Chunker
 from geneva.udf.declare import UDF, resolve_inputs, serialize_udf, udf_digest, with_fingerprint
-from geneva.udf.paths import steps_to
 from geneva.udf.records import UnpackedUDF
 from geneva.udf.table_function import UDTF
 from geneva.udf.transforms import NewColumns, NewFunction, as_udf, refuse_several
@@ -106,6 +95,7 @@ def add_udf_columns(
     for new in columns:
         known = _group_to_join(new, schema, present.values()) if new.udf.unpacks else None
         if known is not None:
+            _refuse_doubt(ref, known)
             new = replace(new, names=_missing(new, known, present.values()))
         for name, field in new.fields.items():
             _check_new_column(ref, dataset, name, field, new.udf)
@@ -116,9 +106,15 @@ def add_udf_columns(
     _refuse_cycles(
         ref, dataset, {name: inputs for new, inputs, _ in resolved for name in new.names}
     )
+    if any(known is not None for _, _, known in resolved):
+        # What a group reads is written down alike for all of its columns.
+        commit_pinned(ref, partial(_present_paths, {k.computation_id for _, _, k in resolved if k}))
+        dataset = open_dataset(ref)
+        present = present_definitions(dataset)
     definitions: list[ColumnDefinition] = []
     for new, inputs, known in resolved:
         if known is not None:
+            known = present[known.name]
             definitions += [
                 define_sibling(known, f.name, _made(new, f.name)) for f in new.fields.values()
             ]
@@ -131,6 +127,15 @@ def add_udf_columns(
     )
     for new, _, _ in resolved:
         warn_of_narrow_dictionaries(ref, {name: f.type for name, f in new.fields.items()})
+
+
+def _present_paths(
+    ids: Collection[str], definition: ColumnDefinition, fields: FieldsNow
+) -> tuple[str, ...] | None:
+    """Where the inputs of a column are; None: of one that is of no interest, or of a view's."""
+    if definition.computation_id not in ids or reads_source(definition.arrow_field):
+        return None
+    return known_paths(definition, fields)
 
 
 def _stored(dataset: Dataset, definition: ColumnDefinition) -> ColumnDefinition:
@@ -239,11 +244,11 @@ def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, field: pa.Fie
     kind = field.type
     if is_blob(field):
         return
-    complaint = why_not_storable(str(dataset.data_storage_version), kind)
-    if complaint is not None:
+    problem = why_not_storable(str(dataset.data_storage_version), kind)
+    if problem is not None:
         raise InvalidUDFError(
             f"Column {name!r} can't be of type {kind} in table {ref.name!r}, of storage version "
-            f"{dataset.data_storage_version}: {complaint}. Compute a column of another type, or "
+            f"{dataset.data_storage_version}: {problem}. Compute a column of another type, or "
             "make the table anew with a later data_storage_version."
         )
 
@@ -311,30 +316,6 @@ def declare_again(ref: TableRef, columns: Collection[str] | None, declare: Decla
     return [d.udf_name if d.name == CHUNKS else d.name for d in found]
 
 
-def refuse_hidden(ref: TableRef, schema: pa.Schema, paths: Iterable[str]) -> None:
-    """Refuse to change a column of Geneva's own, or to give a column such a name."""
-    visible = visible_schema(schema).names
-    for path in paths:
-        name = _top_name(path)
-        if name.startswith(RECEIPT_PREFIX) or (name in schema.names and name not in visible):
-            raise UserInputError(
-                f"Column {name!r} of {'view' if is_view(schema) else 'table'} {ref.name!r} is "
-                "Geneva's own: it can't be computed, renamed, altered or dropped by itself."
-            )
-
-
-def refuse_altering_hidden(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
-    """The same for what `alter_columns` is given: columns, and names that they are to get."""
-    paths = [str(a["path"]) for a in alterations if a.get("path") is not None]
-    refuse_hidden(ref, open_dataset(ref).schema, [*paths, *_new_names(alterations)])
-
-
-def _new_names(alterations: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The names that columns are to get; LanceDB has two words for that."""
-    keys = ("rename", "name")
-    return [str(a[key]) for a in alterations for key in keys if a.get(key) is not None]
-
-
 def _check_same_inputs(ref: TableRef, current: ColumnDefinition, inputs: Sequence[str]) -> None:
     """Refuse to keep values of other inputs: when they go stale could not be told."""
     if tuple(inputs) != current.inputs:
@@ -344,74 +325,6 @@ def _check_same_inputs(ref: TableRef, current: ColumnDefinition, inputs: Sequenc
             f"{list(current.inputs)}, and the new UDF reads {list(inputs)}. Name the columns with "
             "input_columns, or give the new UDF with alter_columns, without keep."
         )
-
-
-def check_alterable(ref: TableRef, alterations: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse another type for a computed column, and names that are Lance's own.
-
-    Lance would make a plain column of a computed one, and so would a field of a struct.
-    """
-    schema = open_dataset(ref).schema if alterations else pa.schema([])
-    refuse_names_of_lance(_new_names(alterations))
-    for alteration in alterations:
-        path = str(alteration.get("path", ""))
-        name = _top_name(path)
-        if not is_computed(schema, name):
-            continue
-        if alteration.get("data_type") is not None or _is_nested(path, name):
-            raise _type_is_the_udfs(ref, name)
-
-
-def alter_plain_columns(
-    ref: TableRef, alterations: Sequence[Mapping[str, Any]], alter: Callable[[], Any]
-) -> Any:
-    """Let LanceDB alter columns, and the computed ones follow what they are made from."""
-    before = open_dataset(ref)
-    renamed = {_unquoted(str(a["path"])): name for a in alterations for name in _new_names([a])}
-    inputs = {
-        d.uuid: tuple(_path_after(before.schema, path, renamed) for path in d.inputs)
-        for d in present_definitions(before).values()
-        if not reads_source(d.arrow_field)
-    }
-    altered = alter()
-    if inputs:
-        commit_pinned(ref, lambda definition, _: inputs.get(definition.uuid))
-    return altered
-
-
-def _unquoted(path: str) -> str:
-    """A path whose names may be quoted, as in SQL, with plain names."""
-    parts = re.findall(r"`((?:[^`]|``)+)`|([^.`]+)", path)
-    return ".".join(quoted.replace("``", "`") or name for quoted, name in parts)
-
-
-def _path_after(schema: pa.Schema, path: str, renamed: Mapping[str, str]) -> str:
-    """Where a path leads when columns, or fields of structs, have got other names."""
-    steps = steps_to(schema, path) or (path,)
-    wholes = (".".join(steps[: i + 1]) for i in range(len(steps)))
-    return ".".join(renamed.get(whole, step) for whole, step in zip(wholes, steps, strict=True))
-
-
-def is_computed(schema: pa.Schema, name: str) -> bool:
-    """Whether there is a computed column of that name."""
-    return name in schema.names and read_definition(schema, name) is not None
-
-
-def _top_name(path: str) -> str:
-    """The column that a path leads into; names may be quoted, as in SQL."""
-    quoted = re.match(r"`((?:[^`]|``)+)`", path)
-    return path.partition(".")[0] if quoted is None else quoted[1].replace("``", "`")
-
-
-def _is_nested(path: str, name: str) -> bool:
-    return path not in (name, quoted_name(name))
-
-
-def _type_is_the_udfs(ref: TableRef, name: str) -> UserInputError:
-    return UserInputError(
-        f"Column {name!r} of table {ref.name!r} is computed: its type is its UDF's. To give it "
-        "another one, drop it, and add it again with a UDF of that type."
-    )
 
 
 def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str, ...]]) -> None:
@@ -432,11 +345,7 @@ def _refuse_cycles(ref: TableRef, dataset: Dataset, fed: Mapping[str, tuple[str,
 def _existing(schema: pa.Schema, ref: TableRef, name: str, udf: UDF) -> ColumnDefinition | None:
     """The definition of a column that gets another function; None: it was a plain one."""
     if name not in schema.names:
-        known = shown_columns(schema.names)
-        raise ColumnNotFoundError(
-            f"Column {name!r} is not defined in this table ({ref.name!r})."
-            + (did_you_mean(name, known) or f" It has {listed(known)}.")
-        )
+        raise not_defined(schema, ref.name, name)
     current = read_definition(schema, name)
     if current is not None and current.group:
         _check_same_columns(ref, group_definitions(schema, current), udf)
@@ -497,7 +406,7 @@ def _made_from(schema: pa.Schema, columns: Collection[str]) -> set[str]:
     while more := {
         name
         for name, definition in definitions.items()
-        if name not in found and any(_top_name(path) in found for path in definition.inputs)
+        if name not in found and any(top_name(path) in found for path in definition.inputs)
     }:
         found |= more
     return found
@@ -531,47 +440,6 @@ def function_to_try(
     udf, own = as_udf("preview", source)
     paths = inputs_of(udf, own, visible_schema(dataset.schema), ())
     return udf.with_inputs(paths), paths
-
-
-def check_droppable(ref: TableRef, names: Sequence[str]) -> None:
-    """Refuse to drop a column that a computed one still reads, under whatever name it has now."""
-    dataset = open_dataset(ref)
-    schema = dataset.schema
-    refuse_hidden(ref, schema, names)
-    missing = [name for name in names if name.split(".")[0] not in schema.names]
-    if missing:
-        known = shown_columns(schema.names)
-        raise ColumnNotFoundError(
-            f"Column {missing[0]!r} is not defined in this table "
-            f"({ref.name!r} has {listed(known)}).{did_you_mean(missing[0], known)}"
-        )
-    for name in names:
-        if _is_nested(name, _top_name(name)) and is_computed(schema, _top_name(name)):
-            raise _type_is_the_udfs(ref, _top_name(name))
-    for definition in present_definitions(dataset).values():
-        if definition.name in names:
-            continue
-        needed = [name for name in names if _reads(definition, name)]
-        if needed:
-            raise UserInputError(
-                f"Column {needed[0]!r} can't be dropped: computed column {definition.name!r} reads "
-                f"it. Drop {definition.name!r} first (or in the same call), or give it another UDF."
-            )
-
-
-def receipts_of(ref: TableRef, names: Sequence[str]) -> list[str]:
-    """The columns of receipts that go with columns that are dropped, and those left over."""
-    schema = open_dataset(ref).schema
-    kept = {
-        receipt_name(definition.uuid)
-        for definition in read_definitions(schema).values()
-        if definition.name not in names
-    }
-    return [n for n in schema.names if n.startswith(RECEIPT_PREFIX) and n not in kept]
-
-
-def _reads(definition: ColumnDefinition, name: str) -> bool:
-    return any(path == name or path.startswith(f"{name}.") for path in definition.inputs)
 
 
 def check_column_was_there(ref: TableRef, dataset: Dataset, column: str) -> None:
@@ -613,7 +481,8 @@ def definition_for(
         )
     if udf is None:
         definition = with_present_inputs(required_definition(schema, ref.name, column), fields)
-        _check_inputs_present(definition, schema)
+        if definition.doubt is None:  # else receipts may tell
+            _check_inputs_present(definition, schema)
         return definition
     function, own = as_udf(column, udf)
     current = _existing(schema, ref, column, function)
@@ -660,6 +529,11 @@ def _keep_values_of(ref: TableRef, column: str, override: ColumnDefinition) -> N
         commit_redefinitions(dataset, changed)
 
 
+def _refuse_doubt(ref: TableRef, definition: ColumnDefinition) -> None:
+    if definition.doubt is not None:
+        raise unsure_input(ref.name, definition, definition.doubt)
+
+
 def _check_inputs_present(definition: ColumnDefinition, schema: pa.Schema) -> None:
     for path in definition.inputs:
         if not has_path(schema, path):
@@ -669,56 +543,6 @@ def _check_inputs_present(definition: ColumnDefinition, schema: pa.Schema) -> No
                 f'alter_columns({{"path": {definition.name!r}, "udf": ..., '
                 '"input_columns": [...]}).'
             )
-
-
-def check_branch_deletable(ref: TableRef, name: str) -> None:
-    """Refuse a branch that is not there, or that others were made from."""
-    branches = open_dataset(ref).branches.list()
-    table = str(replace(TableName.parse(ref.name), branch=None))
-    if name not in branches:
-        raise TableNotFoundError(
-            f"Table {table!r} has no branch {name!r}.{did_you_mean(name, branches)}"
-        )
-    children = sorted(n for n, branch in branches.items() if branch["parent_branch"] == name)
-    if children:
-        raise UserInputError(
-            f"Branch {name!r} of table {table!r} can't be deleted while others are made from it: "
-            f"{', '.join(map(repr, children))}. Delete these first."
-        )
-
-
-def release_dead(ref: TableRef, is_running: Callable[[str], bool]) -> None:
-    """Unpin what dead jobs have pinned, on any branch of a table."""
-    release_dead_tags(open_dataset(ref), is_running)
-
-
-def cleanup(
-    ref: TableRef,
-    is_running: Callable[[str], bool],
-    older_than: timedelta,
-    refreshed: Collection[str] = (),
-) -> CleanupReport:
-    """Remove what no plan can use again; nothing while a job runs on the table.
-
-    So do those of columns that are `refreshed` from another table: by their receipts the next
-    refresh finds them, whatever version it goes to, and when it ends it removes what is left.
-    """
-    dataset = open_dataset(ref)
-    release_dead_tags(dataset, is_running)
-    if not is_idle(ref):
-        return CleanupReport(0, 0, 0)
-    forget_attempts(ref)
-    definitions = read_definitions(dataset.schema)
-    own = [d for d in definitions.values() if not reads_source(d.arrow_field)]
-    useful = useful_checkpoints(dataset, read_snapshot(dataset, ref), own)
-    return remove_leftovers(
-        ref,
-        dataset,
-        lambda key: (
-            useful(key.prefix) or any(is_of_column(key.prefix, column) for column in refreshed)
-        ),
-        older_than,
-    )
 
 
 @dataclass(frozen=True, slots=True)

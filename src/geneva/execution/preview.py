@@ -131,8 +131,8 @@ class Preview:
                 )
         if self.failures:
             facts.append(("failed", f"{len(self.failures)} of {count(rows, self.unit)}"))
-            told = dict.fromkeys(f"{f.exception_type}: {f.message}" for f in self.failures)
-            facts += [("because", shorten(text, _MAX_REASON_CHARS)) for text in [*told][:3]]
+            reasons = dict.fromkeys(f"{f.exception_type}: {f.message}" for f in self.failures)
+            facts += [("because", shorten(text, _MAX_REASON_CHARS)) for text in [*reasons][:3]]
         if self.estimate is not None:
             facts.append((self.whole, str(self.estimate)))
         return facts
@@ -335,9 +335,9 @@ def _whole_or_failed(applied: Applied, errors: list[BaseException]) -> Applied:
     if not errors or applied.failures:
         return applied
     rows = len(applied.values[0])
-    told = f"{errors[0]} (each row by itself goes well)"
+    message = f"{errors[0]} (each row by itself goes well)"
     kind = type(errors[0]).__name__
-    failed = tuple(CellFailure(row, kind, told) for row in range(rows))
+    failed = tuple(CellFailure(row, kind, message) for row in range(rows))
     return Applied((pa.nulls(rows, applied.values[0].type),), failed)
 
 
@@ -359,8 +359,8 @@ def _batches(udf: UDF, inputs: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def _all_failed(udf: UDF, inputs: pa.RecordBatch, error: UDFError) -> Applied:
-    told: CellFailure = getattr(error, "failure", CellFailure(None, type(error).__name__, ""))
-    failures = [dataclasses.replace(told, row=row) for row in range(inputs.num_rows)]
+    failure: CellFailure = getattr(error, "failure", CellFailure(None, type(error).__name__, ""))
+    failures = [dataclasses.replace(failure, row=row) for row in range(inputs.num_rows)]
     return Applied((pa.nulls(inputs.num_rows, udf.data_type),), tuple(failures))
 
 

@@ -161,15 +161,29 @@ def task_body(
     function: Callable[[T], str],
     items: Sequence[T],
     surroundings: Surroundings = NO_SURROUNDINGS,
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return what ``mapInArrow`` runs: it reads item numbers and yields one report for each."""
+) -> Callable[[Iterable[int]], Iterator[str]]:
+    """Return what a task runs: it gets the numbers of items, and yields a report for each."""
     items = tuple(items)
 
-    def body(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def body(numbers: Iterable[int]) -> Iterator[str]:
         enter_job(surroundings)
-        return run_items(function, items, batches)
+        return run_items(function, items, numbers)
 
     return body
+
+
+def arrow_body(
+    body: Callable[[Iterable[int]], Iterator[str]],
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the same as ``mapInArrow`` runs it."""
+
+    def in_arrow(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            numbers = batch.column(0).to_pylist()
+            for number, report in zip(numbers, body(numbers), strict=True):
+                yield _report(number, report)
+
+    return in_arrow
 
 
 def partition_body(
@@ -192,15 +206,14 @@ def _report(index: int, report: str) -> pa.RecordBatch:
 
 
 def run_items(
-    function: Callable[[T], str], items: Sequence[T], batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+    function: Callable[[T], str], items: Sequence[T], numbers: Iterable[int]
+) -> Iterator[str]:
     """Call ``function`` on the items whose numbers arrive, and yield its answers."""
     _see_own_gpus()
-    for batch in batches:
-        for index in batch.column(0).to_pylist():
-            report = function(items[index])
-            freeze_heap_once()
-            yield _report(index, report)
+    for number in numbers:
+        report = function(items[number])
+        freeze_heap_once()
+        yield report
 
 
 def _see_own_gpus() -> None:

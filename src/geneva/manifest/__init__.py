@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from geneva.config import user_name
+from geneva.config import time_of, user_name
 from geneva.secret_values import Secrets
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class GenevaManifest:
     local_zip_output_dir: str | None = None
     zips: list[list[str]] = field(default_factory=list)
     checksum: str = ""
-    created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     created_by: str = field(default_factory=user_name)
     requirements_path: str | None = None
     conda: dict[str, Any] = field(default_factory=dict)
@@ -50,7 +50,8 @@ class GenevaManifest:
     env_vars: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        """Know the checksum."""
+        """Know the checksum, and the time that plain values have as text."""
+        object.__setattr__(self, "created_at", time_of(self.created_at))
         if not self.checksum:
             object.__setattr__(self, "checksum", self.compute_checksum())
 
@@ -68,7 +69,7 @@ class GenevaManifest:
 
     def as_dict(self) -> dict[str, Any]:
         """The manifest as plain values."""
-        return asdict(self)
+        return {**asdict(self), "created_at": self.created_at.isoformat()}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> GenevaManifest:

@@ -130,6 +130,8 @@ class Udf:
     """The policy for rows that fail, as JSON; empty: fail fast."""
     memoize: bool = False
     """Whether rows with equal inputs share one call."""
+    manifest: tuple[str, str | None] | None = None
+    """The name and the checksum of the manifest that it brings along, for the job's record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,11 @@ class Computation:
     def written(self) -> tuple[Output, ...]:
         """The columns of its data files: what is computed, and the receipts."""
         return (*self.outputs, *self.receipts)
+
+    @property
+    def receipt_names(self) -> tuple[str, ...]:
+        """What its receipts are called, also where the table has no columns of them yet."""
+        return tuple(receipt_name(output.column_id) for output in self.outputs if output.column_id)
 
     @property
     def facets(self) -> tuple[Computation, ...]:

@@ -14,13 +14,15 @@ constructs collisions on purpose.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from geneva.model.rows import bounded_runs
 
 Digests: TypeAlias = npt.NDArray[np.uint64]
 
@@ -346,7 +348,7 @@ def _list_codes(array: pa.Array, *values: pa.Array, tag: np.uint64) -> Digests:
     columns = values or (array.values,)
     lengths = np.diff(ends)
     sums = np.empty(len(array), dtype=np.uint64)
-    for first, last in _blocks(lengths * 8):
+    for first, last in bounded_runs(lengths * 8, _BLOCK_BYTES):
         start, stop = int(ends[first]), int(ends[last])
         items = np.zeros(stop - start, dtype=np.uint64)
         for position, column in enumerate(columns):
@@ -369,20 +371,6 @@ def _sums_between(items: Digests, places: npt.NDArray[np.int64]) -> Digests:
     return sums
 
 
-def _blocks(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Runs of rows of a bounded size together; a row that is larger is one by itself."""
-    if not len(sizes):
-        return
-    ends = np.cumsum(sizes)
-    first = 0
-    while first < len(sizes):
-        before = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, before + _BLOCK_BYTES, side="right"))
-        last = max(last, first + 1)
-        yield first, last
-        first = last
-
-
 def _text_codes(array: pa.Array, tag: np.uint64) -> Digests:
     """Strings and bytes: a sum over their words of eight bytes, the last one filled with zeros."""
     wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
@@ -394,7 +382,7 @@ def _text_codes(array: pa.Array, tag: np.uint64) -> Digests:
     ends = np.frombuffer(offsets, dtype, len(array) + 1, skipped).astype(np.int64)
     lengths = np.diff(ends)
     sums = np.empty(len(array), dtype=np.uint64)
-    for first, last in _blocks(lengths):
+    for first, last in bounded_runs(lengths, _BLOCK_BYTES):
         if ends[last] - ends[first] >= _LONG_BYTES * (last - first):
             for row in range(first, last):
                 sums[row] = _long_text_sum(data, int(ends[row]), int(ends[row + 1]))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from enum import StrEnum
 from typing import Any
+
+from geneva.errors import JobNotFoundError, UserInputError
+from geneva.render.text import listed
 
 
 class JobStatus(StrEnum):
@@ -17,10 +20,32 @@ class JobStatus(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
 
+    @classmethod
+    def _missing_(cls, value: object) -> JobStatus:
+        """The status of a word in any case; other words are refused."""
+        for status in cls:
+            if str(value).upper() == status.value:
+                return status
+        known = listed([status.value for status in cls])
+        raise UserInputError(f"{value!r} is no status. They are {known}.")
+
     @property
     def is_final(self) -> bool:
         """Whether nothing will change any more."""
         return self in (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED)
+
+
+def whole_id(start: str, job_ids: Iterable[str]) -> str:
+    """The id of a job by its first characters, where no other begins so."""
+    found = [job_id for job_id in job_ids if start and job_id.startswith(start)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise JobNotFoundError(f"There is no job {start!r} in this database.")
+    raise JobNotFoundError(
+        f"{len(found)} jobs begin with {start!r}: give more of the id. They are "
+        f"{', '.join(found[:5])}."
+    )
 
 
 def metric(metrics: Mapping[str, Any], name: str) -> float:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from geneva.model.digests import Digests, digest_rows, seed_of
-from geneva.model.rows import Mask, Offsets, RowIds
+from geneva.model.rows import Mask, Offsets, RowIds, bounded_runs
 
 KEY, DIGEST = "__key", "__digest"
 """The columns of a hidden view that has a row for each row of a source."""
@@ -266,12 +266,7 @@ class Partitions:
 
     def runs(self, max_rows: int) -> Iterator[tuple[int, int]]:
         """Neighbours that have so many rows together at most; one that has more is by itself."""
-        ends, first = np.cumsum(self.counts), 0
-        while first < len(self):
-            before = int(ends[first - 1]) if first else 0
-            last = max(first + 1, int(np.searchsorted(ends, before + max_rows, side="right")))
-            yield first, last
-            first = last
+        return bounded_runs(self.counts, max_rows)
 
 
 def _joined(high: Digests, low: Digests) -> npt.NDArray[Any]:

@@ -22,6 +22,23 @@ RowIds: TypeAlias = npt.NDArray[np.uint64]
 """Stable row ids of a table, or row addresses where it has none."""
 
 
+def bounded_runs(
+    sizes: npt.NDArray[np.int64], max_size: int, max_items: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Cut items into runs [first, last) of a bounded size; one that is larger is a run by itself.
+
+    `max_items`: nor does a run have more items than that.
+    """
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, before + max_size, side="right"))
+        last = max(last if max_items is None else min(last, first + max_items), first + 1)
+        yield first, last
+        first = last
+
+
 @dataclass(frozen=True, slots=True)
 class RowRange:
     """The rows [start, end) of a fragment."""

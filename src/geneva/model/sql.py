@@ -14,7 +14,6 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import sqloxide  # type: ignore[import-untyped]
 
 from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.render.text import did_you_mean, listed, shorten, shown_columns
@@ -207,11 +206,18 @@ def _check_size(sql: str) -> None:
             raise refusal(sql, "it has a comment in a comment.")
 
 
+def _sqloxide() -> Any:
+    """The parser, imported where there is SQL to parse: most workers never have any."""
+    import sqloxide  # type: ignore[import-untyped]
+
+    return sqloxide
+
+
 def _parse_tree(sql: str) -> Node:
     """The tree of an expression in parentheses of ours, which it can't close."""
     try:
         text = f"{_BEFORE}{_LONG_LIST.sub(_shortened, sql)}{_AFTER}"
-        statements = sqloxide.parse_sql(sql=text, dialect="generic")
+        statements = _sqloxide().parse_sql(sql=text, dialect="generic")
     except ValueError as error:
         raise refusal(sql, _parser_message(str(error))) from None
     select = statements[0]["Query"]["body"].get("Select", {}) if len(statements) == 1 else {}
@@ -556,6 +562,7 @@ def missing_column(name: str, schema: pa.Schema, sql: str | None = None) -> str:
 
 def text_of(part: Node) -> str:
     """A part of a parse tree as SQL, to ask what type it has; what is computed is never this."""
+    sqloxide = _sqloxide()
     (statement,) = sqloxide.parse_sql(sql="SELECT 1", dialect="generic")
     statement["Query"]["body"]["Select"]["projection"] = [{"UnnamedExpr": part}]
     (text,) = sqloxide.restore_ast(ast=[statement])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -66,6 +67,26 @@ class Sizes:
         )
 
 
+class CommitId(NamedTuple):
+    """A commit: a table that is made anew has the same versions, and none of the commits."""
+
+    version: int
+    """The version of the table that it made."""
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """An input of which nobody can tell which column it is: others have moved columns."""
+
+    path: str
+    """What it is called in the definition."""
+    candidates: tuple[str, ...]
+    """The columns that it may be."""
+    is_only: bool = True
+    """Whether it is the only such input: otherwise the candidates are those of all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnDefinition:
     """A computed column, as its field metadata defines it. Reading one runs no user code."""
@@ -86,6 +107,8 @@ class ColumnDefinition:
     """Whether no inputs were named: they are all columns that there were when it was declared."""
     input_fields: tuple[tuple[int, str], ...] = ()
     """Each input's own field id and its type, which outlive a renaming."""
+    inputs_changed: bool = False
+    """Whether it may have read other columns before: then receipts may be of these."""
     group: str = ""
     """Identity of the columns that one call fills together; empty: it fills this one alone."""
     output: str = ""
@@ -100,8 +123,14 @@ class ColumnDefinition:
     """Versions of the UDFs that the column had before, the latest last; their values are stale."""
     kept_versions: tuple[str, ...] = ()
     """Versions of other UDFs whose values count as right, the latest last."""
+    right_before: tuple[str, ...] = ()
+    """All versions whose values counted as right before the change to this UDF."""
     own_field: int | None = None
     """The column's own field id: as long as it has that, ids mean what they meant."""
+    fields_at: CommitId | None = None
+    """The commit that the ids are of; None: nobody wrote it down."""
+    doubt: Doubt | None = None
+    """Which column to read, where nobody can tell: jobs ask. Found out, and never stored."""
     has_receipts: bool = False
     """Whether the column had receipts from the day it was declared."""
     sizes: Sizes = field(default_factory=Sizes)

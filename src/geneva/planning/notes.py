@@ -34,9 +34,10 @@ def failed_before(states: Iterable[FragmentState]) -> str | None:
     )
     if not waiting:
         return None
+    them = "it" if waiting == 1 else "them"
     return (
         f"{count(waiting, 'row')} failed before with this UDF and these inputs, and "
-        f"{agree(waiting, 'stay')} NULL; use retry_failed=True to try them again"
+        f"{agree(waiting, 'stay')} NULL; use retry_failed=True to try {them} again"
     )
 
 

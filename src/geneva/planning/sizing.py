@@ -15,7 +15,7 @@ from geneva.planning.ranges import gaps
 MAX_FRAGMENTS_PER_TASK = 256
 _MIN_TASK_SECONDS = 0.15
 """A task shorter than this is mostly overhead."""
-_SUBMIT_SECONDS = 0.015
+_SUBMIT_SECONDS = 0.010
 """What a driver needs to hand out a task: shorter ones for all of its slots keep it busy alone."""
 _MAX_TASK_SECONDS = 60.0
 """A task longer than this is late with its first result and dear to lose."""
@@ -84,16 +84,18 @@ class WorkQueue:
         max_fragments: int = MAX_FRAGMENTS_PER_TASK,
         batch_size: int = 1,
         *,
+        checkpoint_size: int | None = None,
         may_give_back: bool = True,
         expected_speed: float | None = None,
     ) -> None:
         """Queue the plans in their order. A task gets at most `max_fragments` of them.
 
-        A fragment is cut at multiples of `batch_size`, so that batches stay full. `expected_speed`:
-        rows per second that a task of an earlier job has computed.
+        A fragment that is cut is cut at multiples of `batch_size`, so that batches stay full; and
+        of `checkpoint_size` where a task has that many rows. `expected_speed`: rows per second that
+        a task of an earlier job has computed.
         """
         self._expected_speed = expected_speed
-        self._batch_size = batch_size
+        self._batch_size, self._checkpoint_size = batch_size, checkpoint_size
         self.may_give_back = may_give_back
         """Whether a task may end in the midst of a fragment, and give the rest of it back."""
         ours = (Action.COMPUTE, Action.ADOPT)
@@ -150,12 +152,12 @@ class WorkQueue:
         """How many tasks end soonest, if rows take as long as before; without end: all slots.
 
         One more shortens the work of each, and keeps the driver busy: of n tasks the work takes
-        `seconds / n`, and to hand them out `n * _SUBMIT_SECONDS`.
+        `seconds / n`, and to hand them out `n * _SUBMIT_SECONDS`. A whole number: shares are equal.
         """
         if self._expected_speed is None:
             return math.inf
         seconds = self._all_rows / self._expected_speed + self._fragments * _FRAGMENT_SECONDS
-        return max(1.0, math.sqrt(seconds / _SUBMIT_SECONDS))
+        return max(1, round(math.sqrt(seconds / _SUBMIT_SECONDS)))
 
     def _is_whole_at_first(self, slots: int) -> bool:
         """Whether fragments stay whole while nobody knows how long a row takes.
@@ -259,12 +261,21 @@ class WorkQueue:
         rest = rows_to_run(Part(plan, RowRange(end, plan.physical_rows), whole=False))
         if rest <= rows * (self._tolerance - 1):
             end = plan.physical_rows
+        else:
+            end = _end_of_share(plan, start, self._full_checkpoints(rows))
         whole = start == 0 and end == plan.physical_rows
         if end == plan.physical_rows:
             self._waiting.popleft()
         else:
             self._started[plan.fragment_id] = end
         return Part(plan, RowRange(start, end), whole)
+
+    def _full_checkpoints(self, rows: int) -> int:
+        """As many of so many rows as fill checkpoints, where there is one; all, if asked for."""
+        full = self._checkpoint_size
+        if full is None or rows < full or self._task_size is not None:
+            return rows
+        return rows - rows % full
 
 
 def max_in_flight(slots: int, per_job: int) -> int:
@@ -340,16 +351,27 @@ class BatchRule:
         """The size of the next batch, within the bounds; `wanted` by speed, None: not known yet."""
         return self.first if wanted is None else max(self.first, min(self.max_rows, wanted))
 
-    def is_due(self, rows: int, seconds: float, last_cost_seconds: float) -> bool:
-        """Whether results of `rows` rows and `seconds` of work should be made durable now."""
-        if self.checkpoint_rows is not None:
-            return rows >= self.checkpoint_rows
-        if self.max_checkpoint_rows is not None and rows >= self.max_checkpoint_rows:
+    @property
+    def largest_checkpoint(self) -> int | None:
+        """How many rows a checkpoint has at most; None: any number."""
+        return self.checkpoint_rows or self.max_checkpoint_rows
+
+    def is_due(self, rows: int, seconds: float, last_cost_seconds: float, rest: int | None) -> bool:
+        """Whether results of `rows` rows and `seconds` of work should be made durable now.
+
+        `rest`: how many more rows there are before a checkpoint ends in any case; None: it doesn't,
+        as there is no `largest_checkpoint`.
+        """
+        if rest is not None and rest <= 0:
             return True
+        if self.checkpoint_rows is not None:
+            return False
         pause = self.flush_seconds
         if not self.flush_is_asked_for:
             pause = max(pause, last_cost_seconds * _FLUSH_COST_RATIO)
-        return rows >= self.min_checkpoint_rows and seconds >= pause
+        # The one behind it is not to be too small, either.
+        smaller = rows if rest is None else min(rows, rest)
+        return smaller >= self.min_checkpoint_rows and seconds >= pause
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,3 +105,8 @@ def one_line(error: BaseException) -> str:
     kind = type(error)
     is_plain = text and (kind in (OSError, RuntimeError, ValueError) or "geneva" in kind.__module__)
     return shorten(text if is_plain else f"{type(error).__name__}: {text}", 300)
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra of Geneva, as README.md says it: it is not on PyPI."""
+    return f'pip install ".[{extra}]" in a checkout of geneva-spark'

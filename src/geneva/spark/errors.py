@@ -28,12 +28,17 @@ _LOST = re.compile(
     r"Python worker (exited unexpectedly|failed to connect)|ExecutorLostFailure|Executor .*? lost"
     r"|Remote RPC client disassociated|exit(ed)? (code|status) 137|Container killed"
 )
+_TRIES = re.compile(r"Task \d+ in stage \S+ failed (\d+) times")
 _GONE = re.compile(
     r"SparkContext (was|has been) shut ?down|stopped SparkContext|StatusCode\.UNAVAILABLE"
     r"|Connection refused|Answer from Java side is empty|Error while (receiving|sending)"
     r"|An error occurred while calling \S+\Z"  # with nothing of Java's behind it
 )
-_FULL = re.compile(r".*(No space left on device|Disk quota exceeded).*", re.IGNORECASE)
+_FULL = re.compile(
+    r".*((java|org)\.[\w.]+: [^'\"\n]*(No space left on device|Disk quota exceeded)"
+    r"|\[Errno (28|122)\]|LanceError\(IO\): [^'\"\n]*\(os error (28|122|27)\)).*"
+)
+"""As Java, Python and Lance say it of a disk: the words alone may be a user's."""
 _MAX_TRACE_LINES = 30
 """Lines of a worker's traceback that are worth showing: the last ones."""
 
@@ -60,17 +65,24 @@ def explained(error: Exception) -> GenevaError:
     if _CANCELLED.search(text):
         return JobCancelledError("The Spark job was cancelled from outside Geneva.")
     if _LOST.search(text):
-        return WorkerLostError(
-            "Worker processes died again and again while running the same task, so Spark gave "
-            "up. Usual causes: out of memory (use a smaller batch, or give workers more), or a "
-            f"crash in native code.\n{_crash(text) or reason(text)}"
-        )
+        return _lost(text)
     if _GONE.search(text) or isinstance(error, ConnectionError):
         return SparkUnavailableError(
             "Spark went away while the job ran. Start it and run the job again: finished work "
             f"is kept.\n{reason(text)}"
         )
     return SparkUnavailableError(f"Spark could not run the job.\n{reason(text)}")
+
+
+def _lost(text: str) -> WorkerLostError:
+    lost = WorkerLostError(
+        "Worker processes died again and again while running the same task, so Spark gave "
+        "up. Usual causes: out of memory (use a smaller batch, or give workers more), or a "
+        f"crash in native code.\n{_crash(text) or reason(text)}"
+    )
+    tries = _TRIES.search(text)
+    lost.tries = int(tries.group(1)) if tries else None
+    return lost
 
 
 @contextmanager

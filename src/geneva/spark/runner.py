@@ -18,14 +18,14 @@ import time
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from geneva.errors import JobCancelledError, SparkUnavailableError
-from geneva.execution.runner import ANY, REPORT_DDL, partition_body, task_body
+from geneva.execution.runner import ANY, REPORT_DDL, arrow_body, partition_body, task_body
 from geneva.execution.worker.output import output_place
 from geneva.execution.worker.surroundings import Surroundings
 from geneva.model.computation import Resources
@@ -197,16 +197,29 @@ class SparkRunner:
         if not items:
             return []
         if len(items) > 1 and self._shares_machine(resources):
-            # Each has its own share, and its own Python process.
-            return [self._run(function, [item], resources, said)[0] for item in items]
+            return self._run_apart(function, items, resources, said)
         with (
             self._explained(),
             self._held(resources) as environment,
             self._kind.tagged(self._tag, *said),
         ):
-            table = self._reports(function, items, resources, environment)
-        reports = dict(zip(table["index"].to_pylist(), table["report"].to_pylist(), strict=True))
-        return [reports[index] for index in range(len(items))]
+            return self._reports(function, items, resources, environment)
+
+    def _run_apart(
+        self,
+        function: Callable[[T], str],
+        items: Sequence[T],
+        resources: Resources,
+        said: tuple[str, str],
+    ) -> list[str]:
+        """Run a job for each item: it has its own share of the machine, and Python process."""
+        from pyspark import inheritable_thread_target
+
+        def run_one(item: T) -> str:
+            return self._run(function, [item], resources, said)[0]
+
+        with ThreadPoolExecutor(len(items), thread_name_prefix="geneva-share") as threads:
+            return list(threads.map(inheritable_thread_target(self._session)(run_one), items))
 
     def _run_frame(
         self,
@@ -247,18 +260,13 @@ class SparkRunner:
         items: Sequence[T],
         resources: Resources,
         environment: Mapping[str, str],
-    ) -> pa.Table:
+    ) -> list[str]:
         # One profile for all jobs alike: with dynamic allocation a new one gets new executors.
         if resources not in self._profiles:
             self._profiles[resources] = self._kind.profile(resources)
-        numbers = self._session.range(0, len(items), 1, len(items))
         body = task_body(function, items, self._surroundings(environment))
-        with _pandas_warnings_off(), self._kind.worker_variables(environment):
-            reports = numbers.mapInArrow(body, REPORT_DDL, profile=self._profiles[resources])
         self._check()
-        answers = reports.toArrow()
-        self._kind.ran(reports)
-        return answers
+        return self._kind.run(body, len(items), self._profiles[resources], environment)
 
     def _surroundings(self, given: Mapping[str, str]) -> Surroundings:
         """What workers are told; variables that Spark has `given` them stay as they are."""
@@ -292,15 +300,22 @@ def _changes(before: Mapping[str, str] | None) -> tuple[dict[str, str], tuple[st
     _ever_set.update(now)
     changed = {name: value for name, value in now.items() if before.get(name) != value}
     gone = (*before, *sorted(_ever_set - before.keys()))
-    return changed, tuple(n for n in gone if n not in now and not n.startswith(_OWN))
+    return changed, tuple(
+        n for n in gone if n not in now and not n.startswith(_OWN + _SET_BY_SPARK)
+    )
 
 
 _ever_set: set[str] = set()
 """Variables that this process had when a job began; Spark's JVM may have been started with them."""
 _OWN = ("SPARK_", "PYSPARK_", "PYTHON", "JAVA_HOME")
+_SET_BY_SPARK = ("OMP_NUM_THREADS",)
+"""What workers have from Spark when the driver has none."""
 
 
 # ----------------------------------------------------------------- what differs by kind of session
+
+
+_Body: TypeAlias = Callable[[Iterable[int]], Iterator[str]]
 
 
 class _SessionKind(Protocol):
@@ -313,12 +328,21 @@ class _SessionKind(Protocol):
     """Whether workers are known to be on this machine."""
 
     def cores(self) -> int: ...
-    def worker_variables(
-        self, variables: Mapping[str, str]
-    ) -> contextlib.AbstractContextManager[None]: ...
     def tagged(
         self, tag: str, group: str, description: str
     ) -> contextlib.AbstractContextManager[None]: ...
+    def run(
+        self,
+        body: _Body,
+        tasks: int,
+        profile: ResourceProfile | None,
+        variables: Mapping[str, str],
+    ) -> list[str]:
+        """Call a function on the numbers of so many tasks, one each; return what they yield.
+
+        Tasks run in Python processes with these variables, where Spark starts them here.
+        """
+
     def ran(self, frame: DataFrame) -> None: ...
     def facts(self, tag: str) -> dict[str, Any]: ...
     def cancel(self, tag: str) -> None: ...
@@ -334,16 +358,6 @@ class _Classic:
         self.is_local = self.is_here = self._context.master.startswith("local")
         self._group: str | None = None
         """The group that the latest jobs ran in."""
-
-    @contextlib.contextmanager
-    def worker_variables(self, variables: Mapping[str, str]) -> Iterator[None]:
-        """Let functions that are made meanwhile run in Python processes with these variables."""
-        before = self._context.environment
-        self._context.environment = {**before, **variables}
-        try:
-            yield
-        finally:
-            self._context.environment = before
 
     def cores(self) -> int:
         return max(1, int(self._context.defaultParallelism))
@@ -369,6 +383,27 @@ class _Classic:
                 yield
             finally:
                 context.removeJobTag(tag)
+
+    def run(
+        self,
+        body: _Body,
+        tasks: int,
+        profile: ResourceProfile | None,
+        variables: Mapping[str, str],
+    ) -> list[str]:
+        """By the API of RDDs: planning a data frame takes as long as a short job does."""
+        numbers = self._context.parallelize(range(tasks), tasks)
+        if profile is not None:
+            numbers = numbers.withResources(profile)
+        reports = numbers.mapPartitions(body)
+        with _environment:
+            before = self._context.environment
+            self._context.environment = {**before, **variables}
+            try:
+                _ = reports._jrdd  # made for the JVM, with the variables that there are now
+            finally:
+                self._context.environment = before
+        return reports.collect()
 
     def ran(self, frame: DataFrame) -> None:
         """The status tracker knows."""
@@ -400,11 +435,6 @@ class _Connect:
         master = session.conf.get("spark.master", "local") or "local"
         self.is_local = master.startswith("local")
 
-    @contextlib.contextmanager
-    def worker_variables(self, variables: Mapping[str, str]) -> Iterator[None]:
-        """A server's Python processes have their own variables."""
-        yield
-
     def cores(self) -> int:
         if self._cores is None:
             # Connect doesn't report it, but cuts a range into as many parts as there are cores.
@@ -424,6 +454,21 @@ class _Connect:
         finally:
             for each in tags:
                 self._session.removeTag(each)
+
+    def run(
+        self,
+        body: _Body,
+        tasks: int,
+        profile: ResourceProfile | None,
+        variables: Mapping[str, str],  # a server's Python processes have their own
+    ) -> list[str]:
+        numbers = self._session.range(0, tasks, 1, tasks)
+        with _pandas_warnings_off():
+            reports = numbers.mapInArrow(arrow_body(body), REPORT_DDL, profile=profile)
+        answers = reports.toArrow()
+        self.ran(reports)
+        found = dict(zip(answers["index"].to_pylist(), answers["report"].to_pylist(), strict=True))
+        return [found[number] for number in range(tasks)]
 
     def ran(self, frame: DataFrame) -> None:
         operation = getattr(frame.executionInfo, "operation_id", None)
@@ -475,6 +520,8 @@ def _profile(
     return builder.build
 
 
+_environment = threading.Lock()
+"""A context has one set of variables for the Python processes of all jobs: they take turns."""
 _filters = threading.Lock()
 
 

@@ -11,8 +11,10 @@ import atexit
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,10 +33,13 @@ from geneva.spark.embedded.java import (
     starts_directly,
 )
 from geneva.spark.embedded.settings import (
+    APP_NAME,
     LOG_NAME,
     QUERY_SETTINGS,
     TASK_SETTINGS,
     LocalOptions,
+    end_jvm,
+    is_own_jvm,
     jvm_options,
     local_settings,
     private_directory,
@@ -77,7 +82,10 @@ def cluster_session(address: str, conf: Mapping[str, str]) -> SparkSession:
                 "session, or give one to geneva.connect(spark=...)."
             )
         builder = SparkSession.builder
-        builder = builder.remote(address) if address.startswith("sc:") else builder.master(address)
+        if address.startswith("sc:"):
+            builder = builder.remote(address)
+        else:  # a JVM that embedded Spark has used has no name for its applications
+            builder = builder.master(address).appName(APP_NAME)
         for name, value in conf.items():
             builder = builder.config(name, value)
         try:
@@ -85,6 +93,13 @@ def cluster_session(address: str, conf: Mapping[str, str]) -> SparkSession:
         except Exception as error:  # noqa: BLE001  all of them mean: no session
             cause = reason(spark_text(error))
             raise SparkUnavailableError(f"No Spark session on {address}: {cause}") from None
+        except BaseException as error:  # Ctrl-C
+            _end_processes_of(error)
+            if not _is_client_only():
+                from pyspark import SparkContext
+
+                _give_up(SparkContext._gateway, None, interrupted=True)
+            raise
 
 
 def active_session() -> SparkSession | None:
@@ -104,6 +119,12 @@ def active_session() -> SparkSession | None:
         return None
     known = SparkSession._instantiatedSession
     return known if known is not None and known._sc is context else SparkSession(context)
+
+
+def slots_of(session: SparkSession) -> int | None:
+    """How many tasks a session runs at once; None: it is one of Spark Connect, which can't say."""
+    context = getattr(session, "_sc", None)
+    return None if context is None else int(context.defaultParallelism)
 
 
 def compiling_queries(session: SparkSession) -> SparkSession:
@@ -167,27 +188,26 @@ def _start(options: LocalOptions) -> SparkSession:
 
     logging.getLogger().addFilter(_not_of_py4j)
     _forget_dead_jvm()
-    reused = SparkContext._gateway is not None
-    directory = private_directory()
-    settings = local_settings(directory, options)
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    gateway = SparkContext._gateway
+    reused = gateway is not None
+    directory: Path | None = None
     try:
+        directory = private_directory()
+        settings = local_settings(directory, options)
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         # Without it Spark's web pages are open to the network.
         with unchanged_interrupt_handler(), environment({"SPARK_LOCAL_IP": "127.0.0.1"}):
-            gateway = SparkContext._gateway or _launch(directory, settings, options)
+            gateway = gateway or _launch(directory, settings, options)
             context = SparkContext(conf=conf, gateway=gateway)
             # Taken from the environment otherwise, where "python3" is any Python on the PATH.
             context.pythonExec = sys.executable
             session = SparkSession(context)
-    except MissingDependencyError:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
-    except Exception as error:  # noqa: BLE001  all of them mean: no session
-        cause, log = reason(spark_text(error)), tail(directory / LOG_NAME)
-        if not reused:
-            _end_jvm()
-        shutil.rmtree(directory, ignore_errors=True)
-        raise SparkUnavailableError(f"Spark could not be started here: {cause}{log}") from None
+    except BaseException as error:
+        failed = _not_started(error, directory)
+        _give_up(gateway, directory, interrupted=not isinstance(error, Exception))
+        if failed is None:
+            raise
+        raise failed from None
     if reused:  # the JVM's shell looks after the folder that the JVM was started with
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
     (directory / STARTED_MARKER).touch()
@@ -196,6 +216,29 @@ def _start(options: LocalOptions) -> SparkSession:
     if options.ui:
         _LOG.warning("Spark's web pages are at %s", context.uiWebUrl)
     return session
+
+
+def _not_started(error: BaseException, directory: Path | None) -> SparkUnavailableError | None:
+    """What to say where no session could be started; None: the error says it, or it is Ctrl-C."""
+    if isinstance(error, MissingDependencyError) or not isinstance(error, Exception):
+        return None
+    log = "" if directory is None else tail(directory / LOG_NAME)
+    cause = reason(spark_text(error))
+    return SparkUnavailableError(f"Spark could not be started here: {cause}{log}")
+
+
+def _give_up(gateway: JavaGateway | None, directory: Path | None, *, interrupted: bool) -> None:
+    """End the JVM in which no session could be started, so that the next try is a new one.
+
+    It may have a context that Python knows nothing of, and a JVM can have but one. The user's own
+    is ended after Ctrl-C alone: with any other error Spark has cleared up in it.
+    """
+    process = getattr(gateway, "proc", None)
+    if process is not None and (interrupted or is_own_jvm(process)):
+        end_jvm(process)
+        _forget_dead_jvm()
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _keep_quiet(context: SparkContext) -> None:
@@ -227,10 +270,13 @@ def _launch(directory: Path, settings: dict[str, str], options: LocalOptions) ->
         flags += flags_or_train(archive)
     jvm = start_jvm(gateway_command(java, spark_home / "jars", flags), directory)
     address = {"PYSPARK_GATEWAY_PORT": str(jvm.port), "PYSPARK_GATEWAY_SECRET": jvm.secret}
-    # Taken from the environment only.
-    with environment(address):
-        gateway = launch_gateway()
-    gateway.proc = jvm.process
+    try:
+        with environment(address):  # where alone they are looked for
+            gateway = launch_gateway()
+        gateway.proc = jvm.process
+    except BaseException:  # Ctrl-C: the JVM would be nobody's
+        end_jvm(jvm.process)
+        raise
     return gateway
 
 
@@ -250,7 +296,19 @@ def _launch_by_scripts(
         with warnings.catch_warnings():
             # Lance warns of any fork. This one runs a shell at once, and never touches Lance.
             warnings.simplefilter("ignore")
-            return launch_gateway(conf, popen)
+            try:
+                return launch_gateway(conf, popen)
+            except BaseException as error:  # Ctrl-C: the JVM would be nobody's
+                _end_processes_of(error)
+                raise
+
+
+def _end_processes_of(error: BaseException) -> None:
+    """End what functions had started as they were interrupted: pyspark tells nobody of its JVM."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    for value in [value for frame in frames for value in frame.f_locals.values()]:
+        if isinstance(value, subprocess.Popen):
+            end_jvm(value)
 
 
 def _forget_dead_jvm() -> None:
@@ -277,13 +335,3 @@ def _stops(context: SparkContext) -> bool:
     except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
         return False
     return True
-
-
-def _end_jvm() -> None:
-    """End a JVM of ours on which no session could be started, so that the next try is a new one."""
-    from pyspark import SparkContext
-
-    process = getattr(SparkContext._gateway, "proc", None)
-    if process is not None:
-        process.communicate()  # closes the pipe, which ends the JVM, and waits
-        _forget_dead_jvm()

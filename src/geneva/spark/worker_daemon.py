@@ -8,14 +8,21 @@ starts its threads with its first call, and threads don't survive a fork.
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 
 
 def main() -> None:
     """Import what every task needs, then do what pyspark's own daemon does."""
+    import numpy
+    import pyspark.worker  # noqa: F401
     from pyspark.daemon import manager
 
+    import geneva.execution.runner
     import geneva.execution.worker.run  # noqa: F401
+
+    # Seeded when it is imported: without this all workers would draw the same numbers.
+    os.register_at_fork(after_in_child=numpy.random.seed)
 
     # Said at every fork: it is meant for processes that have used Lance.
     warnings.filterwarnings("ignore", message=".*(fork-safe|fork)")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from geneva.errors import MissingDependencyError, UserInputError
+from geneva.render.text import how_to_install
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -115,7 +116,7 @@ def _ed25519() -> Any:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            'Keys of kind ed25519 need: pip install "geneva-spark[sign]" (those of kind '
+            f"Keys of kind ed25519 need cryptography: {how_to_install('sign')} (those of kind "
             "hmac-sha256 need nothing)."
         ) from error
     return ed25519

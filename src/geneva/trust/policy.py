@@ -96,8 +96,7 @@ class Trust:
     def declare(self, definition: ColumnDefinition) -> ColumnDefinition:
         """A definition with its claim, signed where this connection has a key."""
         _declared_here.add(definition.udf_digest)
-        claim = claim_of_definition(definition, _who(), datetime.now(UTC).isoformat())
-        return replace(definition, declaration=signed(claim, self.signing_key).to_json())
+        return self._claimed(definition)
 
     def resign(self, definition: ColumnDefinition) -> ColumnDefinition:
         """A definition, signed: somebody with a key has looked at it."""
@@ -106,6 +105,9 @@ class Trust:
                 "To sign a function give a key: signing_key=, or GENEVA_SIGNING_KEY (make one "
                 "with: geneva trust keygen NAME)."
             )
+        return self._claimed(definition)
+
+    def _claimed(self, definition: ColumnDefinition) -> ColumnDefinition:
         claim = claim_of_definition(definition, _who(), datetime.now(UTC).isoformat())
         return replace(definition, declaration=signed(claim, self.signing_key).to_json())
 

@@ -437,7 +437,7 @@ def _kind_of(name: str, fed: list[tuple[str, Any]]) -> UDFArgType:
         others = [p for p, _ in fed if p not in arrays]
         raise InvalidUDFError(
             f"UDF '{name}' mixes pa.Array parameters {arrays} with others {others}: annotate all "
-            f"of them pa.Array (called once a batch) or none (called once a row)."
+            f"of them pa.Array (called once per batch) or none (called once per row)."
         )
     return UDFArgType.ARRAY if arrays else UDFArgType.SCALAR
 

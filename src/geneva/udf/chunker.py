@@ -38,8 +38,10 @@ from geneva.udf.declare import (
     Attribute,
     StatefulCallable,
     UDFArgType,
-    UDFOptions,
     attributes_of,
+    check_options,
+    declaring,
+    look_like,
     udf,
 )
 from geneva.udf.records import OutputSchema, checked_record, declared_record
@@ -61,6 +63,18 @@ class RowsFunction:
 
     udf: UDF
     """The same function, returning its rows as one list."""
+
+    def __post_init__(self) -> None:
+        """Look like the function that was decorated."""
+        look_like(self, self.func, self.name)
+
+    def __geneva_state__(self) -> dict[str, Any]:
+        """What it was made of, by which functions that call it are fingerprinted."""
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made of; how it looks follows from that."""
+        return type(self), tuple(self.__geneva_state__().values())
 
     @property
     def func(self) -> Callable[..., Any]:
@@ -143,10 +157,6 @@ class RowsFunction:
         return rows if isinstance(rows, _LiveRows) and not rows.function.is_bound else None
 
 
-_UNCHANGED = object()
-"""An option that `attrs.evolve` was not asked to change."""
-
-
 def evolvable_rows(kind: type[Any], *more: str) -> None:
     """Let `attrs.evolve(chunker, version=..., num_gpus=...)` copy a function that yields rows.
 
@@ -157,17 +167,16 @@ def evolvable_rows(kind: type[Any], *more: str) -> None:
     options["version"] = "declared_version"
 
     def init(self: Any, udf: UDF, *args: Any, **given: Any) -> None:
-        named = {options[name]: given.pop(name) for name in options if name in given}
-        asked = {name: value for name, value in named.items() if value is not _UNCHANGED}
+        asked = {options[name]: given.pop(name) for name in options if name in given}
         plain_init(self, dataclasses.replace(udf, **asked) if asked else udf, *args, **given)
 
-    own = {item.name: item.name for item in dataclasses.fields(kind)}
+    own = [item.name for item in dataclasses.fields(kind)]
     kind.__init__ = init
-    # Attrs asks the copied one for what is not given. Of its UDF's options, that says nothing: the
-    # UDF has them, and so has another one that is given.
-    kind._unchanged = _UNCHANGED
-    names = {**dict.fromkeys(options, "_unchanged"), **own}
-    kind.__attrs_attrs__ = attributes_of(Attribute(name, alias) for alias, name in names.items())
+    # Attrs gives the constructor what the copied one has, where nothing else is asked for. Not so
+    # of its UDF's options (init=False): the UDF has them, and so has another one that is given.
+    kind.__attrs_attrs__ = attributes_of(
+        Attribute(name, name, init=name in own) for name in dict.fromkeys([*options, *own])
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -242,10 +251,10 @@ def chunker(
         auto_refresh: For services that refresh views by themselves: there is none here.
         options: What `udf` takes besides: version, batch_size, num_cpus, num_gpus, memory, ...
     """
-    for unfit in {"nullable", "field_metadata"} & set(options):
+    unfit_options = ("nullable", "field_metadata")
+    for unfit in (name for name in options if name in unfit_options):
         raise InvalidUDFError(f"A chunker has no option {unfit!r}: say it in output_schema.")
-    for unknown in options.keys() - UDFOptions.__annotations__.keys():
-        raise TypeError(f"chunker() got an unexpected keyword argument {unknown!r}")
+    check_options("A chunker", options, chunker, unfit_options)
     if batch and (output_schema is None and data_type is None):
         raise InvalidUDFError("A chunker with batch=True needs output_schema=pa.schema([...]).")
     if auto_refresh:
@@ -277,11 +286,8 @@ def chunker(
         return Chunker(made, _flag(inherit_input_columns), bool(batch))
 
     def declared(target: Callable[..., Any]) -> Chunker:
-        try:
+        with declaring("Chunker", "chunker"):
             return declare(target)
-        except InvalidUDFError as error:  # what is said of the UDF that it is made of
-            text = str(error).replace("UDF '", "Chunker '").replace("@udf(", "@chunker(")
-            raise InvalidUDFError(text) from None
 
     return declared if function is None else declared(function)
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import io
 import pickle
 import platform
 import uuid
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict, overload
 
 import pyarrow as pa
 
 from geneva.compatibility import AUTO_BACKFILL, warn_compatibility
-from geneva.errors import InvalidUDFError, UDFIntegrityError
+from geneva.errors import InvalidUDFError, UDFIntegrityError, UnknownOptionError
 from geneva.render.plain import plain
-from geneva.render.text import a_type
+from geneva.render.text import a_type, did_you_mean, listed
 from geneva.secret_values import Secrets, checked_variables
 from geneva.udf.call import (
     PREPARE,
@@ -67,6 +69,15 @@ __all__ = [
 
 
 NO_VARIABLES = Secrets()
+
+
+def look_like(declared: Any, func: Any, name: str) -> None:
+    """Let what was made of a function show its documentation, its module and its signature."""
+    shown = func.target if isinstance(func, StatefulCallable) else func
+    for attribute in ("__module__", "__qualname__", "__doc__"):
+        if getattr(shown, attribute, None) is not None:
+            declared.__dict__[attribute] = getattr(shown, attribute)
+    declared.__dict__.update(__name__=name, __wrapped__=shown)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -124,11 +135,7 @@ class UDF:
         object.__setattr__(self, "field_metadata", metadata)
         if self.input_columns is not None:
             object.__setattr__(self, "input_columns", list(self.input_columns))
-        shown = self.func.target if isinstance(self.func, StatefulCallable) else self.func
-        for attribute in ("__module__", "__qualname__", "__doc__"):
-            if getattr(shown, attribute, None) is not None:
-                self.__dict__[attribute] = getattr(shown, attribute)
-        self.__dict__.update(__name__=self.name, __wrapped__=shown)
+        look_like(self, self.func, self.name)
 
     @property
     def is_async(self) -> bool:
@@ -388,6 +395,7 @@ def udf(
     cuda: bool = False,
     auto_backfill: bool = False,
     env: Mapping[str, str] | None = None,
+    **unknown: Any,
 ) -> UDF | Callable[[Callable[..., Any]], UDF]:
     """Make a UDF of a function, a callable object or a callable class; also a decorator.
 
@@ -422,6 +430,7 @@ def udf(
 
     `rate_limit` says how often a service may be asked, by all workers of a job together.
     """
+    check_options("A UDF", unknown, udf)
     if cuda and num_gpus is None:
         num_gpus = 1
     if auto_backfill:
@@ -592,6 +601,37 @@ def _check_numbers(declared: UDF) -> None:
         raise InvalidUDFError(
             f"UDF '{declared.name}': min_checkpoint_size={low} is above max_checkpoint_size={high}."
         )
+
+
+@contextmanager
+def declaring(kind: str, decorator: str) -> Iterator[None]:
+    """Say of a function of another kind what is said of the UDF that it is made of."""
+    try:
+        yield
+    except InvalidUDFError as error:
+        text = str(error).replace("UDF '", f"{kind} '").replace("@udf(", f"@{decorator}(")
+        raise InvalidUDFError(text) from None
+
+
+def check_options(
+    what: str,
+    options: Mapping[str, Any],
+    declare: Callable[..., Any],
+    unfit: Iterable[str] = (),
+) -> None:
+    """Refuse options that neither `udf` has nor `declare`, which makes UDFs of another kind."""
+    own = [
+        p.name for p in inspect.signature(declare).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
+    known = [
+        name for name in {**dict.fromkeys(own), **UDFOptions.__annotations__} if name not in unfit
+    ]
+    for name in options:
+        if name not in known:
+            raise UnknownOptionError(
+                f"{what} has no option {name!r}.{did_you_mean(name, known)} Options are "
+                f"{listed(known)}."
+            )
 
 
 def _refuse_number(declared: UDF, option: str, wanted: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -137,6 +137,26 @@ class ErrorPolicy:
             raise InvalidUDFError(f"max_failed_rows={rows!r} must be a whole number, 0 or more.")
         if share is not None and not (type(share) in (int, float) and 0 <= share <= 1):
             raise InvalidUDFError(f"max_failed_fraction={share!r} must be between 0 and 1.")
+
+    def __iter__(self) -> Iterator[Rule]:
+        """Its rules: `on_error=[*retry_transient(), Skip(ValueError)]`.
+
+        Refused where it says more than its rules do, which a list of them would lose.
+        """
+        if replace(self, rules=()) != ErrorPolicy():
+            raise InvalidUDFError(
+                "A list of rules has no limits: write policy + [...], or give max_failed_rows or "
+                "max_failed_fraction to udf()."
+            )
+        return iter(self.rules)
+
+    def __add__(self, rules: Iterable[Rule]) -> ErrorPolicy:
+        """This policy with more rules below its own."""
+        return replace(self, rules=policy_of([*self.rules, *rules]).rules)
+
+    def __radd__(self, rules: Iterable[Rule]) -> ErrorPolicy:
+        """This policy with more rules above its own."""
+        return replace(self, rules=policy_of([*rules, *self.rules]).rules)
 
     @property
     def is_fail_fast(self) -> bool:

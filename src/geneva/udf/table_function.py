@@ -35,7 +35,7 @@ from geneva.udf.chunker import (
     declared_struct,
     evolvable_rows,
 )
-from geneva.udf.declare import UDF, UDFArgType, UDFOptions, udf
+from geneva.udf.declare import UDF, UDFArgType, check_options, declaring, udf
 from geneva.udf.records import OutputSchema
 
 PARTITION_INPUTS = ("partition", "id", "digest")
@@ -118,8 +118,7 @@ def udtf(
     for unfit, instead in _UNFIT.items():
         if unfit in options:
             raise InvalidUDFError(f"A table function has no option {unfit!r}: {instead}.")
-    for unknown in options.keys() - UDFOptions.__annotations__.keys():
-        raise TypeError(f"udtf() got an unexpected keyword argument {unknown!r}")
+    check_options("A table function", options, udtf, _UNFIT)
     if output_schema is None:
         raise InvalidUDFError("A table function needs output_schema=pa.schema([...]).")
     if partition_by is not None and partition_by_indexed_column is not None:
@@ -167,11 +166,8 @@ def udtf(
         )
 
     def declared(target: Callable[..., Any]) -> UDTF:
-        try:
+        with declaring("UDTF", "udtf"):
             return declare(target)
-        except InvalidUDFError as error:  # what is said of the UDF that it is made of
-            text = str(error).replace("UDF '", "UDTF '").replace("@udf(", "@udtf(")
-            raise InvalidUDFError(text) from None
 
     return declared if func is None else declared(func)
 

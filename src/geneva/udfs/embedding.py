@@ -69,10 +69,9 @@ class _Static(_Embedder):
 def sentence_transformer_udf(
     model: str = "sentence-transformers/all-MiniLM-L6-v2",
     column: str = "text",
-    *,
-    normalize: bool = True,
+    normalize: bool = True,  # noqa: FBT001, FBT002
     num_gpus: float = 0.0,
-    trust_remote_code: bool = False,
+    trust_remote_code: bool = False,  # noqa: FBT001, FBT002
     dimension: int | None = None,
 ) -> UDF:
     """Embed a column of texts with a model of sentence-transformers, by name or by folder.

@@ -45,8 +45,8 @@ def gemini_embedding_udf(
     model: str = "gemini-embedding-001",
     task_type: str | None = None,
     output_dimensionality: int | None = None,
+    normalize: bool = False,  # noqa: FBT001, FBT002
     *,
-    normalize: bool = False,
     api_key_env: str = _KEY,
     version: str | None = None,
     dimension: int | None = None,

@@ -122,11 +122,11 @@ def openai_embedding_udf(
     column: str = "text",
     model: str = "text-embedding-3-small",
     output_dimensionality: int | None = None,
-    *,
-    normalize: bool = False,
+    normalize: bool = False,  # noqa: FBT001, FBT002
     api_key_env: str = _KEY,
     version: str | None = None,
     dimension: int | None = None,
+    *,
     base_url: str | None = None,
     texts_per_request: int = 256,
     timeout: float = 60.0,

@@ -377,8 +377,8 @@ def test_batch_results_of_every_make(kind: pa.DataType, make: Callable[[int], An
     [
         (pa.int64(), lambda n: pa.array([1.5] * n), "array of double"),
         (pa.float32(), lambda n: pa.array([1.5] * n), "array of double"),
-        (pa.float32(), lambda n: np.ones(n), "array of double"),
-        (pa.list_(pa.float32(), 3), lambda n: np.ones((n, 2), "f4"), "list"),
+        (pa.float32(), lambda n: np.ones(n), "array of float64"),
+        (pa.list_(pa.float32(), 3), lambda n: np.ones((n, 2), "f4"), "float32 and shape (4, 2)"),
         (
             pa.list_(pa.float32(), 3),
             lambda n: pa.array([[1.0]] * n, pa.list_(pa.float32())),
@@ -400,6 +400,48 @@ def test_batch_results_that_do_not_fit(kind: pa.DataType, make: Any, words: str)
     assert failure.exception_type == "UDFOutputError"
     assert words in failure.message
     assert f"declared type: {kind}" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "words"),
+    [
+        (pa.float32(), np.ones(4), "a numpy array of float64, which the column"),
+        (pa.float16(), np.ones(4, "f4"), "a numpy array of float32, which the column"),
+        (pa.int32(), np.ones(4, "i8"), "a numpy array of int64, which the column"),
+        (pa.list_(pa.float32()), np.ones((4, 3)), "a numpy array of float64 and shape (4, 3), "),
+        (pa.list_(pa.float32(), 3), np.ones((4, 3)), "numpy array of float64 and shape (4, 3), "),
+    ],
+    ids=str,
+)
+def test_a_numpy_array_that_is_too_wide_is_told_in_words_of_numpy(
+    kind: pa.DataType, result: Any, words: str
+):
+    said = failure_of(returning_batch(lambda n: result, kind), batch_of(*range(4))).message
+    said, _, _ = said.partition(f"declared type: {kind}")
+    items = kind.value_type if pa.types.is_nested(kind) else kind
+    assert words in said
+    assert f"convert the result with .astype(np.{items.to_pandas_dtype().__name__})" in said
+    assert ".cast(" not in said
+    assert "fixed_size_list" not in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        (pa.list_(pa.float32(), 3), np.ones((4, 2))),
+        (pa.float32(), np.ones((4, 2))),
+        (pa.timestamp("s"), np.ones(4)),
+        (pa.int64(), np.array(["a"] * 4)),
+        (pa.struct({"a": pa.int64()}), np.ones(4)),
+    ],
+    ids=str,
+)
+def test_a_numpy_array_of_another_shape_or_kind_is_not_to_be_converted(
+    kind: pa.DataType, result: Any
+):
+    said = failure_of(returning_batch(lambda n: result, kind), batch_of(*range(4))).message
+    assert "a numpy array of " in said
+    assert ".astype(" not in said
 
 
 def test_null_where_none_is_allowed():

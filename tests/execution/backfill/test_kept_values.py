@@ -54,6 +54,14 @@ def alter(table: Table, udf: UDF, **more: Any) -> None:
 
 
 class TestKeepingWhatIsComputed:
+    def test_verify_says_that_the_function_gives_other_values(
+        self, table: Table, calls: Calls
+    ) -> None:
+        alter(table, fixed(calls))
+        table.backfill("x")
+        report = table.verify("x", run=True)
+        assert (report.ok, report.kept_values) == (True, 8), "all but 0, which is 0 by both"
+
     def test_only_the_failed_rows_run(self, table: Table, calls: Calls) -> None:
         alter(table, fixed(calls))
         assert table.plan_backfill("x").rows_to_run == 3
@@ -102,6 +110,18 @@ class TestKeepingWhatIsComputed:
         assert calls.count == 12
         assert column(table, "x") == [5 * i for i in range(12)]
 
+    def test_what_an_earlier_change_made_stale_stays_stale(
+        self, table: Table, calls: Calls
+    ) -> None:
+        table.alter_columns({"path": "x", "udf": fixed(calls, 5)})
+        table.backfill("x", where="id < 2")
+        calls.clear()
+        alter(table, fixed(calls, 6))
+        assert table.plan_backfill("x").rows_to_run == 10
+        table.backfill("x")
+        assert calls.taken() == list(range(2, 12))
+        assert column(table, "x") == [0, 5, *(6 * i for i in range(2, 12))]
+
     def test_the_first_function_again_runs_what_it_did_not_make(
         self, table: Table, calls: Calls
     ) -> None:
@@ -139,8 +159,76 @@ class TestKeepingWhatIsComputed:
         table.alter_columns({"path": "x", "udf": mended})
         assert table.plan_backfill("x").rows_to_run == 12
         alter(table, mended)
+        alter(table, mended)
         table.backfill("x")
         assert calls.taken() == list(BAD)
+
+    def test_keep_makes_up_for_one_alteration_and_not_for_those_before(
+        self, table: Table, calls: Calls
+    ) -> None:
+        for times in (5, 6):
+            table.alter_columns({"path": "x", "udf": fixed(calls, times)})
+        alter(table, fixed(calls, 6))
+        alter(table, fixed(calls, 6))
+        table.backfill("x")
+        assert calls.taken() == list(range(12))
+        assert column(table, "x") == [6 * i for i in range(12)]
+
+    @pytest.mark.parametrize("forgotten", [1, 2])
+    def test_keep_makes_up_for_an_alteration_after_others_that_kept(
+        self, table: Table, calls: Calls, forgotten: int
+    ) -> None:
+        alter(table, fixed(calls, 5))
+        table.backfill("x")
+        calls.clear()
+        for _ in range(forgotten):
+            table.alter_columns({"path": "x", "udf": fixed(calls, 6)})
+            assert table.plan_backfill("x").rows_to_run == 12
+        alter(table, fixed(calls, 6))
+        assert table.backfill("x").rows_computed == 0
+        assert calls.count == 0
+        assert column(table, "x") == mixed(5)
+
+    def test_keep_makes_up_for_the_same_function_without_it(
+        self, table: Table, calls: Calls
+    ) -> None:
+        alter(table, fixed(calls, 5))
+        table.backfill("x")
+        table.alter_columns({"path": "x", "udf": fixed(calls, 5)})
+        assert table.plan_backfill("x").rows_to_run == 9
+        alter(table, fixed(calls, 5))
+        assert table.plan_backfill("x").rows_to_run == 0
+
+    def test_keep_makes_up_for_it_where_another_function_has_helped_since(
+        self, table: Table, calls: Calls
+    ) -> None:
+        table.alter_columns({"path": "x", "udf": fixed(calls, 5)})
+        table.backfill("x", udf=fixed(calls, 6), retry_failed=True, where="id = 3")
+        alter(table, fixed(calls, 5))
+        calls.clear()
+        table.backfill("x")
+        assert calls.taken() == [7, 11]
+
+    def test_what_other_inputs_gave_is_not_kept(self, local_db: Connection, calls: Calls) -> None:
+        table = make_table(local_db, [pa.table({"id": [1, 2], "a": [1, 2], "b": [1, 5]})])
+        table.add_columns({"x": (fixed(calls, 3), ["a"])})
+        table.backfill("x")
+        for more in ({}, {"keep": "computed"}):
+            table.alter_columns({"path": "x", "udf": (fixed(calls, 4), ["b"]), **more})
+        table.backfill("x")
+        assert by_id(table, "x") == {1: 3, 2: 20}
+
+    @pytest.mark.parametrize("kept", [False, True])
+    def test_a_column_of_a_release_that_did_not_say_what_was_right_before(
+        self, table: Table, calls: Calls, kept: bool
+    ) -> None:
+        table.alter_columns({"path": "x", "udf": fixed(calls, 5)})
+        if kept:
+            alter(table, fixed(calls, 6))
+        ds = lance.dataset(table.ref.uri)
+        ds.update_field_metadata({"x": {"virtual_column.udf_right_before": None}})
+        alter(table, fixed(calls, 6 if kept else 5))
+        assert table.plan_backfill("x").rows_to_run == (12 if kept else 3)
 
     def test_what_a_person_wrote_stays(self, table: Table, calls: Calls) -> None:
         table.update(where="id = 3", values={"x": -1})
@@ -253,7 +341,7 @@ class Model:
     def __init__(self) -> None:
         self.rows = {i: Row() for i in range(10)}
         self.times, self.version = 3, "fragile"
-        self.versions, self.right = ["fragile"], {"fragile"}
+        self.right = {"fragile"}
 
     def owed(self) -> list[int]:
         """The rows that a backfill has to compute."""
@@ -292,8 +380,7 @@ def test_a_random_history_computes_what_it_owes(
             udf = fragile(calls) if step == "back" else udf
             keep = {"keep": "computed"} if step == "keep" else {}
             table.alter_columns({"path": "x", "udf": udf, **keep})
-            model.versions.append(model.version)
-            model.right = set(model.versions) if step == "keep" else {model.version}
+            model.right = {*(model.right if step == "keep" else ()), model.version}
         elif step == "add":
             model.rows[max(model.rows) + 1] = Row()
             table.add(pa.table({"id": pa.array([max(model.rows)], pa.int64())}))

@@ -38,6 +38,7 @@ def test_a_job_from_its_plan_to_its_commit() -> None:
     ledger.reported(TaskReport((part(5, 1),), timings=Timings(1.0, 4.0, 7.0, 9.0), retries=3))
     ledger.failed(1)
     ledger.computed(part(5, 1), calls=5)
+    ledger.saved(10)
     ledger.staged(6)
     ledger.committed(files=2, rows=10, lost_rows=0, seconds=0.5)
     assert ledger.progress == JobProgress(
@@ -58,28 +59,28 @@ def test_a_job_from_its_plan_to_its_commit() -> None:
         commit_seconds=0.5,
         timings=Timings(1.0, 4.0, 7.0, 9.0),
     )
-    assert len(shown) == 8
+    assert len(shown) == 9
     assert shown[-1] is ledger.progress
 
 
 def test_rows_that_no_longer_fit_the_table_are_to_do_again() -> None:
     ledger = Ledger(JobProgress(total=10))
-    ledger.computed(part(10), calls=10)
+    ledger.saved(10)
     ledger.staged(10)
     ledger.committed(files=1, rows=6, lost_rows=4, seconds=0.0)
-    assert (ledger.progress.checkpointed, ledger.progress.ready_to_commit) == (6, 6)
+    assert (ledger.progress.checkpointed, ledger.progress.ready_to_commit) == (10, 6)
     ledger.replanned(4)
     assert ledger.progress.total == 10
     ledger.left_over(4)
     assert ledger.progress.rows_left == 4
 
 
-def test_an_assembled_fragment_counts_its_rows_once() -> None:
+def test_an_assembled_fragment_counts_what_was_computed_again() -> None:
     ledger = Ledger(JobProgress(total=10))
     for _ in range(2):
         ledger.computed(part(5), calls=5)
     ledger.assembled(calls=1)
-    assert (ledger.progress.checkpointed, ledger.progress.udf_rows) == (10, 11)
+    assert ledger.progress.udf_rows == 11
 
 
 def test_speed_is_of_the_last_report_that_computed_something() -> None:
@@ -98,14 +99,22 @@ def test_rows_are_read_while_others_are_computed() -> None:
         assert ledger.rows_per_second == speed
 
 
-def test_what_running_tasks_have_saved_is_shown_and_not_booked() -> None:
+def test_rows_that_are_safe_stay_so() -> None:
+    """Whoever counts them: some see more of them than others."""
     shown: list[JobProgress] = []
-    ledger = Ledger(JobProgress(total=10), (shown.append,))
-    ledger.staged(2)
-    ledger.show_running(5)
-    ledger.show_running(50)
-    assert [progress.checkpointed for progress in shown] == [0, 7, 10]
-    assert ledger.progress.checkpointed == 0
+    ledger = Ledger(JobProgress(total=10, checkpointed=3, kept_rows=3), (shown.append,))
+    ledger.round_began()
+    for rows in (0, 5, 4, 5, 50):
+        ledger.saved(rows)
+    ledger.submitted(1)
+    assert [progress.checkpointed for progress in shown] == [3, 5, 10, 10]
+    ledger.replanned(8)
+    assert (ledger.progress.checkpointed, ledger.progress.total) == (8, 8)
+
+
+def test_what_was_there_before_says_nothing_of_the_speed() -> None:
+    assert JobProgress(total=10, checkpointed=6, kept_rows=6, seconds=2.0).eta_seconds is None
+    assert JobProgress(total=10, checkpointed=8, kept_rows=6, seconds=2.0).eta_seconds == 2.0
 
 
 def test_time_runs_from_the_beginning() -> None:

@@ -32,7 +32,7 @@ from geneva.storage.checkpoints.cleanup import drop_leftovers
 from geneva.storage.checkpoints.pins import pinned
 from geneva.storage.checkpoints.staging import open_checkpoints, read_work
 from geneva.storage.checkpoints.store import CheckpointKey, is_of_column
-from geneva.storage.lance import transactions
+from geneva.storage.lance import history
 from support import Calls, publishing
 
 STABLE = {"new_table_enable_stable_row_ids": "true"}
@@ -108,7 +108,7 @@ def test_a_store_that_answers_no_more_for_a_moment_leaves_no_wrong_verdict(
         raise OSError("503 Slow Down")
 
     with monkeypatch.context() as patched:
-        patched.setattr(transactions, "read_transaction", unreachable)
+        patched.setattr(history, "read_transaction", unreachable)
         with pytest.raises(OSError, match="503"):
             table.plan_backfill("c")
     assert table.backfill("c").rows_computed == 1

@@ -405,12 +405,44 @@ class TestVerify:
         assert (report.rows, report.counts) == (2, {RowState.DIFFERS: 2})
         assert not report.ok
 
+    def test_what_a_person_wrote_is_right_and_run_says_that_the_function_gives_another(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        table = filled(local_db, calls)
+        table.update(where="id IN (1, 2, 3)", values={"a": 0})
+        table.update(where="id = 3", values={"a": 9})
+        table.backfill("a")
+        plain = table.verify("a")
+        assert (plain.counts, plain.kept_values) == ({RowState.RIGHT: 8}, 0)
+        assert "a person wrote" not in str(plain)
+        report = table.verify("a", run=True)
+        assert (report.ok, report.counts, report.kept_values) == (True, {RowState.RIGHT: 8}, 2)
+        said = "2 rows have a value that a person wrote, or that was kept; the function gives"
+        assert f"\n  of the right ones, {said} another one" in str(report)
+        assert said in report._repr_html_()
+
+    def test_the_rows_that_are_not_listed_are_counted(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        table = make_table(local_db, [130])
+        table.add_columns({"a": counted(calls, triple)})
+        lines = str(table.verify("a")).splitlines()
+        assert len([line for line in lines if "row address" in line]) == 10
+        assert lines[-1] == "    and 120 more"
+        table = make_table(local_db, [10], "ten")
+        table.add_columns({"a": counted(calls, triple)})
+        assert "row address" in str(table.verify("a")).splitlines()[-1]
+
     def test_samples(self, local_db: Connection, calls: Calls) -> None:
         table = filled(local_db, calls, 30, 30)
         assert table.verify("a", sample=0.5).rows == 30
         assert table.verify("a", sample=7).rows == 7
         assert table.verify("a", sample=7_000).rows == 60
         assert table.verify("a", sample=0.001).rows == 1, "a sample of rows has one at least"
+        for share in (1.0, np.float32(1)):
+            assert table.verify("a", sample=share).rows == 60, "a share of 1 is all rows"
+        for rows in (1, np.int64(1)):
+            assert table.verify("a", sample=rows).rows == 1
         with pytest.raises(UserInputError):
             table.verify("a", sample=0)
         with pytest.raises(GenevaError):

@@ -279,8 +279,8 @@ class History:
         change = {"path": path, "udf": made_by(self.model.version, self.calls)}
         if self.random.random() < 0.4:
             self.table.alter_columns({**change, "keep": "computed"})
-            # All that came before it, also what was stale until now.
-            self.model.kept = {str(v) for v in range(1, before + 1)}
+            # What was stale until now stays so.
+            self.model.kept |= {str(before)}
         else:
             self.table.alter_columns(change)
             self.model.kept = set()

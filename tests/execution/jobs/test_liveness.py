@@ -24,8 +24,10 @@ from geneva.execution.jobs.heartbeat import (
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
 from geneva.storage.jobs import heartbeats
-from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord
+from geneva.storage.jobs.events import JobEvent
 from geneva.storage.jobs.heartbeats import JobSignals, Signal
+from geneva.storage.jobs.history import JobHistory
+from geneva.storage.jobs.records import JobRecord
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SKEWS = [timedelta(hours=-14), timedelta(hours=-1), timedelta(0), timedelta(hours=1)]

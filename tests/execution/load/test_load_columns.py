@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -32,6 +33,7 @@ from geneva.errors import (
     UserInputError,
 )
 from geneva.execution.backfill.committer import publish_columns
+from geneva.execution.load import work
 from geneva.storage.loads import lookup, staging
 from support import Calls, by_id, column, counted, make_table, publishing
 
@@ -887,6 +889,66 @@ def test_a_broken_table_is_named(local_db: Connection) -> None:
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(UnreadableSourceError, match=r"source\.lance can't be read as lance: "):
         make_table(local_db, [[1, 2]]).load_columns(source.ref.uri, "id", ["v"])
+
+
+def replaced_lance(path: Path, rows: pa.Table) -> str:
+    shutil.rmtree(path.with_suffix(".lance"), ignore_errors=True)
+    return str(lance.write_dataset(rows, path.with_suffix(".lance")).uri)
+
+
+def replaced_parquet(path: Path, rows: pa.Table) -> str:
+    return write(path.with_suffix(".parquet"), rows)
+
+
+def replaced_ipc(path: Path, rows: pa.Table) -> str:
+    file = path.with_suffix(".arrow")
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return str(file)
+
+
+@pytest.mark.parametrize("make", [replaced_lance, replaced_parquet, replaced_ipc])
+def test_a_source_that_is_replaced_after_the_plan_is_refused(
+    local_db: Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path, pa.Table], str],
+) -> None:
+    """The same load of the first source would take the second one's values for its own."""
+    table, path, real = make_table(local_db, [[1, 2]]), tmp_path / "rows", work.stage_source
+    other = pa.table({"id": ROWS["id"], "v": ["x", "y", "z and more"]})
+    source = make(path, ROWS)
+
+    def replacing(*args: Any) -> Any:
+        make(path, other)
+        return real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(work, "stage_source", replacing)
+        with pytest.raises(
+            UnreadableSourceError, match=r"rows\.\w+ was replaced while it was read"
+        ):
+            table.load_columns(source, "id", ["v"])
+    assert "v" not in lance.dataset(table.ref.uri).schema.names
+    table.load_columns(source, "id", ["v"])
+    assert column(table, "v") == ["x", "y"]
+
+
+def test_a_table_that_grows_after_the_plan_is_loaded_as_it_was(
+    local_db: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, real = make_table(local_db, [[1, 2, 4]]), work.stage_source
+    source = replaced_lance(tmp_path / "rows", ROWS)
+
+    def growing(*args: Any) -> Any:
+        more = lance.write_dataset(pa.table({"id": [4], "v": ["d"]}), source, mode="append")
+        more.delete("id = 1")
+        return real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(work, "stage_source", growing)
+        table.load_columns(source, "id", ["v"])
+    assert column(table, "v") == ["a", "b", None]
 
 
 def test_storage_options_that_are_none(local_db: Connection, tmp_path: Path) -> None:

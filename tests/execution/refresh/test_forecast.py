@@ -20,7 +20,7 @@ def _ids(*ids: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 def _snapshot(*fragments: FragmentFacts) -> TableSnapshot:
     return TableSnapshot(
-        TableRef("v", "v.lance"), 7, pa.schema([]), fragments, {}, FieldsNow({}, {})
+        TableRef("v", "v.lance"), 7, pa.schema([]), fragments, {}, FieldsNow({}, {}, 7, None)
     )
 
 

@@ -255,6 +255,32 @@ class TestAllRows:
 
 
 class TestWhatTheFunctionGets:
+    def test_forms_of_its_rows(self, local_db: Connection) -> None:
+        rows = orders(local_db)
+
+        @udtf(output_schema=pa.schema([("n", pa.int64())]))
+        def looked(source: Any) -> Iterator[dict[str, int]]:
+            plenty = timedelta(minutes=5)
+            frame = source.select(["id"]).to_pandas(timeout=plenty)
+            yield {"n": int(frame["id"].sum())}
+            yield {"n": len(source.to_list(timeout=60))}
+            yield {"n": source.to_arrow(timeout=plenty).num_rows}
+            yield from ({"n": b.num_rows} for b in source.to_batches(4, timeout=plenty))
+
+        view = local_db.create_udtf_view("v", source=rows.search(None), udtf=looked)
+        view.refresh()
+        assert view.to_arrow()["n"].to_pylist() == [15, 5, 5, 4, 1]
+
+    def test_what_only_queries_of_tables_have(self, local_db: Connection) -> None:
+        @udtf(output_schema=pa.schema([("n", pa.int64())]))
+        def filtered(source: Any) -> Iterator[pa.Table]:
+            yield source.where("id > 1").to_arrow()
+
+        source = orders(local_db).search(None)
+        view = local_db.create_udtf_view("v", source=source, udtf=filtered)
+        with pytest.raises(UDFError, match=r"no 'where': they have select.*view's query to say"):
+            view.refresh()
+
     @pytest.mark.slow
     def test_its_input_columns(self, local_db: Connection, source: Table, calls: Calls) -> None:
         def names(source: Any) -> Iterator[dict[str, Any]]:
@@ -553,8 +579,9 @@ class TestOtherViews:
         data = pa.table({"customer": ["ann", "ann"], "amount": [1, 2]})
         unstable = {"new_table_enable_stable_row_ids": "false"}
         plain = local_db.create_table("plain", data, storage_options=unstable)
-        with pytest.warns(UserWarning, match="no stable row IDs"):
+        with pytest.warns(UserWarning, match="no stable row IDs") as told:
             view = local_db.create_udtf_view("w", plain, sums(calls))
+        assert told[0].filename == __file__
         view.refresh()
         assert found(view) == {"ann": (3, 2)}
         plain.add(data)

@@ -202,6 +202,53 @@ class TestFailures:
         assert values(view) == {i: i * 3 for i in range(0, 10, 2)}
         assert calls.taken() == [2, 4]
 
+    @pytest.mark.parametrize("refreshed", [False, True])
+    def test_what_a_crash_left_of_a_source_that_was_made_anew_is_refused(
+        self,
+        local_db: Connection,
+        calls: Calls,
+        monkeypatch: pytest.MonkeyPatch,
+        refreshed: bool,
+    ) -> None:
+        """Another table has the same name, versions and row ids, and other values."""
+        source = make_source(local_db)
+        view = make_view(local_db, source, calls)
+        if refreshed:
+            view.refresh()
+            source.add(numbers(10, 12))
+        _cut_off(monkeypatch, refresh, "commit_refreshed", view.refresh)
+        version, before = source.version, values(view)
+        local_db.drop_table("src")
+        source = local_db.create_table("src", numbers(100, 110), storage_options=STABLE)
+        if refreshed:
+            source.add(numbers(110, 112))
+        assert source.version == version
+        calls.clear()
+        for attempt in (view.plan_refresh, view.refresh):
+            with pytest.raises(UserInputError, match="'src' was dropped and made anew"):
+                attempt()
+        assert values(view) == before
+        assert calls.count == 0
+
+    def test_a_source_that_is_made_anew_while_a_refresh_reads_it(
+        self, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        view = make_view(local_db, make_source(local_db), calls)
+        real = refresh.run_side_by_side
+
+        def replacing(*args: Any, **kwargs: Any) -> Any:
+            done = real(*args, **kwargs)
+            local_db.drop_table("src")
+            local_db.create_table("src", numbers(100, 110), storage_options=STABLE)
+            return done
+
+        with monkeypatch.context() as patched:
+            patched.setattr(refresh, "run_side_by_side", replacing)
+            with pytest.raises(UserInputError, match="'src' was dropped and made anew"):
+                view.refresh()
+        with pytest.raises(UserInputError, match="'src' was dropped and made anew"):
+            view.refresh()
+
     def test_the_same_for_chunks(
         self, local_db: Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:

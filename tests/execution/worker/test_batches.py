@@ -17,6 +17,7 @@ from geneva.errors import TooManyFailedRowsError, UDFError, UDFExecutionError
 from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.failures import CellFailure, with_failure
 from geneva.execution.apply.timeouts import Guard
+from geneva.execution.worker import pacing
 from geneva.execution.worker.batches import BatchRunner, Event
 from geneva.execution.worker.poison_rows import PoisonSearch
 from geneva.execution.worker.records import (
@@ -353,3 +354,28 @@ def test_checkpoints_of_a_given_size_stay_exact_with_batches_ahead(tmp_path: Pat
     assert program.batches == [[0, 1], [2], [3, 4], [5], [6, 7]]
     later, now = Durable.LATER, Durable.NOW
     assert [r.durable for r in results] == [later, now, later, now, later]
+
+
+@pytest.mark.parametrize("prepares", [0, 2])
+@pytest.mark.parametrize("borders", [(20,), (7, 12, 20), (1, 2, 3, 4, 11, 19, 20)])
+@pytest.mark.parametrize("sizes", [{"checkpoint_size": 5}, {"max_checkpoint_size": 5}])
+@pytest.mark.parametrize("many_bytes", [False, True])
+def test_batches_stay_exact_behind_a_checkpoint_of_many_bytes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    prepares: int,
+    borders: tuple[int, ...],
+    sizes: dict[str, int],
+    many_bytes: bool,
+) -> None:
+    if many_bytes:
+        monkeypatch.setattr(pacing, "MAX_UNSAVED_BYTES", 1)
+    task = open_task(tmp_path, range(20), batch_size=2, **sizes)
+    program = Tripling(prepares=prepares)
+    starts = (0, *borders[:-1])
+    windows = [window(*range(a, b), start=a) for a, b in zip(starts, borders, strict=True)]
+    results = list(begun(task, program).run_all(*windows))
+    assert [len(batch) for batch in program.batches] == [2, 2, 1] * 4
+    later = Durable.NOW if many_bytes else Durable.LATER
+    assert [r.durable for r in results] == [later, later, Durable.NOW] * 4

@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+import geneva
 from cluster import names_in, processes_in, run_script, wait_for
 from geneva.errors import SparkUnavailableError
 from geneva.spark.embedded import settings as local_spark
@@ -172,3 +174,34 @@ def test_importing_geneva_imports_no_pyspark() -> None:
         "sys.exit('pyspark' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("seconds", [0.3, 1.0])
+def test_nothing_is_left_where_the_start_is_cut_off(sig: signal.Signals, seconds: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="g-") as short:  # else Spark's folder is elsewhere
+        folder = Path(short)
+        code = "embedded_session(LocalOptions(slots=1, class_archive=False))"
+        with run_script(code, folder) as process:
+            wait_for(lambda: names_in(folder / "tmp"), "its folder")
+            time.sleep(seconds)
+            process.send_signal(sig)
+            process.communicate(timeout=60)
+        wait_for(lambda: not names_in(folder / "tmp"), "its folder to go")
+        wait_for(lambda: not processes_in(folder), "its processes to end")
+
+
+def test_an_editable_install_is_found_by_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Path(geneva.__file__).resolve().parents[1]
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(local_spark.sysconfig, "get_path", lambda _: str(tmp_path))
+    assert not local_spark._is_found_by_others()
+    (tmp_path / "other.pth").write_text("import something\n/somewhere/else\n")
+    assert not local_spark._is_found_by_others()
+    (tmp_path / "editable.pth").write_text(f"{here}\n")
+    assert local_spark._is_found_by_others()

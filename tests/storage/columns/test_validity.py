@@ -16,7 +16,8 @@ from computed_table import ComputedTable
 from geneva.model.rows import RowSet
 from geneva.model.tables import Reason
 from geneva.storage.columns.definitions import bound_output
-from geneva.storage.columns.validity import Validity, ValidityReader, ValueState
+from geneva.storage.columns.proofs import ValidityReader
+from geneva.storage.columns.validity import Validity, ValueState
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ class TestByIdentity:
     ) -> None:
         table.fill(0)
         reader = table.reader()
-        monkeypatch.delattr("geneva.storage.columns.validity.provenance_at")
+        monkeypatch.delattr("geneva.storage.columns.proofs.provenance_at")
         found = reader.by_files(table.fragment(0))
         assert (found.reason, found.right.is_full) == (Reason.UP_TO_DATE, True)
         assert not found.without_receipt

@@ -21,7 +21,9 @@ from geneva.errors import JobNotFoundError
 from geneva.model.jobs import JobStatus
 from geneva.model.tables import Secrets
 from geneva.storage.jobs import append_only
-from geneva.storage.jobs.events import JobEvent, JobHistory, fold_events, read_events
+from geneva.storage.jobs.events import JobEvent, read_events
+from geneva.storage.jobs.history import JobHistory
+from geneva.storage.jobs.records import fold_events
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -80,7 +82,7 @@ def test_newest_first_and_filters(history: JobHistory) -> None:
     assert [r.job_id for r in history.list("a")] == ["j2", "j0"]
     assert [r.job_id for r in history.list(status="failed")] == ["j2", "j1"]
     assert [r.job_id for r in history.list("a", JobStatus.DONE)] == ["j0"]
-    with pytest.raises(ValueError, match="NONSENSE"):
+    with pytest.raises(ValueError, match="'nonsense' is no status"):
         history.list(status="nonsense")
 
 
@@ -295,6 +297,12 @@ class TestLostJobs:
             assert record.updated_at == START + timedelta(seconds=1)
         assert lost.list(status="running") == []
         assert self.written(tmp_path) == before
+
+    def test_it_waits_for_no_other_one(self, lost: JobHistory) -> None:
+        later = START + timedelta(seconds=2)
+        lost.append([JobEvent("j", "waiting", {"for": "d71537d7-1"}, at=later)])
+        for record in (lost.job("j"), *lost.list()):
+            assert (record.state, record.waiting_for) == ("FAILED", None)
 
     def test_a_writer_puts_it_on_record_once(self, lost: JobHistory, tmp_path: Path) -> None:
         assert not lost.close_lost("j")

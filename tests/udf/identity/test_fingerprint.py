@@ -31,6 +31,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geneva.udf.chunker import RowsFunction
 from geneva.udf.identity.fingerprint import fingerprint
 from geneva.udf.identity.user_code import is_user_module
 from workshop import Workshop, of, value_of
@@ -194,6 +195,44 @@ def test_every_process_agrees(workshop: Workshop):
     # Written down, because every Python must agree on it, and because a change here makes the
     # columns of every user stale.
     assert here == "62d76b9deb13cce508dc87b0d153b140"
+
+
+CALLERS = """
+    import pyarrow as pa
+    from geneva import chunker, udtf
+    SCHEMA = pa.schema([("word", pa.string())])
+    @chunker(output_schema=SCHEMA)
+    def words(text):
+        for word in text.split():
+            yield {"word": word}
+    @udtf(output_schema=SCHEMA, partition_by="key")
+    def shout(rows):
+        yield {"word": "HO"}
+    def of_chunker(text):
+        return len(words(text))
+    def of_table_function(rows):
+        return len(shout(rows))
+"""
+
+
+@pytest.mark.parametrize(
+    ("caller", "known"),
+    [
+        ("of_chunker", "e6022dbeabf5697fe988288b50d10531"),
+        ("of_table_function", "55699a6b5587a27284b15a02a803bd89"),
+    ],
+)
+def test_functions_that_call_one_of_rows_do_not_care_how_that_is_pickled(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, caller: str, known: str
+) -> None:
+    function = getattr(workshop.load(CALLERS), caller)
+    before = of(function)
+    monkeypatch.setattr(RowsFunction, "__reduce__", lambda self: (type(self), (self.udf, "more")))
+    assert of(function) == before
+    monkeypatch.delattr(RowsFunction, "__reduce__")
+    assert of(function) == before
+    # As earlier releases had it: their values are not stale.
+    assert before == known
 
 
 # ------------------------------------------------------------------------------ finding source

@@ -8,7 +8,7 @@ UDF's policy skips are NULL, and listed beside the values.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
@@ -34,6 +34,7 @@ from geneva.execution.apply.failures import (
     kept_preview,
     raise_failed,
 )
+from geneva.execution.apply.forks import CallPool, end_copy
 from geneva.execution.apply.limits import Limiter, TaskUsage
 from geneva.execution.apply.output import may_differ, may_forbid_null, own_values
 from geneva.execution.apply.preparing import PrepareDied, close_prepare_pool, prepare_pool
@@ -88,9 +89,9 @@ class Applier:
         self._own_usage = TaskUsage()
         self._is_warm = False
         with_pool = self.threads > 1 and not self.is_async
-        self._pool = ThreadPoolExecutor(self.threads, "geneva-udf") if with_pool else None
+        self._pool = CallPool(self.threads, "geneva-udf") if with_pool else None
         workers = udf.cpu_workers if self.threads == 1 else None
-        self._preparing = ThreadPoolExecutor(workers, "geneva-prepare") if workers else None
+        self._preparing = CallPool(workers, "geneva-prepare") if workers else None
         # Some that are ready, beside those that are being prepared: batches differ.
         self.prepares = workers + max(1, workers // 2) if workers else 0
 
@@ -103,6 +104,8 @@ class Applier:
         if not self._is_warm and self._prepares_apart:
             prepare_pool(self.udf)  # they start while the model is loaded
         self._live_function(batch)
+        if not self._is_warm:
+            end_copy()
         self._is_warm = True
 
     def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Future[Any] | None:
@@ -181,12 +184,12 @@ class Applier:
         """
         function = self.udf.whole(self._live_function(batch))
         try:
-            result = function(*arguments(batch, self.udf))
+            returned = [function(*arguments(batch, self.udf))]  # nothing else refers to it
         except BaseException as error:  # noqa: BLE001  raised on where it is no failure
             failed = failure_of(error)
             return partial(_raise, failed)
-        values = own_values(result, self.output.type, batch.num_rows)
-        return values if values is not None else lambda: result
+        values = own_values(returned, self.output.type, batch.num_rows)
+        return values if values is not None else lambda: returned[0]
 
     def _batch_call(self, batch: pa.RecordBatch) -> BatchCall:
         threads = self.threads if not self.is_async else 1
@@ -267,6 +270,7 @@ class Applier:
                 event_loop().run(self.udf.func.close_async())
             else:
                 self.udf.func.close()
+            end_copy()
 
     def __enter__(self) -> Applier:
         """Return the applier itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from geneva.errors import UDFError
 from geneva.execution.apply.call import BatchCall
+from geneva.execution.apply.forks import end_copy, rows_once
 from geneva.execution.apply.output import records_to_array, values_to_array
 from geneva.execution.apply.row_values import input_values
 from geneva.execution.apply.steps import (
@@ -48,7 +49,9 @@ class RowByRow:
         if self.call.pool is not None:
             values = self._call_threaded(self.call.pool, function, columns)
         else:
-            values = self._call_rows(function, columns)
+            iterators = [iter(column) for column in columns]
+            with rows_once(*iterators):
+                values = self._call_rows(function, columns, iterators)
         try:
             return self._fitting(values)
         except UDFError:
@@ -60,16 +63,18 @@ class RowByRow:
                 values[row] = self._fitting_row(function, columns, row, value)
         return self._fitting(values)
 
-    def _call_rows(self, function: Callable[..., Any], columns: list[list[Any]]) -> list[Any]:
+    def _call_rows(
+        self, function: Callable[..., Any], columns: list[list[Any]], iterators: list[Iterator[Any]]
+    ) -> list[Any]:
         values = self._values
         is_safe = is_single(self.call.output.type)
-        iterators = [iter(column) for column in columns]
         while True:
             try:
                 # extend keeps what it got before an exception: its length is the failing row, and
                 # the iterators stand behind it.
                 given = map(function, *iterators)
                 values.extend(given if is_safe else map(taken, given))
+                end_copy()
                 if len(values) == self.call.batch.num_rows:
                     return values
                 # map takes a StopIteration out of the function for the end of the columns.
@@ -86,12 +91,12 @@ class RowByRow:
         rows = list(zip(*columns, strict=True))
         # Rows are handed out in order, so the first failing row is the same in every run: all
         # rows before it have started by then and are waited for.
-        next_row = itertools.count()
+        next_row = iter(range(len(rows)))
         ended: list[int] = []
         self.call.rows_open = lambda: len(rows) - len(ended)
 
         def work() -> None:
-            while not failures and (row := next(next_row)) < len(rows):
+            while not failures and (row := next(next_row, None)) is not None:
                 try:
                     try:
                         values[row] = taken(function(*rows[row]))
@@ -105,10 +110,13 @@ class RowByRow:
                 except BaseException as error:  # noqa: BLE001  raised below, in order
                     failures[row] = error
 
-        workers = [pool.submit(copy_context().run, work) for _ in range(self.call.threads)]
+        workers = []
         try:
-            for worker in workers:
-                worker.result()
+            with rows_once(next_row):
+                for _ in range(self.call.threads):
+                    workers.append(pool.submit(copy_context().run, work))
+                for worker in workers:
+                    worker.result()
         except BaseException as interrupt:
             failures[len(rows)] = interrupt  # stops the other threads
             raise

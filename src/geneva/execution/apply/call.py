@@ -105,9 +105,9 @@ class BatchCall:
 
     def leave_unpaid(self, error: BaseException, start: int, rows: int = 1) -> None:
         """Note rows that are not called again for want of money: they are neither done nor lost."""
-        told = describe_failure(error, start, 1, "", in_full=False)
+        failure = describe_failure(error, start, 1, "", in_full=False)
         for row in range(start, start + rows):
-            self.failures[row] = replace(told, row=row, is_unpaid=True)
+            self.failures[row] = replace(failure, row=row, is_unpaid=True)
 
     def delay(self, error: BaseException, row: int, attempt: int) -> float | None:
         """Seconds to wait before a failed row is tried again; None: it is skipped; or raise."""

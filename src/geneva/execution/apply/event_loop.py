@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from geneva.execution.apply.forks import end_copy
 from geneva.execution.apply.timeouts import Expired
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ class EventLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait in this thread for what is done in the loop."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        future = asyncio.run_coroutine_threadsafe(_ending_copies(work), self.loop)
         try:
             return future.result()
         except BaseException:
@@ -65,6 +66,17 @@ class EventLoop:
         with suppress(RuntimeError):  # at the end of a process no thread can be started any more
             await self.loop.shutdown_default_executor()
         self.loop.stop()
+
+
+async def _ending_copies(work: Coroutine[Any, Any, T]) -> T:
+    """A copy of the worker that comes back from user code ends: it would run the loop for ever."""
+    try:
+        made = await work
+    except BaseException as error:
+        end_copy(error)
+        raise
+    end_copy()
+    return made
 
 
 async def cancelled(tasks: list[asyncio.Task[Any]]) -> None:

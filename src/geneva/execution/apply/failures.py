@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from geneva.errors import UDFError, UDFExecutionError, UDFOutputError, UDFTimeoutError, WorkerDied
+from geneva.render.text import shorten
 from geneva.render.values import error_text, scalar_text, writable
 from geneva.udf.declare import UDF, UDFArgType
 
@@ -20,6 +21,8 @@ _GENEVA_FILES = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("execution", "ud
 """What calls functions, and stands around them; those of `geneva.udfs` are functions, too."""
 _MAX_PREVIEW_CHARS = 300
 _MAX_MESSAGE_CHARS = 2_000
+_MAX_SHOWN_CHARS = 20_000
+"""Of a message that ends a job: some errors quote what they were about, however large that is."""
 _MAX_TRACEBACK_CHARS = 4_000
 _TYPE_ERRORS = (TypeError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
 """What a function raises that was given, or has made, values of another type than it expects."""
@@ -66,7 +69,7 @@ def raise_failed(
     """Raise the error that a user reads about an exception in their function."""
     if isinstance(error, UDFError) and hasattr(error, "failure"):
         raise error
-    name, text = _type_name(error), error_text(error)
+    name, text = _type_name(error), shorten(error_text(error), _MAX_SHOWN_CHARS)
     where = "" if row is None else f" on {_place(udf, batch, row)}"
     if isinstance(error, _TYPE_ERRORS) and udf.arg_type is not UDFArgType.QUERY:
         message = (
@@ -77,9 +80,8 @@ def raise_failed(
         )
     else:
         message = f"UDF '{udf.name}' {doing}{where}: {name}: {text}"
-    failure = CellFailure(
-        row, name, text, user_traceback(error), attempt, kept_preview(udf, batch, row)
-    )
+    frames = user_traceback(error)[-_MAX_SHOWN_CHARS:]
+    failure = CellFailure(row, name, text, frames, attempt, kept_preview(udf, batch, row))
     kind = next((k for k in (UDFTimeoutError, WorkerDied) if isinstance(error, k)), None)
     raise with_failure((kind or UDFExecutionError)(message), failure) from error
 

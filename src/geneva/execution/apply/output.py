@@ -20,11 +20,12 @@ from geneva.execution.apply.convert import (
     pandas_values,
     single,
 )
+from geneva.execution.apply.ownership import is_only_here
 from geneva.execution.apply.taken import taken
 from geneva.render.text import a_type, shorten
 from geneva.render.values import error_text, repr_text
 from geneva.storage.lance.pieces import room
-from geneva.udf.types import holds, is_blob_type
+from geneva.udf.types import holds, is_blob_type, is_list
 
 ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -57,16 +58,24 @@ def may_differ(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.BaseExtensionType) or bool(pt.is_dictionary(kind))
 
 
-def own_values(result: Any, kind: pa.DataType, rows: int) -> pa.Array | None:
+def own_values(returned: list[Any], kind: pa.DataType, rows: int) -> pa.Array | None:
     """What a function returned, where it is just what it should be; None: it may not be.
 
-    Copied, before the next call: functions return memory that they use again, or views of their
-    inputs, which would keep these. And Lance panics on sliced structs.
+    It is given as the one item of a list, which nothing else here refers to. It is copied before
+    the next call: functions return memory that they use again, or views of their inputs, which
+    would keep these; and Lance panics on sliced structs. Only what nobody else has stays as it is.
     """
-    if not isinstance(result, pa.Array) or len(result) != rows or result.type != kind:
+    result = returned[0]
+    is_numpy = type(result) is np.ndarray and result.ndim > 0
+    if not (is_numpy or isinstance(result, pa.Array)) or len(result) != rows:
         return None
+    del result
     try:
-        return copied(_valid(result))
+        stays = is_numpy and is_only_here(returned)
+        array = _returned_array(returned[0], kind)
+        if array is None or array.type != kind:
+            return None
+        return array if stays else copied(array)
     except ARROW_ERRORS:
         return None
 
@@ -169,11 +178,7 @@ def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: i
             f"value per row, as a pa.Array, numpy array, list or pandas Series",
         )
     if array.type != kind and not holds(_storage(kind), _storage(array.type)):
-        refuse(
-            None,
-            f"returned an array of {array.type}, which the column can't hold without loss; "
-            f"declare data_type to match, or cast the result with .cast(...)",
-        )
+        refuse(None, _too_wide(result, array.type, kind))
     try:
         return cast_array(array, kind)
     except ARROW_ERRORS as error:
@@ -181,6 +186,31 @@ def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: i
         where = "" if row is None else f", row {first_row + row}"
         found = None if row is None else first_row + row
         refuse(found, f"returned an array of {array.type}{where}: {reason_of(error)}")
+
+
+def _too_wide(result: Any, given: pa.DataType, kind: pa.DataType) -> str:
+    """Why an array of a type is refused, and what to do about it, in the words of its library."""
+    if not isinstance(result, np.ndarray):
+        return (
+            f"returned an array of {given}, which the column can't hold without loss; "
+            f"declare data_type to match, or cast the result with .cast(...)"
+        )
+    shown = f"returned a numpy array of {result.dtype}"
+    shown += f" and shape {result.shape}" if result.ndim > 1 else ""
+    items, fitting = _storage(kind), ""
+    for _ in result.shape[1:]:
+        items = items.value_type if is_list(items) else pa.null()
+    if result.dtype.kind in "iuf" and (pt.is_integer(items) or pt.is_floating(items)):
+        made = items
+        for width in reversed(result.shape[1:]):
+            made = pa.list_(made, width)
+        fitting = items.to_pandas_dtype().__name__ if holds(_storage(kind), made) else ""
+    if not fitting:
+        return f"{shown}, which the column can't hold; declare data_type to match"
+    return (
+        f"{shown}, which the column can't hold without loss; declare data_type to match, or "
+        f"convert the result with .astype(np.{fitting})"
+    )
 
 
 def result_to_records(

@@ -38,6 +38,7 @@ import pyarrow as pa
 from geneva.config import variables_set
 from geneva.execution.apply.by_batch import as_parameters
 from geneva.execution.apply.compact import compact_batch
+from geneva.execution.apply.forks import ending_copies, note_worker
 from geneva.render.values import error_text
 from geneva.udf.call import StatefulCallable
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
@@ -256,6 +257,7 @@ class PrepareProcess:
 def serve(connection_fd: int, function_fd: int, size: int, worker: int) -> None:
     """The process: prepare one batch after the other, until the connection is closed."""
     _end_with(worker)
+    note_worker()
     data = os.pread(function_fd, size, 0)
     os.close(function_fd)
     udf = deserialize_udf(data, udf_digest(data))
@@ -264,7 +266,7 @@ def serve(connection_fd: int, function_fd: int, size: int, worker: int) -> None:
     prepare: Callable[[pa.RecordBatch], Any] | None = None
     with socket.socket(fileno=connection_fd) as connection:
         with contextlib.suppress(Exception):  # tried again for a batch, which is told what is wrong
-            prepare = _prepare_of(udf)
+            prepare = ending_copies(_prepare_of, udf)
         while True:
             try:
                 batch, unused = _loaded(_receive_parts(connection)[0])
@@ -273,8 +275,8 @@ def serve(connection_fd: int, function_fd: int, size: int, worker: int) -> None:
             memory.unused.update(unused)
             block: _Block | None = None
             try:
-                prepare = prepare or _prepare_of(udf)
-                answer = prepare(batch)
+                prepare = prepare or ending_copies(_prepare_of, udf)
+                answer = ending_copies(prepare, batch)
                 parts = _parts(answer)
                 if sum(part.nbytes for part in parts[1:]) >= _MIN_SHARED_BYTES:
                     parts, block = memory.take_over(parts)

@@ -12,14 +12,15 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from geneva.execution.apply.forks import end_copy
 from geneva.execution.apply.pauses import JobEnded, pause, pause_async
-from geneva.execution.apply.timeouts import Expired
+from geneva.execution.apply.timeouts import Expired, is_spark_worker
 from geneva.render.values import error_text
 from geneva.udf.usage import current_meter
 
 USER_FAILURES = (Exception, SystemExit)
 """Failures of the user's function, as steps are told of them."""
-_NO_FAILURES = (KeyboardInterrupt, Expired, JobEnded)
+_FROM_OUTSIDE = (Expired, JobEnded)
 
 T = TypeVar("T")
 
@@ -51,9 +52,12 @@ def failure_of(error: BaseException) -> BaseException:
     """The failure that it is when the user's function raises something; or raise it on.
 
     Whatever it raises is its failure: a panic of a library in Rust, too, or a CancelledError. But
-    Ctrl-C is not, nor what ends a call from outside. To steps a GeneratorExit would mean to close.
+    Ctrl-C is not, which no worker of Spark gets, nor what ends a call from outside. To steps a
+    GeneratorExit would mean to close.
     """
-    if isinstance(error, _NO_FAILURES):
+    end_copy(error)
+    is_ctrl_c = isinstance(error, KeyboardInterrupt) and not is_spark_worker()
+    if is_ctrl_c or isinstance(error, _FROM_OUTSIDE):
         raise error
     if isinstance(error, USER_FAILURES):
         return error
@@ -78,6 +82,7 @@ def drive(steps: Steps[T], function: Callable[..., Any]) -> T:
             except BaseException as error:  # noqa: BLE001  raised on where it is no failure
                 step = steps.throw(failure_of(error))
             else:
+                end_copy()
                 step = steps.send(answer)
     except StopIteration as end:
         value: T = end.value
@@ -111,6 +116,7 @@ async def drive_async(steps: Steps[T], function: Callable[..., Awaitable[Any]]) 
             except BaseException as error:  # noqa: BLE001  raised on where it is no failure
                 step = steps.throw(failure_of(error))
             else:
+                end_copy()
                 step = steps.send(answer)
     except StopIteration as end:
         value: T = end.value

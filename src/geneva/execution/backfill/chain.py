@@ -30,11 +30,13 @@ from geneva.storage.columns.definitions import (
     commit_pinned,
     commit_rebound,
     commit_receipt_columns,
-    pinned,
+    known_paths,
     read_definitions,
     rebound,
+    to_pin,
     with_present_inputs,
 )
+from geneva.storage.columns.doubts import settled
 from geneva.storage.lance.dataset import (
     Dataset,
     FieldsNow,
@@ -84,8 +86,8 @@ def prepare_chain(
     Reads only, unless the plan is one to run, with `make_runner`: then columns that were declared
     before there were receipts get theirs, which is a change of the schema.
     """
-    name, subject = definition.name, ColumnSubject(ref, definition)
-    columns = _read_columns(ref, dataset, definition)
+    name, columns = definition.name, _read_columns(ref, dataset, definition)
+    subject = columns.subject(name)
     before = columns.one_of_each(upstream_of(name, columns.reads))
     if make_runner is not None:
         added = _add_receipts(columns, (*before, name), reopen=request.options.read_version is None)
@@ -136,8 +138,8 @@ class _Columns:
 
     @property
     def reads(self) -> Reads:
-        """What each column reads."""
-        return {name: found.inputs for name, found in self.definitions.items()}
+        """What each column reads, as far as that is known."""
+        return {n: d.inputs if d.doubt is None else () for n, d in self.definitions.items()}
 
     def one_of_each(self, names: Sequence[str]) -> tuple[str, ...]:
         """Of columns that are filled together, the first one: it stands for all of them."""
@@ -166,7 +168,20 @@ def _read_columns(ref: TableRef, dataset: Dataset, definition: ColumnDefinition)
         # A view's own columns come from its source: its refresh keeps them.
         if not reads_source(found.arrow_field)
     }
-    return _Columns(dataset, snapshot, present)
+    return _settle(_Columns(dataset, snapshot, present), definition.name)
+
+
+def _settle(columns: _Columns, name: str) -> _Columns:
+    """Ask receipts, where it is in doubt what a column, or one that it is made from, reads."""
+    asked: set[str] = set()
+    while True:
+        names = columns.filled_with((*upstream_of(name, columns.reads), name))
+        doubts = {n: d for n in names if (d := columns.definitions[n]).doubt and n not in asked}
+        if not doubts:
+            return columns
+        asked.update(doubts)
+        found = {n: settled(columns.dataset, columns.snapshot, d) for n, d in doubts.items()}
+        columns = replace(columns, definitions=columns.definitions | found)
 
 
 def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _Columns | None:
@@ -190,15 +205,19 @@ def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _
 
 
 def _pin_inputs(columns: _Columns, names: Sequence[str]) -> _Columns:
-    """Write down the fields of inputs that were cast or made anew; return the latest version."""
+    """Write down where inputs are that were cast, moved or made anew; return the latest version."""
     fields, names = columns.snapshot.fields, columns.filled_with(names)
-    known = [columns.definitions[name] for name in names]
-    if all(pinned(found, found.inputs, fields) is found for found in known):
-        return columns
 
     def present_paths(found: ColumnDefinition, fields: FieldsNow) -> tuple[str, ...] | None:
-        return with_present_inputs(found, fields).inputs if found.name in names else None
+        if found.name not in names:
+            return None
+        paths, by_receipts = known_paths(found, fields), columns.definitions[found.name]
+        if paths is None and not by_receipts.overrides:
+            return known_paths(by_receipts, fields)
+        return paths
 
+    if not to_pin(columns.snapshot.schema, fields, present_paths):
+        return columns
     commit_pinned(columns.ref, present_paths)
     latest = open_dataset(columns.ref)
     stored = read_definitions(latest.schema)

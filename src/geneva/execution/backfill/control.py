@@ -64,8 +64,11 @@ class JobState:
     def begin(cls, prepared: PreparedBackfill, control: JobControl) -> JobState:
         """The state before the first round."""
         plan = prepared.plan
+        kept = plan.rows_reused
         progress = JobProgress(
             total=plan.rows_to_compute,
+            checkpointed=kept,
+            kept_rows=kept,
             fragments=len(plan.fragments),
             skipped_fragments=plan.right_fragments,
             skipped_rows=plan.right_rows,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
@@ -198,7 +198,7 @@ class Dispatcher:
     def _submit_again(self, tasks: list[Task], lost: Future[list[str]]) -> None:
         """Go on with tasks whose workers died, as long as their notes narrow the cause down."""
         self._ledger.lost_workers()
-        if not self._learned(tasks):
+        if not (self._learned(tasks) or _is_first_try(tasks, lost)):
             store, job_id = open_checkpoints(self._prepared.ref), tasks[0].work.job_id
             delete_keys(store, store.list_keys(f"attempt-{job_id}-"))
             lost.result()
@@ -216,3 +216,13 @@ class Dispatcher:
                 self._notes[first] = notes
                 return True
         return False
+
+
+def _is_first_try(tasks: Sequence[Task], lost: Future[list[str]]) -> bool:
+    """Whether tasks ran for the first time: only later ones leave notes of what they do.
+
+    Spark tries a task again by itself, but not where its master is a plain `local[N]`.
+    """
+    error = lost.exception()
+    tries = error.tries if isinstance(error, WorkerLostError) else None
+    return tries == 1 and not any(task.attempt for task in tasks)

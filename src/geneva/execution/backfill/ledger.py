@@ -19,7 +19,7 @@ class Ledger:
         listeners: Sequence[ProgressListener] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start from `progress`. The job's time runs from now on."""
+        """Start from `progress`, with what a plan takes over. The job's time runs from now on."""
         self._progress, self._listeners, self._clock = progress, listeners, clock
         self._started = clock()
         self._rows_per_second: float | None = None
@@ -47,7 +47,19 @@ class Ledger:
 
     def replanned(self, rows: int) -> None:
         """Set the total to what is committed and the `rows` that the new plan computes."""
-        self._set(total=self._progress.committed + rows)
+        total = self._progress.committed + rows
+        self._set(total=total, checkpointed=min(total, self._progress.checkpointed))
+
+    def saved(self, rows: int) -> None:
+        """Note that `rows` rows are safe by now, the committed ones included.
+
+        The only way to count them, whoever has seen them: so the number never goes down, but with
+        the total.
+        """
+        now = self._progress
+        safe = min(now.total, max(now.checkpointed, rows))
+        if safe != now.checkpointed:
+            self._set(checkpointed=safe)
 
     def left_over(self, rows: int) -> None:
         """Note the rows that this job leaves to the next one."""
@@ -65,7 +77,6 @@ class Ledger:
         """Book a file that an earlier run staged, with a new value for `rows` rows."""
         now = self._progress
         self._set(
-            checkpointed=now.checkpointed + rows,
             ready_to_commit=now.ready_to_commit + rows,
             reused_rows=now.reused_rows + rows,
         )
@@ -110,11 +121,10 @@ class Ledger:
         self._set(failed_rows=self._progress.failed_rows + rows)
 
     def computed(self, *results: PartResult, calls: int) -> None:
-        """Book the rows of some parts, for `calls` of which the UDF was called."""
+        """Book what some parts took, for `calls` rows of which the UDF was called."""
         now = self._progress
         reused = sum(result.rows_reused for result in results)
         self._set(
-            checkpointed=now.checkpointed + reused + sum(result.rows_run for result in results),
             udf_rows=now.udf_rows + calls,
             reused_rows=now.reused_rows + reused,
             checkpoints=now.checkpoints + sum(len(result.checkpoints) for result in results),
@@ -143,19 +153,10 @@ class Ledger:
             committed=now.committed + rows,
             unmatched_rows=now.unmatched_rows + unmatched,
             ready_to_commit=now.ready_to_commit - lost_rows,
-            checkpointed=now.checkpointed - lost_rows,
             fragments_committed=now.fragments_committed + files,
             commits=now.commits + 1,
             commit_seconds=now.commit_seconds + seconds,
         )
-
-    def show_running(self, rows: int) -> None:
-        """Show the listeners that running tasks have checkpointed `rows` rows; book nothing."""
-        now = self._progress
-        seen = min(now.total, now.ready_to_commit + rows)
-        shown = replace(now, checkpointed=max(now.checkpointed, seen), seconds=self.seconds)
-        for listener in self._listeners:
-            listener(shown)
 
     def _set(self, **changes: object) -> None:
         self._progress = replace(self._progress, seconds=self.seconds, **changes)  # type: ignore[arg-type]

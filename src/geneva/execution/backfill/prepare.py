@@ -43,13 +43,9 @@ from geneva.planning.sizing import Part
 from geneva.storage.checkpoints.reuse import Reuse, reuse_within
 from geneva.storage.checkpoints.store import is_of_computation, work_of
 from geneva.storage.columns.definitions import computation_of, with_present_inputs
+from geneva.storage.columns.proofs import readers_of
+from geneva.storage.columns.provenance import adoption_signature, output_file, signature_of
 from geneva.storage.columns.staged_files import StagedFile
-from geneva.storage.columns.validity import (
-    adoption_signature,
-    output_file,
-    readers_of,
-    signature_of,
-)
 from geneva.storage.lance.dataset import (
     Dataset,
     FragmentFacts,
@@ -333,26 +329,28 @@ def useful_checkpoints(
 ) -> Callable[[str], bool]:
     """Which checkpoints backfills may take over now, by their prefix. No data is read.
 
-    Those of the very work that is left; and where a column is not known to be right everywhere, all
-    of its function's: its rows look results up by their receipts.
+    Those of the very work that is left; and where a column is not known to be right everywhere, or
+    what it reads is not known, all of its function's: its rows look results up by their receipts.
     """
     request = BackfillRequest()
     # Columns that one call fills together have one.
     each = {definition.computation_id: definition for definition in definitions}
-    present = (with_present_inputs(definition, snapshot.fields) for definition in each.values())
-    computations = [computation_of(snapshot, definition) for definition in present]
+    present = [with_present_inputs(definition, snapshot.fields) for definition in each.values()]
+    known = [d for d in present if d.doubt is None and snapshot.field_ids.keys() >= {*d.inputs}]
+    computations = [computation_of(snapshot, definition) for definition in known]
     work = frozenset(
         work_of(work_identity(computation, request, snapshot.ref, fragment).prefix())
         for computation in computations
         for fragment in snapshot.fragments
     )
-    unfinished = [c for c in computations if not _is_right(dataset, snapshot, c)]
+    right = {c.id for c in computations if _is_right(dataset, snapshot, c)}
+    unfinished = [d for d in present if d.computation_id not in right]
     return lambda prefix: (
         work_of(prefix) in work
         or any(
-            is_of_computation(prefix, computation.id, version)
-            for computation in unfinished
-            for version in (computation.version, *computation.kept_versions)
+            is_of_computation(prefix, definition.computation_id, version)
+            for definition in unfinished
+            for version in (definition.udf_version, *definition.kept_versions)
         )
     )
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,6 +27,7 @@ from geneva.execution.backfill.failures import (
     too_many_failed,
 )
 from geneva.execution.backfill.prepare import PreparedBackfill
+from geneva.execution.backfill.saved import SavedRows
 from geneva.execution.backfill.speeds import SPEEDS
 from geneva.execution.backfill.tasks import TaskQueue
 from geneva.execution.worker.task import PartResult, RowFailure, Task, TaskReport
@@ -37,13 +39,15 @@ from geneva.planning.sharing import gains_by_sharing, shared_reads
 from geneva.render.text import one_line
 from geneva.storage.checkpoints.cleanup import delete_keys
 from geneva.storage.checkpoints.staging import open_checkpoints
-from geneva.storage.checkpoints.store import CheckpointKey, index_keys
+from geneva.storage.checkpoints.store import CheckpointKey
 from geneva.storage.columns.staged_files import StagedFile
 from geneva.udf.policy import Limits
 
 _LOG = logging.getLogger("geneva")
 _POLL_CHECKPOINTS_SECONDS = 2.0
-"""How often to look at the checkpoints of running tasks, when nobody watches."""
+"""How often to look at the checkpoints of running tasks, when nobody watches ..."""
+_WATCHED_POLL_SECONDS = 1.0
+"""... and when somebody does."""
 _POLL_COST_RATIO = 50
 """Looking at them may take a fiftieth of the time, whoever watches."""
 _WAIT_SECONDS = 0.5
@@ -86,6 +90,8 @@ class Round:
         expected = SPEEDS.of(prepared.computation)
         self._tasks = TaskQueue(prepared, self._work, one_by_one=in_haste, expected_speed=expected)
         self._dispatcher = Dispatcher(prepared, self._tasks, state.ledger, state.job_runner)
+        self._saved = SavedRows(prepared)
+        self._committed_before = state.ledger.progress.committed
         self._polled, self._poll_cost = time.monotonic(), 0.0
         self._landed = self._lost = 0
         self._unmatched: Counter[int] = Counter()
@@ -153,6 +159,7 @@ class Round:
     def begin(self) -> None:
         """Take what needs no task, to be published with the first results."""
         self._ledger.round_began()
+        self._show_saved()
         for plan in self._plans.values():
             if plan.action is Action.REUSE:
                 self._committer.add(self._prepared.staged[plan.fragment_id])
@@ -170,12 +177,10 @@ class Round:
 
     def hear(self) -> None:
         """Book what tasks have done by now, and publish it when that is due."""
-        reported = False
         for task, report in self._dispatcher.reports():
-            reported = True
             self._book_all(task, report)
-        if not reported and self.is_busy and self._should_poll():
-            self._poll_running_tasks()
+        if self.is_busy and self._should_poll():
+            self._look_at_checkpoints()
 
     def settle(self) -> None:
         """Publish what is due."""
@@ -196,6 +201,7 @@ class Round:
         finally:
             for task, report in [*self._dispatcher.finished()]:
                 _whatever_comes(partial(self._book_all, task, report))
+            self._look_at_checkpoints()
 
     def keep(self) -> None:
         """Publish what is finished, after something went wrong with the rest."""
@@ -216,17 +222,23 @@ class Round:
 
     def _should_poll(self) -> bool:
         """Whether to look at the checkpoints of running tasks."""
-        pause = 0.0 if self._control.watch_checkpoints else _POLL_CHECKPOINTS_SECONDS
+        watched = self._control.watch_checkpoints
+        pause = _WATCHED_POLL_SECONDS if watched else _POLL_CHECKPOINTS_SECONDS
         # The more checkpoints there are, the longer it takes.
         pause = max(pause, _POLL_COST_RATIO * self._poll_cost)
         return time.monotonic() - self._polled >= pause
 
-    def _poll_running_tasks(self) -> None:
+    def _look_at_checkpoints(self) -> None:
+        """Count what tasks have saved that have not reported it."""
         started = time.monotonic()
-        rows = running_rows(self._prepared, without=self._tasks.partly_done())
-        self._ledger.show_running(rows)
+        with suppress(OSError):  # only a number depends on it
+            self._saved.look()
+        self._show_saved()
         self._polled = time.monotonic()
         self._poll_cost = self._polled - started
+
+    def _show_saved(self) -> None:
+        self._ledger.saved(self._committed_before + self._saved.count)
 
     # ------------------------------------------------------------------------------- reports in
 
@@ -254,6 +266,8 @@ class Round:
         self._ledger.reported(report)
         for result in report.results:
             self._unmatched[result.fragment_id] += result.rows_unmatched
+            self._saved.add(result.fragment_id, [result.rows])
+        self._show_saved()
         self._record_output(report)
         for fragment_ids in report.recorded:
             self._add_checkpoint(fragment_ids[0], None, fragment_ids)
@@ -363,23 +377,6 @@ class Round:
 
     def _computed_rows(self, files: Iterable[StagedFile]) -> int:
         return sum(self._plans[file.fragment_id].compute.count for file in files)
-
-
-def running_rows(prepared: PreparedBackfill, *, without: set[int]) -> int:
-    """Rows that running tasks have checkpointed, fragments in `without` aside."""
-    plans = {
-        (prepared.prefixes[plan.fragment_id], plan.fragment_id): plan
-        for plan in prepared.plan.fragments
-        if plan.fragment_id not in without
-    }
-    keys = index_keys(open_checkpoints(prepared.ref).list_keys("udf-"))
-    return sum(_checkpointed(plan, keys.get(place, ())) for place, plan in plans.items())
-
-
-def _checkpointed(plan: FragmentPlan, keys: Iterable[CheckpointKey]) -> int:
-    """New values of a fragment that are in these checkpoints."""
-    ranges = (key.rows for key in keys if key.rows is not None)
-    return sum(plan.compute.slice(r).count for r in ranges if r.end <= plan.physical_rows)
 
 
 def run_rounds(

@@ -9,12 +9,8 @@ from geneva.execution.backfill.subjects import Subject
 from geneva.model.computation import Computation
 from geneva.model.tables import TableRef
 from geneva.storage.checkpoints.store import WorkIdentity
-from geneva.storage.columns.validity import (
-    ValidityReader,
-    output_file,
-    readers_of,
-    signature_of,
-)
+from geneva.storage.columns.proofs import ValidityReader, readers_of
+from geneva.storage.columns.provenance import output_file, signature_of
 from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
 
 

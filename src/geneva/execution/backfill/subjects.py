@@ -13,8 +13,10 @@ from geneva.storage.columns.definitions import (
     columns_of,
     computation_of,
     present_column,
+    unsure_input,
     with_present_inputs,
 )
+from geneva.storage.columns.doubts import settled
 from geneva.storage.columns.publish import verify_column
 from geneva.storage.columns.validity import Validity
 from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
@@ -45,11 +47,14 @@ class ColumnSubject:
     definition: ColumnDefinition
 
     def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
-        """The column, as it and its inputs are called now."""
+        """The column, as it and its inputs are called now. In doubt, receipts are read."""
         name = present_column(snapshot.schema, self.definition.uuid, self.definition.name)
         if name is None:
             raise self._dropped(snapshot)
         present = with_present_inputs(replace(self.definition, name=name), snapshot.fields)
+        present = settled(dataset, snapshot, present)
+        if present.doubt is not None:
+            raise unsure_input(self.ref.name, self.definition, present.doubt)
         missing = [path for path in present.inputs if path not in snapshot.field_ids]
         if missing:
             raise ColumnChangedError(

@@ -13,8 +13,8 @@ from geneva.execution.runner import Runner
 from geneva.model.rows import RowSet
 from geneva.model.tables import Reason, Unproven
 from geneva.planning.backfill import FragmentState, OutputState, after_inputs_changed
-from geneva.storage.columns.provenance import read_provenance
-from geneva.storage.columns.validity import Validity, ValueState, joint_validity, output_file
+from geneva.storage.columns.provenance import output_file, read_provenance
+from geneva.storage.columns.validity import Validity, ValueState, joint_validity
 from geneva.storage.lance.damage import damage_reason
 from geneva.storage.lance.dataset import (
     FragmentFacts,

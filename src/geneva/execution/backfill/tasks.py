@@ -52,6 +52,7 @@ class TaskQueue:
             work.sizes.task_size,
             max_fragments=1 if one_by_one else MAX_FRAGMENTS_PER_TASK,
             batch_size=work.sizes.batch_size or 1,
+            checkpoint_size=work.sizes.checkpoint_size,
             # Where each call is counted, a task's rows are.
             may_give_back=work.max_cost is None and not work.bounds_lost_rows,
             expected_speed=expected_speed,
@@ -159,7 +160,3 @@ class TaskQueue:
         split.checkpoints.extend(result.checkpoints)
         if split.rows_done == plan.physical_rows:
             self._assemblies.append(self._prepared.assembly_work(plan, split.checkpoints))
-
-    def partly_done(self) -> set[int]:
-        """The shared fragments of which ranges were reported already."""
-        return {fragment_id for fragment_id, split in self._splits.items() if split.rows_done}

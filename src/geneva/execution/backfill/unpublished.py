@@ -35,9 +35,9 @@ from geneva.storage.checkpoints.store import (
     without_names,
     work_of,
 )
-from geneva.storage.columns.provenance import read_provenance
+from geneva.storage.columns.provenance import output_file, read_provenance
 from geneva.storage.columns.staged_files import StagedFile, staged_file_is_whole
-from geneva.storage.columns.validity import Validity, output_file
+from geneva.storage.columns.validity import Validity
 from geneva.storage.lance.dataset import read_live_rows
 
 _LOG = logging.getLogger("geneva")

@@ -17,8 +17,9 @@ from geneva.execution.runner import Runner
 from geneva.model.computation import Computation
 from geneva.model.rows import RowSet
 from geneva.model.tables import TableRef
-from geneva.storage.columns.validity import Validity, ValidityReader, readers_of
-from geneva.storage.columns.validity import check_receipts as compare_receipts
+from geneva.storage.columns.proofs import ValidityReader, readers_of
+from geneva.storage.columns.proofs import check_receipts as compare_receipts
+from geneva.storage.columns.validity import Validity
 from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import (
     FragmentFacts,

@@ -10,10 +10,11 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral
 
 import numpy as np
 
-from geneva.execution.backfill.subjects import Subject
+from geneva.execution.backfill.subjects import SourceCheck, Subject
 from geneva.execution.worker.program import live_program
 from geneva.execution.worker.surroundings import trying_functions
 from geneva.execution.worker.task import ColumnWork
@@ -22,10 +23,11 @@ from geneva.model.computation import MakePermit, permit_any
 from geneva.model.digests import digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet
 from geneva.render import html
-from geneva.render.text import count
+from geneva.render.text import agree, count
 from geneva.storage.columns.inputs import InputReader
+from geneva.storage.columns.proofs import ValidityReader
 from geneva.storage.columns.receipts import input_part, is_adopted, receipt_bits
-from geneva.storage.columns.validity import Validity, ValidityReader
+from geneva.storage.columns.validity import Validity
 from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.dataset import (
     Dataset,
@@ -37,6 +39,7 @@ from geneva.storage.lance.dataset import (
 from geneva.storage.lance.fragments import RowTaker
 
 _MAX_EXAMPLES = 100
+_SHOWN = 10
 _ROWS_AT_ONCE = 1_024
 
 
@@ -84,6 +87,9 @@ class VerifyReport:
     counts: dict[RowState, int] = field(default_factory=dict)
     examples: tuple[RowReport, ...] = ()
     """Some of the rows that are not right, the worst first."""
+    kept_values: int = 0
+    """Rows that are right because a person wrote their value, or because it was kept, though the
+    function gives another one. Only `run` finds them."""
 
     @property
     def ok(self) -> bool:
@@ -97,14 +103,27 @@ class VerifyReport:
             f"{self.rows:,} of {count(self.total_rows, 'row')} looked at"
         ]
         lines += [f"  {state.value:13}{rows:,}" for state, rows in self._shown()]
-        lines += [f"    row address {e.address}: {e.state.value}" for e in self.examples[:10]]
+        if self.kept_values:
+            lines.append(f"  of the right ones, {self._kept_text}")
+        shown = self.examples[:_SHOWN]
+        lines += [f"    row address {e.address}: {e.state.value}" for e in shown]
+        more = sum(rows for state, rows in self._shown() if state in _WORST_FIRST) - len(shown)
+        lines += [f"    and {more:,} more"] if shown and more > 0 else []
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """Show the report in a notebook."""
         rows = [(state.value, f"{count:,}") for state, count in self._shown()]
+        notes = [html.note(f"Of the right ones, {self._kept_text}.")] * bool(self.kept_values)
         title = f"Column {self.column!r} of table {self.table!r} at version {self.version}"
-        return html.section(title, html.grid(("rows that are", "number"), rows))
+        return html.section(title, html.grid(("rows that are", "number"), rows), *notes)
+
+    @property
+    def _kept_text(self) -> str:
+        return (
+            f"{count(self.kept_values, 'row')} {agree(self.kept_values, 'have')} a value that a "
+            "person wrote, or that was kept; the function gives another one"
+        )
 
     def _shown(self) -> list[tuple[RowState, int]]:
         return [(state, self.counts[state]) for state in RowState if self.counts.get(state)]
@@ -132,7 +151,7 @@ def verify(
     permit: MakePermit = permit_any,
     env: Mapping[str, str] | None = None,
 ) -> VerifyReport:
-    """Look at all rows of a column, or at a sample: a number of rows, or a share below 1.
+    """Look at all rows of a column, or at a sample: a number of rows, or a share (1.0: all).
 
     At a version of the table, or the latest. `column` is one of those that the subject fills
     together; None: there is one.
@@ -147,7 +166,7 @@ def verify(
     live = read_live_rows(dataset, snapshot.fragments)
     check_source = subject.source_check(dataset, computation)
     found: dict[RowState, list[int]] = {}
-    rows = 0
+    rows = kept_values = 0
     work = ColumnWork(
         job_id="verify",
         ref=subject.ref,
@@ -158,21 +177,12 @@ def verify(
     )
     for fragment, chosen in _sampled(snapshot.fragments, live, sample, seed):
         rows += chosen.count
-        try:
-            claimed = reader.by_files(fragment)
-            if check_source is not None:
-                claimed = check_source(fragment, claimed)
-            seen = reader.by_receipt(fragment, chosen)
-        except BaseException as error:
-            if not is_damage(error):
-                raise
-            states = {RowState.UNREADABLE: chosen}
-        else:
-            states = _states(claimed, seen, chosen, has_receipts=bool(computation.receipts))
+        states = _compared(reader, check_source, fragment, chosen)
         if run and RowState.RIGHT in states:
             right = states.pop(RowState.RIGHT)
             with trying_functions(env or {}):
-                differing = _differing(dataset, work, fragment, right)
+                differing, kept = _differing(dataset, work, fragment, right)
+            kept_values += kept
             states[RowState.DIFFERS] = differing
             states[RowState.RIGHT] = right.minus(differing)
         for state, members in states.items():
@@ -187,6 +197,7 @@ def verify(
         total_rows=sum(f.live_rows for f in snapshot.fragments),
         counts={state: len(members) for state, members in found.items() if members},
         examples=tuple(report for report, _ in zip(worst, range(_MAX_EXAMPLES), strict=False)),
+        kept_values=kept_values,
     )
 
 
@@ -200,7 +211,8 @@ def _sampled(
     total = sum(rows.count for rows in live.values())
     wanted = total
     if sample is not None:
-        wanted = min(total, max(1, int(sample) if sample >= 1 else round(sample * total)))
+        is_share = sample < 1 or (sample == 1 and not isinstance(sample, Integral))
+        wanted = min(total, max(1, round(sample * total) if is_share else int(sample)))
     places = (
         np.arange(total)
         if wanted == total
@@ -214,6 +226,22 @@ def _sampled(
             offsets = own[places[low:high] - before]
             yield fragment, RowSet.from_offsets(fragment.physical_rows, offsets)
         before += len(own)
+
+
+def _compared(
+    reader: ValidityReader, check_source: SourceCheck | None, fragment: FragmentFacts, rows: RowSet
+) -> dict[RowState, RowSet]:
+    """What some rows of a fragment are, without calling the function."""
+    try:
+        claimed = reader.by_files(fragment)
+        if check_source is not None:
+            claimed = check_source(fragment, claimed)
+        seen = reader.by_receipt(fragment, rows)
+    except BaseException as error:
+        if not is_damage(error):
+            raise
+        return {RowState.UNREADABLE: rows}
+    return _states(claimed, seen, rows, has_receipts=bool(reader.computation.receipts))
 
 
 def _states(
@@ -249,14 +277,19 @@ def _differing(
     work: ColumnWork,
     fragment: FragmentFacts,
     rows: RowSet,
-) -> RowSet:
-    """Rows for which the function gives another value than the one that is stored."""
+) -> tuple[RowSet, int]:
+    """Rows for which the function gives another value than its own one that is stored.
+
+    And how many there are for which it does and whose value is not its own: what a person wrote,
+    or an earlier version made and was kept, is not for the function to say.
+    """
     program, computation = live_program(work), work.computation
     inputs = InputReader(dataset, computation)
     stored = RowTaker(dataset, fragment.id, [output.name for output in computation.written])
     outputs = len(computation.outputs)
     everything = RowRange(0, fragment.physical_rows)
     differing: list[Offsets] = []
+    kept = 0
     seed = computation.receipt_seed()
     for offsets, batch in inputs.read(fragment.id, rows.offsets(), everything, _ROWS_AT_ONCE):
         size = computation.sizes.batch_size or len(offsets)
@@ -269,11 +302,12 @@ def _differing(
             other = now != then
             other[[f.row for f in applied.failures if f.row is not None]] = True
             if computation.receipts:
-                # What a person or an earlier version of it made is not for the function to say.
                 inputs_of = computation.receipted(batch.slice(at, size))
                 own = digest_rows(inputs_of, seed, len(some))
                 is_own = input_part(receipt_bits(there[outputs])) == input_part(own)
-                other &= is_own & ~is_adopted(there[outputs])
+                is_own &= ~is_adopted(there[outputs])
+                kept += int(np.count_nonzero(other & ~is_own))
+                other &= is_own
             differing.append(some[other])
     members = np.concatenate(differing) if differing else np.empty(0, dtype=np.int64)
-    return RowSet.from_offsets(fragment.physical_rows, members)
+    return RowSet.from_offsets(fragment.physical_rows, members), kept

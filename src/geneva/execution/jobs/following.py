@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from geneva.errors import JobCancelledError, JobNotFoundError, JobTimeoutError
 from geneva.execution.jobs.heartbeat import is_inside
-from geneva.storage.jobs.events import JobHistory, JobRecord
+from geneva.storage.jobs.history import JobHistory
+from geneva.storage.jobs.records import JobRecord
 
 _FIRST_PAUSE_SECONDS = 0.1
 _MAX_PAUSE_SECONDS = 1.0

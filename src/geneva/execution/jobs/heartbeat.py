@@ -16,13 +16,15 @@ from typing import Any
 
 from geneva.config import user_name
 from geneva.storage.checkpoints.pins import Behind
-from geneva.storage.jobs.events import JobRecord
 from geneva.storage.jobs.heartbeats import JobSignals
+from geneva.storage.jobs.records import JobRecord
 
 POLL_SECONDS = 2.0
 """How often to look for a request to cancel."""
 BEAT_SECONDS = 10.0
-"""How often to report that the job is alive."""
+"""How often to report that the job is alive, and how far it is; a young job does so more often."""
+_BEATS_PER_AGE = 5
+"""A report is never older than a fifth of the job's time so far, or than the last look."""
 LOST_SECONDS = 180.0
 """After this long without a heartbeat, by the clock of who watches, a job counts as lost."""
 WATCH_SECONDS = 3 * BEAT_SECONDS
@@ -221,15 +223,15 @@ class Heartbeat:
             self._signals.clear(self._job_id)
 
     def _run(self) -> None:
-        since_beat = BEAT_SECONDS  # the first poll is a beat as well
+        age = since_beat = 0.0
         while not self._ended.wait(POLL_SECONDS):
             self.used = True
             # A store that can't be reached for a moment is no reason to stop a job.
             with suppress(OSError):
                 if self._signals.cancel_requested(self._job_id):
                     self._cancelled.set()
-            since_beat += POLL_SECONDS
-            if since_beat >= BEAT_SECONDS:
+            age, since_beat = age + POLL_SECONDS, since_beat + POLL_SECONDS
+            if since_beat >= min(BEAT_SECONDS, age / _BEATS_PER_AGE):
                 since_beat = 0.0
                 with suppress(OSError):
                     self._signals.beat(self._job_id, self._report())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -22,7 +22,9 @@ class JobProgress:
 
     total: int
     checkpointed: int = 0
-    """Computed, and safe from a crash."""
+    """Computed, and safe from a crash: by this job, or by an earlier one."""
+    kept_rows: int = 0
+    """Rows that were so when the job began."""
     ready_to_commit: int = 0
     """In fragments that are complete and wait for their commit."""
     committed: int = 0
@@ -120,7 +122,7 @@ class JobProgress:
         left = self.total - self.checkpointed
         if left <= 0:
             return 0.0
-        computed = self.checkpointed - self.reused_rows
+        computed = self.checkpointed - self.kept_rows
         return round(left * self.seconds / computed, 1) if computed > 0 else None
 
 
@@ -171,9 +173,9 @@ class ProgressBars:
 
     def __call__(self, progress: JobProgress) -> None:
         """Draw."""
-        if self._display is None:
-            self._start(progress.total)
         states = (progress.checkpointed, progress.ready_to_commit, progress.committed)
+        if self._display is None:
+            self._start(progress.total, states)
         for bar, rows in zip(self._bars, states, strict=True):
             self._display.update(bar, completed=rows, total=progress.total)
         self._display.refresh()
@@ -189,11 +191,11 @@ class ProgressBars:
 
     def _say(self, text: str) -> None:
         if self._display is None:
-            self._start(None)
+            self._start(None, (0, 0, 0))
         self._display.update(self._bars[0], description=f"{self._title} {text}")
         self._display.refresh()
 
-    def _start(self, total: int | None) -> None:
+    def _start(self, total: int | None, states: Sequence[int]) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -215,5 +217,6 @@ class ProgressBars:
         )
         self._display.start()
         self._bars = [
-            self._display.add_task(f"{self._title} {state}", total=total) for state in _STATES
+            self._display.add_task(f"{self._title} {name}", total=total, completed=rows)
+            for name, rows in zip(_STATES, states, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, where opentelemetry-api is installed (geneva-spark[otel]); else nothing."""
+"""OpenTelemetry spans, where opentelemetry-api is installed (the extra `otel`); else nothing."""
 
 from __future__ import annotations
 

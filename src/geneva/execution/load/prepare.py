@@ -215,13 +215,13 @@ def _new(ref: TableRef, dataset: Dataset, name: str, source: LoadSource) -> pa.F
     given = source.schema.field(name)
     _refuse_kind(given, source.name)
     kind = _plain_type(_stored_type(given.type))
-    complaint = why_not_storable(str(dataset.data_storage_version), kind)
-    if complaint is None and pt.is_null(kind):
-        complaint = "all of it is NULL, so that nobody knows the type. Add the column first"
-    if complaint is not None:
+    problem = why_not_storable(str(dataset.data_storage_version), kind)
+    if problem is None and pt.is_null(kind):
+        problem = "all of it is NULL, so that nobody knows the type. Add the column first"
+    if problem is not None:
         raise TypeMismatchError(
             f"Column {name!r} of {source.name} is {given.type}, which table {ref.name!r}, of "
-            f"storage version {dataset.data_storage_version}, can't hold: {complaint}."
+            f"storage version {dataset.data_storage_version}, can't hold: {problem}."
         )
     return pa.field(name, kind)
 

@@ -20,7 +20,7 @@ from geneva.execution.worker.program import live_program
 from geneva.execution.worker.task import ColumnWork
 from geneva.planning.backfill import Action
 from geneva.storage.checkpoints.staging import open_checkpoints
-from geneva.storage.columns.validity import output_file, signature_of
+from geneva.storage.columns.provenance import output_file, signature_of
 from geneva.storage.lance.dataset import Dataset, open_pinned
 from geneva.storage.lance.fragments import rows_of_types
 from geneva.storage.lance.values import equal_rows

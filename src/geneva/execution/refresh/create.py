@@ -77,11 +77,11 @@ def create_view(
 def _refuse_unstorable(ref: TableRef, fields: Iterable[pa.Field]) -> None:
     """Refuse columns of functions that Lance can't write, before anything is."""
     for field in fields:
-        complaint = why_not_storable("stable", field.type) if not is_blob(field) else None
-        if complaint is not None:
+        problem = why_not_storable("stable", field.type) if not is_blob(field) else None
+        if problem is not None:
             raise InvalidUDFError(
                 f"Column {field.name!r} of view {ref.name!r} can't be of type {field.type}: "
-                f"{complaint}. Compute a column of another type."
+                f"{problem}. Compute a column of another type."
             )
 
 

@@ -56,11 +56,11 @@ def prepare_chunk_refresh(
 ) -> PreparedChunkRefresh:
     """Plan the refresh of a chunked view: that of its hidden view, which the rows follow."""
     inner = prepare_refresh(inner_ref(ref), source, request)
-    view, info = open_view(ref)
+    view = open_view(ref)
     current = (
         inner.plan.is_empty
-        and is_laid_out(ref, view, inner.ref, inner.view_version)
-        and info.base_version == inner.target.version
+        and is_laid_out(ref, view.dataset, inner.ref, inner.view_version)
+        and view.info.base_version == inner.target.version
     )
     plan = replace(inner.plan, view=ref.name, up_to_date=current)
     return PreparedChunkRefresh(ref, inner, plan)

@@ -31,7 +31,7 @@ from geneva.model.computation import (
 from geneva.model.partitions import DIGEST, KEY, Keyed
 from geneva.model.rows import RowIds, RowSet
 from geneva.model.tables import ColumnDefinition, TableRef
-from geneva.model.view_query import IS_SET, SYSTEM_COLUMNS, ColumnKind, ViewColumn, ViewQuery
+from geneva.model.view_query import IS_SET, SYSTEM_COLUMNS, ColumnKind, ViewColumn
 from geneva.storage.columns.definitions import (
     bound_output,
     computation_of,
@@ -82,6 +82,9 @@ class RefreshTarget:
     """Of a view whose source is a table of partitions: where their rows are."""
     damage: Damage = field(default_factory=Damage)
     """What of the source can't be read."""
+    identity: str | None = None
+    """Which commit had made that version when the refresh was planned, as `version_identity` says:
+    another table may be in the source's place by now."""
 
     def changed_since(self, version: int, paths: Iterable[str]) -> RowIds | None:
         """Rows of the source in which one of these columns changed; None: nobody knows."""
@@ -186,8 +189,18 @@ Group: TypeAlias = CarriedColumns | UdfColumns
 """Columns of a view that are filled together, by one Computation."""
 
 
-def open_view(ref: TableRef) -> tuple[Dataset, ViewInfo]:
-    """A view and its definition; refused where its columns are not those that refreshes fill.
+@dataclass(frozen=True, slots=True)
+class OpenView:
+    """A view at its latest version, its definition, and the columns that refreshes fill."""
+
+    dataset: Dataset
+    info: ViewInfo
+    columns: tuple[str, ...]
+    """Those of receipts aside."""
+
+
+def open_view(ref: TableRef) -> OpenView:
+    """Open a view; refused where its columns are not those that refreshes fill.
 
     With plain Lance anybody can drop, rename and re-type them, and give one the name of another.
     """
@@ -195,7 +208,7 @@ def open_view(ref: TableRef) -> tuple[Dataset, ViewInfo]:
     info = read_view(view.schema)
     if info is None:
         raise UserInputError(f"Table {ref.name!r} is not a materialized view.")
-    columns = filled_columns(ref, info.query)
+    columns = (*SYSTEM_COLUMNS, *sorted(query_columns(ref, info.query)))
     computed = {column.name for column in info.query.columns if column.kind is ColumnKind.UDF}
     lost = computed.difference(read_definitions(view.schema))
     before, now = read_view_state(view.schema).fields, fields_of(view, columns)
@@ -206,12 +219,7 @@ def open_view(ref: TableRef) -> tuple[Dataset, ViewInfo]:
                 f"Column {name!r} of view {ref.name!r} was dropped, renamed or re-typed by others. "
                 "Restore a version of the view from before that, or drop it and create it anew."
             )
-    return view, info
-
-
-def filled_columns(ref: TableRef, query: ViewQuery) -> tuple[str, ...]:
-    """The columns that refreshes of a view fill, those of receipts aside."""
-    return (*SYSTEM_COLUMNS, *sorted(query_columns(ref, query)))
+    return OpenView(view, info, columns)
 
 
 def view_groups(view: Dataset, info: ViewInfo) -> tuple[Group, ...]:

@@ -93,17 +93,17 @@ def prepare_partition_refresh(
         )
     rows = prepare_refresh(rows_ref(ref), source, _for_rows(request))
     inner = _prepare_inner(ref, rows, request, None)
-    view, info = open_view(ref)
+    view = open_view(ref)
     current = (
         rows.plan.is_empty
         and inner.plan.is_empty
-        and info.base_version == rows.target.version
-        and is_laid_out(ref, view, inner.ref, inner.view_version)
+        and view.info.base_version == rows.target.version
+        and is_laid_out(ref, view.dataset, inner.ref, inner.view_version)
     )
     plan = replace(
         rows.plan,
         view=ref.name,
-        from_version=info.base_version if inner.plan.from_version is not None else None,
+        from_version=view.info.base_version if inner.plan.from_version is not None else None,
         columns=(*rows.plan.columns, *(c for c in inner.plan.columns if c.runs_udf)),
         notes=(*rows.plan.notes, *inner.plan.notes),
         up_to_date=current,
@@ -184,7 +184,9 @@ def run_partition_refresh(prepared: PreparedPartitionRefresh, control: JobContro
         inner = _prepare_inner(prepared.ref, rows, prepared.inner.request, partitions)
         progress, made = JobProgress(total=0), inner.view_version
         if not inner.plan.is_empty:
-            progress, made = run_refresh(inner, control, view=prepared.ref.name)
+            progress, made = run_refresh(
+                inner, control, view=prepared.ref.name, also_read=rows.target
+            )
     lay_out_changes(
         outer=prepared.ref,
         inner=inner.ref,

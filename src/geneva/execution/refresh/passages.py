@@ -21,7 +21,7 @@ from geneva.execution.refresh.layout import (
 )
 from geneva.model.addresses import Addresses, fragments_of, offsets_of
 from geneva.model.digests import Digests, digest_rows
-from geneva.model.rows import Mask, Offsets, RowIds
+from geneva.model.rows import Mask, Offsets, RowIds, bounded_runs
 from geneva.model.tables import TableRef
 from geneva.model.view_query import SOURCE_ROW_ID
 from geneva.planning.passages import RowDigests, differing, pair_rows
@@ -95,14 +95,8 @@ def compare_rows(
 def _runs(sources: RowIds, present: RowsOfSources) -> Iterator[tuple[int, int]]:
     """Lists that are compared at once: by the rows that the view has of them."""
     known, counts = np.unique(present.source_ids, return_counts=True)
-    ends = np.cumsum(counts[np.searchsorted(known, sources)])
-    first = 0
-    while first < len(sources):
-        before = int(ends[first - 1]) if first else 0
-        last = int(np.searchsorted(ends, before + _ROWS_AT_ONCE, side="right"))
-        last = max(first + 1, min(last, first + _LISTS_AT_ONCE))
-        yield first, last
-        first = last
+    sizes = counts[np.searchsorted(known, sources)]
+    return bounded_runs(sizes, _ROWS_AT_ONCE, max_items=_LISTS_AT_ONCE)
 
 
 def _compare(

@@ -6,8 +6,9 @@ when its rows have come and gone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from geneva.errors import (
     TableChangedError,
@@ -23,8 +24,8 @@ from geneva.execution.refresh.groups import (
     NO_ROWS,
     Group,
     GroupSubject,
+    OpenView,
     RefreshTarget,
-    filled_columns,
     open_view,
     own_columns,
     view_groups,
@@ -37,10 +38,15 @@ from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.columns.copies import how_to_get_stable_ids
 from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
-from geneva.storage.views.definition import ROW_ADDRESSES, ViewInfo, read_view
+from geneva.storage.views.definition import ROW_ADDRESSES, ViewInfo, is_view, read_view
 from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.source_changes import SourceChanges, read_changes
-from geneva.storage.views.state import ViewState, read_view_state, version_identity
+from geneva.storage.views.state import (
+    ViewState,
+    check_not_made_anew,
+    read_view_state,
+    version_identity,
+)
 
 _TOUCHED = (
     "others may have written into the view since its last refresh (or its history was cleaned up): "
@@ -65,8 +71,10 @@ class PreparedRefresh:
 
     target: RefreshTarget
     request: RefreshRequest
+    view_id: str
+    """The identity of the view that the plan was made on, ..."""
     view_version: int
-    """The version of the view that the plan was made on."""
+    """... and its version."""
     columns: tuple[str, ...]
     """The view's columns that are filled, those of receipts aside."""
     groups: tuple[Group, ...]
@@ -93,18 +101,29 @@ def prepare_refresh(
 
     `damage`: what of the source is known to be unreadable, at the version asked for.
     """
-    view, info = open_view(ref)
-    version = request.src_version or _latest_version(source)
+    opened = open_view(ref)
+    view, info = opened.dataset, opened.info
+    latest = _open_latest(source)
+    version = request.src_version or int(latest.version)
+    # Before anything else is read of it: what is read later is checked against that.
+    identity = version_identity(latest, version)
     _check_reachable(ref, source, info, version)
     groups = view_groups(view, info)
     state = read_view_state(view.schema)
     up_to_date = PreparedRefresh(
         target=RefreshTarget(
-            ref, source, version, {}, info.query.source_address, request.partition_rows
+            ref=ref,
+            source=source,
+            version=version,
+            changed={},
+            address=info.query.source_address,
+            partition_rows=request.partition_rows,
+            identity=identity,
         ),
         request=request,
+        view_id=info.uuid,
         view_version=int(view.version),
-        columns=filled_columns(ref, info.query),
+        columns=opened.columns,
         groups=groups,
         membership=Membership(NO_ROWS, NO_ROWS),
         backfills=(),
@@ -119,7 +138,7 @@ def prepare_refresh(
             up_to_date=True,
         ),
     )
-    _check_source(source, info, state)
+    _check_source(source, latest, state)
     untouched = state.refreshed and is_untouched(
         ref, view, state.settled_at, own_columns(view, groups)
     )
@@ -127,11 +146,22 @@ def prepare_refresh(
     current = untouched and reached
     if current and not request.backfill.options.retry_failed:
         return up_to_date
-    known = damage or Damage()
+    begun = replace(up_to_date, target=replace(up_to_date.target, damage=damage or Damage()))
+    planned = _around_damage(
+        begun, partial(_with_work, opened=opened, state=state, untouched=untouched)
+    )
+    # With rows to try again there may be work left in a view that is up to date.
+    return up_to_date if current and not planned.plan.rows_to_compute else planned
+
+
+def _around_damage(
+    begun: PreparedRefresh, plan: Callable[[PreparedRefresh], PreparedRefresh]
+) -> PreparedRefresh:
+    """Plan a refresh until all of the source that can't be read is known, and left out."""
     while True:
-        begun = replace(up_to_date, target=replace(up_to_date.target, damage=known))
+        target = begun.target
         try:
-            planned = _with_work(begun, view, info, state, untouched=untouched)
+            planned = plan(begun)
             found = more_damage(planned, _unreadable_in_view(planned.backfills))
         except BaseException as error:
             if not (isinstance(error, UnreadableFragmentsError) or is_damage(error)):
@@ -140,10 +170,9 @@ def prepare_refresh(
             if not found:
                 raise
         if not found:
-            break
-        known = known.plus(_open_target(source, version), found)
-    # With rows to try again there may be work left in a view that is up to date.
-    return up_to_date if current and not planned.plan.rows_to_compute else planned
+            return planned
+        known = target.damage.plus(_open_target(target.source, target.version), found)
+        begun = replace(begun, target=replace(target, damage=known))
 
 
 def more_damage(
@@ -172,13 +201,14 @@ def _unreadable_in_view(backfills: Iterable[PreparedBackfill]) -> set[int]:
 
 
 def _with_work(
-    prepared: PreparedRefresh, view: Dataset, info: ViewInfo, state: ViewState, *, untouched: bool
+    prepared: PreparedRefresh, opened: OpenView, state: ViewState, *, untouched: bool
 ) -> PreparedRefresh:
     """Add what there is to do, at least that the version is to be recorded.
 
     A view that is `untouched` since its last refresh has the rows that it had then.
     """
     target, request = prepared.target, prepared.request
+    view, info = opened.dataset, opened.info
     source = _open_target(target.source, target.version)
     watched = _watched(info, prepared.groups)
     check_stored_sql(target.ref.name, info.query, source.schema)
@@ -221,9 +251,9 @@ def _named_notes(backfill: PreparedBackfill) -> tuple[str, ...]:
     return tuple(f"{backfill.plan.column}: {note}" for note in backfill.plan.notes)
 
 
-def _latest_version(source: TableRef) -> int:
+def _open_latest(source: TableRef) -> Dataset:
     try:
-        return int(open_dataset(source).version)
+        return open_dataset(source)
     except TableNotFoundError as error:
         raise TableNotFoundError(
             f"Table {source.name!r}, the view's source, is not there: it was dropped, or moved "
@@ -245,30 +275,21 @@ def _open_target(source: TableRef, version: int) -> Dataset:
     try:
         return open_dataset(source, version)
     except TableNotFoundError as error:
-        latest = _latest_version(source)
+        latest = _open_latest(source)
         raise UserInputError(
-            f"Table {source.name!r} has no version {version}: its latest is {latest}, and old "
-            "versions may have been cleaned up."
+            f"Table {source.name!r} has no version {version}: its latest is {latest.version}, and "
+            "old versions may have been cleaned up."
         ) from error
 
 
-def _check_source(source: TableRef, info: ViewInfo, state: ViewState) -> None:
+def _check_source(source: TableRef, latest: Dataset, state: ViewState) -> None:
     """Refuse a source that is another table by now, or a view that is itself not in order."""
-    own = read_view(open_dataset(source).schema)
-    if own is not None and not read_view_state(open_dataset(source).schema).refreshed:
+    if is_view(latest.schema) and not read_view_state(latest.schema).refreshed:
         raise UserInputError(
             f"The view's source {source.name!r} is a view that was not refreshed to the end: "
             "refresh that one first."
         )
-    if state.identity is None:
-        return
-    found = version_identity(source, info.base_version)
-    latest = open_dataset(source).version
-    if latest < info.base_version or found not in (None, state.identity):
-        raise UserInputError(
-            f"Table {source.name!r} was dropped and made anew since the view was refreshed to its "
-            f"version {info.base_version}. Drop the view, and create it anew."
-        )
+    check_not_made_anew(source, state.identities.items())
 
 
 def _versions(groups: Iterable[Group]) -> dict[str, str]:

@@ -11,8 +11,12 @@ from geneva.execution.backfill.parallel import run_side_by_side
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.jobs.progress import JobProgress
 from geneva.execution.refresh.forecast import come_true
-from geneva.execution.refresh.groups import UdfColumns, own_columns
-from geneva.execution.refresh.prepare import PreparedRefresh, more_damage, prepare_refresh
+from geneva.execution.refresh.groups import RefreshTarget, UdfColumns, own_columns
+from geneva.execution.refresh.prepare import (
+    PreparedRefresh,
+    more_damage,
+    prepare_refresh,
+)
 from geneva.execution.refresh.rows import drop_rows
 from geneva.model.rows import RowSet
 from geneva.model.tables import TableRef
@@ -23,26 +27,37 @@ from geneva.storage.lance.transactions import fragments_of_commit
 from geneva.storage.views.definition import allow_nulls, append_placeholders, delete_view_rows
 from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.state import (
+    PlannedOn,
+    check_not_made_anew,
     commit_refreshed,
     commit_refreshing,
     read_view_state,
-    version_identity,
 )
 
 
 def run_refresh(
-    prepared: PreparedRefresh, control: JobControl, *, view: str | None = None
+    prepared: PreparedRefresh,
+    control: JobControl,
+    *,
+    view: str | None = None,
+    also_read: RefreshTarget | None = None,
 ) -> tuple[JobProgress, int]:
     """Carry a plan out; return what was done, and the version of the view that is the result.
 
-    `view` is what people call it, if that is another name.
+    `view` is what people call it, if that is another name. `also_read`: a refresh from whose source
+    the functions of this one read, too.
 
     That the source's version is reached is recorded last, and that it is under way first: what a
     refresh that was cut off has left behind is known for what it is.
     """
     ref, target = prepared.ref, prepared.target
     begun = commit_refreshing(
-        ref, target.version, control.job_id, control.is_running, prepared.columns
+        ref,
+        target.version,
+        control.job_id,
+        control.is_running,
+        prepared.columns,
+        PlannedOn(prepared.view_id, target.source, target.identity),
     )
     if begun.version != prepared.view_version + 1:
         # Somebody changed the view since the plan was made, perhaps by a refresh.
@@ -65,12 +80,14 @@ def run_refresh(
         target, before = prepared.target, prepared.view_version
     if target.damage:
         raise target.damage.error(view or ref.name, target.source.name, target.version)
+    if also_read is not None:
+        check_not_made_anew(also_read.source, [(also_read.version, also_read.identity)])
     ended = commit_refreshed(
         ref,
         target.version,
         control.job_id,
         prepared.udf_versions,
-        identity=version_identity(target.source, target.version),
+        source=target.source,
         is_settled=lambda now: is_untouched(
             ref, now, prepared.view_version, own_columns(now, prepared.groups), control.job_id
         ),

@@ -24,6 +24,7 @@ from geneva.errors import (
 from geneva.execution.apply.ahead import CallsAhead, Flight
 from geneva.execution.apply.batch import Applied
 from geneva.execution.apply.failures import CellFailure
+from geneva.execution.apply.forks import end_copy
 from geneva.execution.apply.limits import TaskUsage, shared_states
 from geneva.execution.apply.memo import Memo, shared_memo
 from geneva.execution.worker.failed_rows import row_failure
@@ -249,8 +250,7 @@ class BatchRunner:
             self._queue(program, window, ahead)
             yield from self._run_queued()
             if not self._queued:
-                # Nothing is ahead: a checkpoint that was due for another reason counts, too.
-                self._rows_cut = self._pacing.rows
+                self._rows_cut = self._pacing.rows  # nothing is ahead
         if self.is_given_back:
             self._waiting = WaitingRows()
 
@@ -277,10 +277,11 @@ class BatchRunner:
     def _may_start(self, ahead: CallsAhead | None) -> int | None:
         """How many of the rows that wait may be called by now; None: all.
 
-        Not more than can be paid for. And not behind the checkpoint that is being filled, if its
-        size was given: they would be lost.
+        Not more than can be paid for. And not ahead of their turn behind the checkpoint that is
+        being filled, if its size was given: they would be lost.
         """
-        room, account = self._pacing.rows_to_checkpoint, self.usage.account
+        room = self._pacing.rows_to_checkpoint if ahead is not None else None
+        account = self.usage.account
         if account is None:
             return room
         started, done = (ahead.started, ahead.done) if ahead is not None else (0, 0)
@@ -418,7 +419,7 @@ class BatchRunner:
         due = self._pacing.is_due(result)
         if not due and not suspect:
             return result
-        self._pacing.restart()
+        self._pacing.checkpointed()
         is_awaited = suspect or self._work.bounds_lost_rows
         return replace(result, durable=Durable.NOW if is_awaited else Durable.SOON)
 
@@ -468,6 +469,7 @@ class BatchRunner:
             try:
                 applied = self._call(queued)
             finally:
+                end_copy()
                 seconds = time.perf_counter() - started
                 self.clock.udf += seconds
             self.retries += applied.retries

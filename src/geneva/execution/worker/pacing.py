@@ -55,7 +55,11 @@ class Pacing:
     """
 
     rows: int
-    """How many rows wait for a checkpoint."""
+    """How many rows there are since a checkpoint of a given size ended, or the count began.
+
+    One that is made before it has that size, because of its bytes or by time, doesn't change where
+    the next one ends: batches are cut in advance, and end there.
+    """
 
     def __init__(self, work: ColumnWork) -> None:
         """Know nothing of the function's speed yet."""
@@ -75,8 +79,14 @@ class Pacing:
 
     def restart(self) -> None:
         """Count from here: nothing waits for a checkpoint."""
-        self.rows = self._bytes = 0
+        self.rows = self._unsaved_rows = self._bytes = 0
         self._seconds = 0.0
+
+    def checkpointed(self) -> None:
+        """Go on behind a checkpoint: all that was counted is in it, or in those before it."""
+        rows, full = self.rows, self._rule.largest_checkpoint
+        self.restart()
+        self.rows = rows % full if full is not None else 0
 
     @property
     def has_exact_batches(self) -> bool:
@@ -88,14 +98,14 @@ class Pacing:
 
         `rows_before`: rows since the last checkpoint, when the batch will be run.
         """
-        size, full = self._full_batch(rule, cost), _rows_of_checkpoints(rule)
+        size, full = self._full_batch(rule, cost), rule.largest_checkpoint
         return size if full is None else min(size, full - rows_before % full)
 
     def rows_behind_batches(
         self, rule: BatchRule, cost: CallCost, rows_before: int, rows: int
     ) -> int:
         """How many of the next `rows` are left when as many batches as they make are cut."""
-        size, full = self._full_batch(rule, cost), _rows_of_checkpoints(rule)
+        size, full = self._full_batch(rule, cost), rule.largest_checkpoint
         if full is not None and rows >= (room := full - rows_before % full):
             rows = (rows - room) % full  # a checkpoint ends with a batch
         return rows % size
@@ -111,7 +121,7 @@ class Pacing:
     @property
     def rows_to_checkpoint(self) -> int | None:
         """How many rows the checkpoint that is being filled has room for; None: by time."""
-        full = _rows_of_checkpoints(self._rule)
+        full = self._rule.largest_checkpoint
         return full - self.rows if full is not None else None
 
     def ran(self, rows: int, nbytes: int) -> None:
@@ -121,17 +131,15 @@ class Pacing:
     def is_due(self, result: Computed | Result) -> bool:
         """Count a result; say whether it and those before it should be made durable."""
         self.rows += result.num_rows
+        self._unsaved_rows += result.num_rows
         self._bytes += result.nbytes
         self._seconds += result.seconds
-        due = self._rule.is_due(self.rows, self._seconds, self._checkpoint_seconds)
+        due = self._rule.is_due(
+            self._unsaved_rows, self._seconds, self._checkpoint_seconds, self.rows_to_checkpoint
+        )
         # Another one like this is not to be held on top.
         return due or self._bytes + result.nbytes > MAX_UNSAVED_BYTES
 
     def saved(self, seconds: float) -> None:
         """Learn what a checkpoint costs."""
         self._checkpoint_seconds = seconds
-
-
-def _rows_of_checkpoints(rule: BatchRule) -> int | None:
-    """How many rows a checkpoint has; None: by time."""
-    return rule.checkpoint_rows or rule.max_checkpoint_rows

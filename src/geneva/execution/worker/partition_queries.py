@@ -22,6 +22,7 @@ from geneva.model.rows import RowIds
 from geneva.planning.membership import choose_rows
 from geneva.storage.lance.fragments import rows_for
 from geneva.storage.lance.pieces import concat_batches, concat_inputs, in_parts
+from geneva.storage.lance.results import Results, Timeout, within
 from geneva.storage.lance.row_ids import read_row_ids
 from geneva.storage.lance.source_rows import MAX_NARROW_ROWS, SourceRows, next_window
 
@@ -116,7 +117,7 @@ def _chosen(source: SourceRows, columns: Sequence[str] | None) -> SourceRows:
     return replace(source, expressions=tuple((name, known[name]) for name in columns))
 
 
-class PartitionQuery:
+class PartitionQuery(Results):
     """A query over the rows of a partition, as a table function gets it."""
 
     is_geneva_query: ClassVar = True
@@ -151,7 +152,9 @@ class PartitionQuery:
         """How many rows there are; none is read."""
         return self.count_rows()
 
-    def to_batches(self, batch_size: int | None = None) -> pa.RecordBatchReader:
+    def to_batches(
+        self, batch_size: int | None = None, timeout: Timeout = None
+    ) -> pa.RecordBatchReader:
         """The rows, batch by batch: as many as memory allows, or `batch_size` each."""
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise UserInputError(
@@ -160,20 +163,19 @@ class PartitionQuery:
         windows = self._reader.windows(self._place, self._columns)
         filled = (batch for batch in windows if batch.num_rows)
         batches = filled if batch_size is None else _resized(filled, batch_size)
-        return pa.RecordBatchReader.from_batches(self.schema, batches)
+        return pa.RecordBatchReader.from_batches(self.schema, within(batches, timeout))
 
-    def to_arrow(self) -> pa.Table:
-        """All rows, as an Arrow table."""
-        return self.to_batches().read_all()
-
-    def to_pandas(self, **options: Any) -> Any:
-        """All rows, as a pandas data frame."""
-        return self.to_arrow().to_pandas(**options)
-
-    def to_list(self) -> list[dict[str, Any]]:
-        """All rows, as a list of dicts."""
-        rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
-        return rows
+    def __getattr__(self, name: str) -> Any:
+        """Say what can be done instead of what only a table's query can."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"The rows of a partition have no {name!r}: they have select([...]), to_arrow(), "
+            "to_pandas(), to_polars(), to_list(), to_batches(batch_size=), count_rows() and "
+            "schema. Which rows there are is for the view's query to say.",
+            name=name,
+            obj=self,
+        )
 
     def __repr__(self) -> str:
         """Show the columns, and how many rows there are."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
+from geneva.execution.apply.forks import note_worker
 from geneva.execution.apply.timeouts import is_spark_worker
 from geneva.execution.worker.output import Printed, captured
 from geneva.execution.worker.pipeline import Pipeline, run_together
@@ -29,8 +30,10 @@ def run_task(task: Task) -> str:
     started = time.monotonic()
     first = task.parts[0]
     place = f"{task.work.computation.id[:8]}-{first.fragment_id}-{first.rows.start}"
-    # The output of the user's own process is not ours to lead elsewhere.
-    capture = captured(task.work.job_id, place) if is_spark_worker() else nullcontext(Printed())
+    capture: AbstractContextManager[Printed] = nullcontext(Printed())
+    if is_spark_worker():  # the user's own process is not ours to change
+        capture = captured(task.work.job_id, place)
+        note_worker()
     with capture as output:
         own, *riders = _run_again(task) if is_retry(task) else _run_first(task)
         report = replace(own, output=output(), riders=tuple(riders))

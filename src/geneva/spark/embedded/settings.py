@@ -19,12 +19,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from geneva.errors import SparkUnavailableError
 from geneva.spark.embedded.java import supervised
 
+APP_NAME = "geneva"
 LOG_NAME = "spark.log"
 START_LIMIT_SECONDS = 120
 ATTEMPTS = 4
@@ -97,7 +99,7 @@ def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
     sockets = os.name == "posix" and _fits_a_socket(directory)
     return {
         "spark.master": f"local[{options.slots or available_cores()},{ATTEMPTS}]",
-        "spark.app.name": "geneva",
+        "spark.app.name": APP_NAME,
         "spark.driver.memory": f"{options.memory_mb}m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -126,9 +128,16 @@ def local_settings(directory: Path, options: LocalOptions) -> dict[str, str]:
 def _is_found_by_others() -> bool:
     """Whether a new Python process would import this package, and not only this one."""
     here = Path(__file__).resolve().parents[3]
-    places = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    places += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    installed = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    places = [*installed, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    places += [line for folder in {*installed} for line in _path_lines(Path(folder))]
     return any(place and Path(place).resolve() == here for place in places)
+
+
+def _path_lines(folder: Path) -> list[str]:
+    """Folders that Python adds to its path for one of packages: those of editable installs."""
+    files = [file.read_text(errors="replace") for file in folder.glob("*.pth")]
+    return [line.strip() for text in files for line in text.splitlines()]
 
 
 def jvm_options(directory: Path, options: LocalOptions) -> list[str]:
@@ -194,12 +203,31 @@ def start_jvm(command: Sequence[str], directory: Path) -> Jvm:
             env=environ,
             start_new_session=True,  # Ctrl-C in a terminal is for us: we cancel, then leave
         )
-    if (trouble := _wait_for(answer, process)) is not None:
-        process.communicate()  # closes the pipe, and waits
-        raise SparkUnavailableError(f"Spark's JVM {trouble}: {command[0]}{tail(log)}")
-    atexit.register(_remove_leftover, process, directory)
-    port, length = struct.unpack_from("!ii", content := answer.read_bytes())
-    return Jvm(process, port, content[8 : 8 + length].decode())
+    try:
+        trouble = _wait_for(answer, process)
+        if trouble is not None:
+            raise SparkUnavailableError(f"Spark's JVM {trouble}: {command[0]}{tail(log)}")
+        atexit.register(_remove_leftover, process, directory)
+        port, length = struct.unpack_from("!ii", content := answer.read_bytes())
+        return Jvm(process, port, content[8 : 8 + length].decode())
+    except BaseException:  # Ctrl-C, too
+        end_jvm(process)
+        raise
+
+
+def end_jvm(process: subprocess.Popen[bytes]) -> None:
+    """Kill a JVM, with the shell and the workers that are of its group, and wait for its end."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError, PermissionError):  # it may end by itself just now
+            os.killpg(process.pid, signal.SIGKILL) if is_own_jvm(process) else process.kill()
+    process.communicate()  # closes the pipe, and waits
+
+
+def is_own_jvm(process: subprocess.Popen[bytes]) -> bool:
+    """Whether we have started a JVM: each of ours leads a group of processes, a user's does not."""
+    with suppress(ProcessLookupError):
+        return os.name == "posix" and os.getpgid(process.pid) == process.pid
+    return False
 
 
 def _wait_for(answer: Path, process: subprocess.Popen[bytes]) -> str | None:
@@ -209,7 +237,6 @@ def _wait_for(answer: Path, process: subprocess.Popen[bytes]) -> str | None:
         if process.poll() is not None:
             return "ended before it was ready"
         if time.monotonic() > deadline:
-            os.killpg(process.pid, signal.SIGKILL)
             return f"was not ready after {START_LIMIT_SECONDS} s"
         time.sleep(0.01)
     return None

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from geneva.errors import UserInputError
 from geneva.model.tables import Secrets, TableRef
+from geneva.render.text import one_line
 from geneva.spark.sessions import as_own_session, compiling_queries
 from geneva.spark.source.options import ReadOptions
+from geneva.storage.lance.damage import is_damage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +62,44 @@ def read_frame(spark: SparkSession, ref: TableRef, options: ReadOptions) -> Data
     return reader.load(ref.uri)
 
 
-def clashing_names(spark: SparkSession, names: Sequence[str]) -> list[list[str]]:
+def make_views(
+    spark: SparkSession,
+    names: Sequence[str],
+    read: Callable[[str], DataFrame],
+    required: Collection[str],
+) -> list[str]:
+    """Make temporary views of tables, under their own names, for SQL; return the names.
+
+    A table that can't be one is left out, with a warning in the name of who asked for the views,
+    unless it is `required`.
+    """
+    for twins in _clashing_names(spark, names):
+        why = (
+            f"Tables {' and '.join(map(repr, twins))} are left out: their names differ in case "
+            "only, and are one to Spark. Name one of them (names=[...]), or set "
+            "spark.sql.caseSensitive to true."
+        )
+        if any(name in required for name in twins):
+            raise UserInputError(why)
+        warnings.warn(why, UserWarning, stacklevel=3)
+        names = [name for name in names if name not in twins]
+    made = []
+    for name in names:
+        try:
+            frame = read(name)
+        except BaseException as error:
+            is_its_own = isinstance(error, UserInputError)
+            if name in required or not (is_its_own or is_damage(error)):
+                raise
+            why = str(error) if is_its_own else one_line(error)
+            warnings.warn(f"Table {name!r} is left out: {why}", UserWarning, stacklevel=3)
+            continue
+        frame.createOrReplaceTempView("`" + name.replace("`", "``") + "`")
+        made.append(name)
+    return made
+
+
+def _clashing_names(spark: SparkSession, names: Sequence[str]) -> list[list[str]]:
     """Names of views that differ, and are one to Spark, since it doesn't look at their case."""
     if str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true":
         return []

@@ -17,7 +17,8 @@ import lance
 from geneva.background import in_background
 from geneva.errors import TableChangedError, UserInputError
 from geneva.model.tables import TableRef, is_remote
-from geneva.storage.lance.dataset import is_missing, open_dataset
+from geneva.storage.lance.damage import is_missing
+from geneva.storage.lance.dataset import open_dataset
 
 Behind: TypeAlias = Callable[[Callable[[], object]], object]
 """Does what a job need not wait for, at once or while the job goes on."""

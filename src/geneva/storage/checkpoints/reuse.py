@@ -227,7 +227,7 @@ def read_results(
     `own_files` says which rows of such a file are to be had; None: all that it was made for.
     That the function failed on a row is a result, too, unless it is to be tried again.
     """
-    if not computation.receipts:
+    if not computation.receipt_names:
         return ResultIndex(())
     every = list(keys)
     staged = _staged_files(ref, store, computation, every)
@@ -271,8 +271,7 @@ def _not_saved(file: StagedFile, place: tuple[str, int], ranges: Iterable[Checkp
 def _results_of_checkpoints(
     store: CheckpointStore, computation: Computation, keys: Iterable[CheckpointKey]
 ) -> Iterator[Results]:
-    name = computation.receipts[0].name
-    written = [output.name for output in computation.written]
+    written = _result_columns(computation)
     for key in keys:
         try:
             batch = store[key.path()]
@@ -280,7 +279,13 @@ def _results_of_checkpoints(
             continue
         if stored_as(batch.schema.names, written) is not None:
             digests = batch.column(DIGEST_COLUMN) if DIGEST_COLUMN in batch.schema.names else None
-            yield _usable(BatchCheckpoint(key.path()), batch.column(name), None, digests)
+            receipts = batch.column(computation.receipt_names[0])
+            yield _usable(BatchCheckpoint(key.path()), receipts, None, digests)
+
+
+def _result_columns(computation: Computation) -> list[str]:
+    """The columns of a result."""
+    return [*(output.name for output in computation.outputs), *computation.receipt_names]
 
 
 def _results_of_files(
@@ -297,7 +302,9 @@ def _results_of_files(
 def committed_receipts(
     dataset: lance.LanceDataset, computation: Computation, rows: Mapping[int, RowSet]
 ) -> Digests:
-    """The receipts of some rows of a table, per fragment."""
+    """The receipts of some rows of a table, per fragment; none where it has no such column."""
+    if not computation.receipts:
+        return _together([], np.uint64)
     parts = [
         receipt_bits(_receipts_of_fragment(dataset, computation, fragment_id)[0])[members.mask()]
         for fragment_id, members in rows.items()
@@ -362,9 +369,8 @@ def _receipts_of_file(
     if provenance is None or provenance.column_uuid != computation.id:
         return None
     try:
-        reader = _data_file(ref, path, [computation.receipts[0].name])
-        written = [output.name for output in computation.written]
-        if stored_as(reader.metadata().schema.names, written) is None:
+        reader = _data_file(ref, path, [computation.receipt_names[0]])
+        if stored_as(reader.metadata().schema.names, _result_columns(computation)) is None:
             return None
         table = reader.read_all(batch_size=_WINDOW_ROWS).to_table()
     except BaseException as error:

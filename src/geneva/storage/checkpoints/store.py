@@ -20,6 +20,7 @@ from lance.file import LanceFileSession
 
 from geneva.model.rows import RowRange
 from geneva.model.tables import Secrets
+from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.pieces import writable
 
 _MAX_NAME_LENGTH = 128
@@ -163,11 +164,8 @@ class LanceCheckpointStore(CheckpointStore):
                 batch = batch.cast(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(given))))
         except KeyError:
             raise
-        except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
-            raise KeyError(key) from error
         except BaseException as error:
-            # A damaged file can panic the Rust reader; PanicException is no Exception.
-            if type(error).__name__ != "PanicException":
+            if not is_damage(error):
                 raise
             raise KeyError(key) from error
         if _metadata_text(metadata, _CHECKSUM_METADATA) != str(checksum(batch)):

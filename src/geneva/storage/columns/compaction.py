@@ -8,12 +8,12 @@ before it is committed.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from lance.optimize import Compaction
 
+from geneva.compatibility import warn_user
 from geneva.errors import TableChangedError
 from geneva.model.tables import TableRef
 from geneva.render.text import count
@@ -33,7 +33,7 @@ def compact(ref: TableRef, *args: Any, **options: Any) -> Any:
         return retried(ref, lambda: open_dataset(ref).optimize.compact_files(*args, **options))
     metrics, left_out = retried(ref, lambda: _merged_readable(ref, narrow, options))
     if left_out:
-        warnings.warn(_left_out(ref, narrow, left_out), UserWarning, stacklevel=3)
+        warn_user(_left_out(ref, narrow, left_out))
     return metrics
 
 

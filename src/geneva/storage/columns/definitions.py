@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import lance
 import pyarrow as pa
 
-from geneva.errors import ColumnNotFoundError
+from geneva.errors import ColumnChangedError, ColumnNotFoundError
 from geneva.model.computation import (
     Computation,
     Input,
@@ -21,7 +21,7 @@ from geneva.model.computation import (
     joined_name,
     receipt_name,
 )
-from geneva.model.tables import ColumnDefinition, Sizes, TableRef
+from geneva.model.tables import ColumnDefinition, CommitId, Doubt, Sizes, TableRef
 from geneva.render.text import did_you_mean, listed, shown_columns
 from geneva.storage.columns.receipts import RECEIPT_TYPE
 from geneva.storage.lance.commit import retry_conflicts
@@ -29,9 +29,11 @@ from geneva.storage.lance.dataset import (
     FieldsNow,
     TableSnapshot,
     has_path,
+    kinds_of,
     nodes_of,
     open_dataset,
 )
+from geneva.storage.lance.history import MAX_COMMITS_BACK, OverwriteSearch
 from geneva.udf.declare import UDF
 from geneva.udf.types import value_type
 
@@ -61,6 +63,8 @@ class ComputedColumn:
     """The call, or the expression."""
     siblings: tuple[str, ...] = ()
     """The other columns that the same call fills."""
+    doubt: Doubt | None = None
+    """Where nobody can tell which column to read: jobs ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +97,16 @@ def _computed_column(
         call = f"{own.udf_name}({', '.join(own.inputs)})"
         call += f".{own.output}" if own.output else ""
         others = tuple(name for name in columns_of(schema, own) if name != own.name)
-        return ComputedColumn(own.name, "udf", own.udf_name, own.inputs, call, others)
-    told = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
-    if _LANCEDB_COMPUTED not in told:
+        return ComputedColumn(own.name, "udf", own.udf_name, own.inputs, call, others, own.doubt)
+    stored = {k.decode(): v.decode() for k, v in (field.metadata or {}).items()}
+    if _LANCEDB_COMPUTED not in stored:
         return None
-    expression = told.get(f"{_LANCEDB_COMPUTED}.expression", "")
+    expression = stored.get(f"{_LANCEDB_COMPUTED}.expression", "")
     return ComputedColumn(
         name=field.name,
-        kind=told.get(f"{_LANCEDB_COMPUTED}.kind", "sql"),
+        kind=stored.get(f"{_LANCEDB_COMPUTED}.kind", "sql"),
         function=expression,
-        inputs=tuple(json.loads(told.get(f"{_LANCEDB_COMPUTED}.inputs", "[]"))),
+        inputs=tuple(json.loads(stored.get(f"{_LANCEDB_COMPUTED}.inputs", "[]"))),
         expression=expression,
     )
 
@@ -126,6 +130,7 @@ def define_columns(
             inputs=source.inputs,
             reads_all=source.reads_all,
             input_fields=_fields_behind(fields, source.inputs),
+            fields_at=fields.history.newest,
             group=group,
             output=output,
             prefix=prefix,
@@ -167,20 +172,29 @@ def redefine_column(
 ) -> ColumnDefinition:
     """The same column, computed by another function from the version of `fields` on.
 
-    `keep`: what earlier versions of the function computed counts as right.
+    `keep`: what counts as right stays so. What an earlier change made stale is not revived by it,
+    unless that was the change to this very function: then it is the change that keeps.
     """
-    known = (*current.former_versions, *current.kept_versions, current.udf_version)
-    before = dict.fromkeys(known)
-    before.pop(udf.version, None)
+    right = (*current.kept_versions, current.udf_version)
+    if udf.version == current.udf_version:  # the last change once more
+        right = tuple(dict.fromkeys((*current.right_before, *right)))
+    known = (*current.former_versions, *right)
+    kept = tuple(v for v in right if v != udf.version) if keep else ()
+    former = tuple(dict.fromkeys(v for v in known if v not in (*kept, udf.version)))
+    behind = _fields_behind(fields, source.inputs)
+    is_same = (current.inputs, current.input_fields) == (source.inputs, behind)
     return replace(
         current,
+        inputs_changed=current.inputs_changed or not is_same,
         inputs=source.inputs,
         input_names=(),
         reads_all=source.reads_all,
-        input_fields=_fields_behind(fields, source.inputs),
+        input_fields=behind,
         own_field=fields.nodes.get(current.name),
-        former_versions=() if keep else tuple(before)[-_MAX_FORMER_VERSIONS:],
-        kept_versions=tuple(before) if keep else (),
+        fields_at=fields.history.newest,
+        former_versions=former[-_MAX_FORMER_VERSIONS:],
+        kept_versions=kept,
+        right_before=right,
         **_udf_part(udf, source.digest),
     )
 
@@ -201,24 +215,122 @@ def with_present_inputs(definition: ColumnDefinition, fields: FieldsNow) -> Colu
     """The definition with its inputs as they are called now, and as they were called.
 
     An input is its field: one that was renamed is the same input, and another column that has got
-    its name is not. But where the table was overwritten or copied, fields have other ids: then the
-    column itself has another one, or no receipts, and its inputs go by their names. So does a
-    field that is gone, or of another type: a cast makes a new field.
+    its name is not. But where the table was overwritten or copied, fields have other ids: then it
+    is the field that had its name. Where names and ids disagree, the commits since the ids were
+    written down tell which of the two it was; where they don't, inputs stay as they are written
+    down, and the definition has a `doubt`, which receipts may settle (`doubts.settled`).
     """
-    receipts = fields.nodes.get(receipt_name(definition.uuid))
-    if receipts is None or definition.own_field != fields.nodes.get(definition.name):
-        return definition
-    inputs = []
+    definition = replace(definition, doubt=None) if definition.doubt is not None else definition
+    moved, known = _by_ids(definition, fields), definition
+    if moved != definition.inputs:
+        search = _overwrite(definition, fields)
+        if not search.complete:
+            pairs = zip(definition.inputs, moved, strict=True)
+            doubts = [(path, [found]) for path, found in pairs if path != found]
+            return replace(definition, doubt=_doubt(fields, doubts))
+        if search.commit is not None:
+            known = _as_overwritten(definition, search, fields)
+            moved = _by_ids(known, fields)
+    doubt = _cast_away(known, fields)
+    return fed_from(known, moved) if doubt is None else replace(definition, doubt=doubt)
+
+
+def _as_overwritten(
+    definition: ColumnDefinition, search: OverwriteSearch, fields: FieldsNow
+) -> ColumnDefinition:
+    """The definition with the field ids that its inputs got when the table was overwritten."""
+    nodes, kinds = nodes_of(search.schema), kinds_of(search.schema.to_pyarrow())
+    return replace(
+        definition,
+        own_field=fields.nodes.get(definition.name),
+        input_fields=tuple((nodes.get(p, -1), kinds.get(p, "")) for p in definition.inputs),
+        fields_at=search.commit,
+    )
+
+
+def _by_ids(definition: ColumnDefinition, fields: FieldsNow) -> tuple[str, ...]:
+    """What the inputs are called now, by their field ids; those without one by their names.
+
+    A field is gone where it was dropped or cast: a cast makes a new one.
+    """
+    receipts = _known_from(definition, fields)
+    if receipts is None:
+        return definition.inputs
+    paths = []
     for path, field in zip(definition.inputs, definition.input_fields, strict=True):
         found = fields.named(field)
         # Lance gives the highest id away again once its column was dropped: such an id is the
         # input's where another column has got its name.
         is_sure = field[0] < receipts or path in fields.nodes
-        inputs.append(found if found is not None and (found == path or is_sure) else path)
-    return _fed_from(definition, tuple(inputs))
+        paths.append(found if found is not None and is_sure else path)
+    return tuple(paths)
 
 
-def _fed_from(definition: ColumnDefinition, paths: tuple[str, ...]) -> ColumnDefinition:
+def _known_from(definition: ColumnDefinition, fields: FieldsNow) -> int | None:
+    """The field id of a column's receipts: lower ones mean what they meant when it was declared.
+
+    None: no ids do, because the column has another one, or no receipts.
+    """
+    is_own = definition.own_field == fields.nodes.get(definition.name)
+    return fields.nodes.get(receipt_name(definition.uuid)) if is_own else None
+
+
+def _overwrite(definition: ColumnDefinition, fields: FieldsNow) -> OverwriteSearch:
+    """Look whether the table was overwritten since field ids were written down."""
+    if definition.fields_at is not None:
+        return fields.history.overwrite_since(definition.fields_at)
+    # An earlier release didn't say when that was: it may have been after an overwrite.
+    search = fields.history.overwrite_since(receipt_name(definition.uuid))
+    return search if search.commit is None else OverwriteSearch(complete=False)
+
+
+def _cast_away(definition: ColumnDefinition, fields: FieldsNow) -> Doubt | None:
+    """Inputs that may be cast and renamed, while older columns have got their names.
+
+    A cast makes a new field in the old one's place, younger than the column's receipts, and before
+    them. Where there is none, the input was dropped, and the one that has its name is read.
+    """
+    receipts = _known_from(definition, fields)
+    if receipts is None:
+        return None
+    nodes = list(fields.nodes.items())
+    before = nodes[: nodes.index((receipt_name(definition.uuid), receipts))]
+    cast = [path for path, node in before if node > receipts]
+    inputs = zip(definition.inputs, definition.input_fields, strict=True)
+    gone = [
+        path
+        for path, field in inputs
+        if fields.named(field) is None
+        and fields.nodes.get(path, receipts) < receipts
+        and fields.nodes[path] != field[0]
+    ]
+    return _doubt(fields, [(path, cast) for path in gone]) if cast else None
+
+
+def _doubt(fields: FieldsNow, unsure: Sequence[tuple[str, Sequence[str]]]) -> Doubt | None:
+    """The doubt about inputs, and which other columns each of them may be; None: about none."""
+    if not unsure:
+        return None
+    found = dict.fromkeys(name for path, others in unsure for name in (path, *others))
+    return Doubt(
+        path=unsure[0][0],
+        candidates=tuple(name for name in found if name in fields.nodes),
+        is_only=len({path for path, _ in unsure}) == 1,
+    )
+
+
+def unsure_input(table: str, definition: ColumnDefinition, doubt: Doubt) -> ColumnChangedError:
+    """The error of a request for what can't be done while nobody knows which column to read."""
+    candidates = " or ".join(map(repr, doubt.candidates))
+    return ColumnChangedError(
+        f"Column {definition.name!r} of table {table!r} is computed from {doubt.path!r}. Others "
+        "have cast, renamed or moved columns since, and neither the history nor receipts tell "
+        f"which one that is now ({candidates}). Say which column to read, with "
+        f'alter_columns({{"path": {definition.name!r}, "udf": ..., "input_columns": [...]}}).'
+    )
+
+
+def fed_from(definition: ColumnDefinition, paths: tuple[str, ...]) -> ColumnDefinition:
     """The definition with its inputs under other names, and those that the function knows."""
     if paths == definition.inputs:
         return definition
@@ -266,6 +378,7 @@ def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Com
             nullable=definition.nullable,
             on_error=definition.on_error,
             memoize=bool(definition.memoize),
+            manifest=_name_and_checksum(definition.manifest),
         ),
         inputs=tuple(
             Input(path, snapshot.field_ids[path], name, snapshot.fields.kind_with_names(path))
@@ -331,6 +444,13 @@ def _snapshot(manifest: Any) -> str | None:
     return json.dumps(facts, sort_keys=True)
 
 
+def _name_and_checksum(snapshot: str | None) -> tuple[str, str | None] | None:
+    if snapshot is None:
+        return None
+    facts = json.loads(snapshot)
+    return str(facts.get("name")), facts.get("checksum")
+
+
 def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
     """The definition as field metadata."""
     given = {o: getattr(definition, o) for o in _OPTIONS}
@@ -349,10 +469,13 @@ def definition_metadata(definition: ColumnDefinition) -> dict[str, str]:
         f"{_PREFIX}.udf_input_names": json.dumps(_former_names(definition)),
         f"{_PREFIX}.udf_reads_all": json.dumps(definition.reads_all),
         f"{_PREFIX}.udf_input_fields": json.dumps(definition.input_fields),
+        f"{_PREFIX}.udf_inputs_changed": json.dumps(definition.inputs_changed),
         f"{_PREFIX}.udf_nullable": json.dumps(definition.nullable),
         f"{_PREFIX}.udf_former": json.dumps(list(definition.former_versions)),
         f"{_PREFIX}.udf_kept": json.dumps(list(definition.kept_versions)),
+        f"{_PREFIX}.udf_right_before": json.dumps(list(definition.right_before)),
         f"{_PREFIX}.field": json.dumps(definition.own_field),
+        f"{_PREFIX}.fields_at": json.dumps(definition.fields_at),
         f"{_PREFIX}.receipts": json.dumps(definition.has_receipts),
         f"{_PREFIX}.udf_options": json.dumps({**sizes, **options}, sort_keys=True),
         f"{_PREFIX}.udf_declaration": definition.declaration,
@@ -397,8 +520,14 @@ def declared_fields(
     )
 
 
+def by_names(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition:
+    """The definition with its inputs as they are called now, and no ids: for another table."""
+    present = with_present_inputs(definition, fields)
+    return replace(present, own_field=None, fields_at=None)
+
+
 def defined_field(definition: ColumnDefinition) -> pa.Field:
-    """The Arrow field to add to the table: NULL everywhere, with the definition on it."""
+    """The Arrow field of a column, with the definition on it."""
     own = {k.decode(): v.decode() for k, v in (definition.arrow_field.metadata or {}).items()}
     return definition.arrow_field.with_metadata({**own, **definition_metadata(definition)})
 
@@ -424,13 +553,16 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
             (int(node), str(kind))
             for node, kind in json.loads(metadata[f"{_PREFIX}.udf_input_fields"])
         ),
+        inputs_changed=_may_have_changed(metadata),
         group=metadata.get(f"{_PREFIX}.group", ""),
         output=metadata.get(f"{_PREFIX}.output", ""),
         prefix=metadata.get(f"{_PREFIX}.prefix", ""),
         nullable=json.loads(metadata.get(f"{_PREFIX}.udf_nullable", "true")),
         former_versions=_former_versions(metadata),
         kept_versions=tuple(json.loads(metadata.get(f"{_PREFIX}.udf_kept", "[]"))),
+        right_before=_right_before(metadata),
         own_field=json.loads(metadata.get(f"{_PREFIX}.field", "null")),
+        fields_at=_commit_in(metadata.get(f"{_PREFIX}.fields_at", "null")),
         has_receipts=json.loads(metadata.get(f"{_PREFIX}.receipts", "false")),
         sizes=Sizes(**{f: options.get(f) for f in Sizes.__dataclass_fields__}),
         on_error=json.dumps(options["on_error"]) if "on_error" in options else "",
@@ -439,12 +571,33 @@ def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
     )
 
 
+def _commit_in(text: str) -> CommitId | None:
+    """A commit in metadata. A version alone, which an earlier release wrote, says nothing of it."""
+    found = json.loads(text)
+    return CommitId(*found) if isinstance(found, list) else None
+
+
 def _former_versions(metadata: Mapping[str, str]) -> tuple[str, ...]:
     known = metadata.get(f"{_PREFIX}.udf_former")
     if known is not None:
         return tuple(json.loads(known))
     # Before there were receipts, only the table's version of the change was kept.
     return ("",) if metadata.get(f"{_PREFIX}.udf_since", "0") != "0" else ()
+
+
+def _right_before(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    known = metadata.get(f"{_PREFIX}.udf_right_before")
+    if known is not None:
+        return tuple(json.loads(known))
+    # An earlier release didn't say: where nothing is kept, it was at least the function before.
+    is_kept = json.loads(metadata.get(f"{_PREFIX}.udf_kept", "[]"))
+    return _former_versions(metadata)[-1:] if not is_kept else ()
+
+
+def _may_have_changed(metadata: Mapping[str, str]) -> bool:
+    """Whether the column may have read others before. Earlier releases didn't write it down."""
+    known = metadata.get(f"{_PREFIX}.udf_inputs_changed")
+    return bool(_former_versions(metadata)) if known is None else bool(json.loads(known))
 
 
 def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -536,6 +689,7 @@ def rebound(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition
         definition,
         own_field=fields.nodes.get(definition.name),
         input_fields=_fields_behind(fields, definition.inputs),
+        fields_at=fields.history.newest,
     )
 
 
@@ -545,9 +699,13 @@ def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
     fields = FieldsNow.of(dataset)
     found = [read_definition(schema, name) for name in names if name in schema.names]
     there = [d for d in found if d is not None and all(has_path(schema, p) for p in d.inputs)]
-    known = [rebound(definition, fields) for definition in there]
-    if known:
-        dataset.update_field_metadata({d.name: definition_metadata(d) for d in known})
+    commit_definitions(dataset, [rebound(definition, fields) for definition in there])
+
+
+def commit_definitions(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:
+    """Write down definitions of columns, in one commit."""
+    if definitions:
+        dataset.update_field_metadata({d.name: definition_metadata(d) for d in definitions})
 
 
 def pinned(
@@ -555,36 +713,55 @@ def pinned(
 ) -> ColumnDefinition:
     """The definition with the field ids that its inputs, at these paths, have now.
 
-    It is the same where it leads to them already, and where one of them is gone.
+    It is the same where it says that already, so that nobody has to ask the history, or one of
+    them is gone.
     """
     if any(path not in fields.nodes or path not in fields.kinds for path in paths):
         return definition
-    now = rebound(_fed_from(definition, paths), fields)
-    if with_present_inputs(definition, fields).inputs != paths:
-        return now
-    ids = (definition.own_field, definition.input_fields)
-    return definition if ids == (now.own_field, now.input_fields) else now
+    ids = (fields.nodes.get(definition.name), _fields_behind(fields, paths))
+    is_known = paths == definition.inputs and ids == (definition.own_field, definition.input_fields)
+    if is_known and not _is_long_ago(definition, fields):
+        return definition
+    return rebound(fed_from(definition, paths), fields)
 
 
-def commit_pinned(
-    ref: TableRef, paths_of: Callable[[ColumnDefinition, FieldsNow], tuple[str, ...] | None]
-) -> None:
-    """Write down where the inputs of columns are, as `paths_of` says; None: as they were.
+def _is_long_ago(definition: ColumnDefinition, fields: FieldsNow) -> bool:
+    """Whether field ids were written down so long ago that soon no history reaches back there."""
+    at = definition.fields_at
+    return at is None or fields.version - at.version > MAX_COMMITS_BACK // 2
+
+
+def known_paths(definition: ColumnDefinition, fields: FieldsNow) -> tuple[str, ...] | None:
+    """Where the inputs of a column are; None: nobody can tell."""
+    present = with_present_inputs(definition, fields)
+    return present.inputs if present.doubt is None else None
+
+
+PathsOf: TypeAlias = Callable[[ColumnDefinition, FieldsNow], tuple[str, ...] | None]
+"""Where the inputs of a column are; None: leave it as it is."""
+
+
+def to_pin(schema: pa.Schema, fields: FieldsNow, paths_of: PathsOf) -> list[ColumnDefinition]:
+    """The definitions that don't say yet where the inputs of their columns are."""
+    changed = []
+    for found in read_definitions(schema).values():
+        paths = paths_of(found, fields)
+        now = found if paths is None else pinned(found, paths, fields)
+        changed += [now] if now is not found else []
+    return changed
+
+
+def commit_pinned(ref: TableRef, paths_of: PathsOf) -> None:
+    """Write down where the inputs of columns are.
 
     A cast makes a new field of a column, and so does adding it anew: by its id it would be found
-    no longer, and by its name just as long as it has that.
+    no longer, and by its name just as long as it has that. One that has another name is found by
+    its id, as long as the history proves that the table was not overwritten.
     """
 
     def attempt() -> None:
         dataset = open_dataset(ref)
-        fields, changed = FieldsNow.of(dataset), dict[str, dict[str, str]]()
-        for name, found in read_definitions(dataset.schema).items():
-            paths = paths_of(found, fields)
-            now = found if paths is None else pinned(found, paths, fields)
-            if now is not found:
-                changed[name] = definition_metadata(now)
-        if changed:
-            dataset.update_field_metadata(changed)
+        commit_definitions(dataset, to_pin(dataset.schema, FieldsNow.of(dataset), paths_of))
 
     retry_conflicts(attempt, _MAX_RETRIES)
 
@@ -603,17 +780,22 @@ def commit_has_receipts(dataset: lance.LanceDataset, computation: Computation) -
 def commit_redefinitions(dataset: lance.LanceDataset, definitions: list[ColumnDefinition]) -> None:
     """Point the columns at their new functions, in one commit."""
     commit_receipt_columns(dataset, definitions)
-    dataset.update_field_metadata({d.name: definition_metadata(d) for d in definitions})
+    commit_definitions(dataset, definitions)
+
+
+def not_defined(schema: pa.Schema, table: str, name: str, remedy: str = "") -> ColumnNotFoundError:
+    """The error of a request for a column that a table doesn't have."""
+    known = shown_columns(schema.names)
+    return ColumnNotFoundError(
+        f"Column {name!r} is not defined in this table ({table!r} has {listed(known)})."
+        f"{did_you_mean(name, known)}{remedy}"
+    )
 
 
 def required_definition(schema: pa.Schema, table: str, name: str) -> ColumnDefinition:
     """The definition of a column that must be a computed one."""
     if name not in schema.names:
-        known = shown_columns(schema.names)
-        raise ColumnNotFoundError(
-            f"Column {name!r} is not defined in this table ({table!r} has {listed(known)})."
-            f"{did_you_mean(name, known)} Run table.add_columns() first."
-        )
+        raise not_defined(schema, table, name, " Run table.add_columns() first.")
     definition = read_definition(schema, name)
     theirs = _computed_column(schema, schema.field(name), definition)
     if definition is None and theirs is not None:

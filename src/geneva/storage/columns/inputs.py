@@ -82,8 +82,9 @@ class InputReader:
         """Inputs out of another table, at the rows that the fragment's own rows stand for."""
         for start, batch in read_windows(self._dataset, fragment_id, [SOURCE_ROW_ID], rows, window):
             low, high = np.searchsorted(wanted, (start, start + batch.num_rows))
+            column = batch.column(0)
             # Rows that stand for none, deleted by now, may be among them.
-            ids = batch.column(0).fill_null(-1).to_numpy(zero_copy_only=False)
+            ids = (column.fill_null(-1) if column.null_count else column).to_numpy()
             for chunk, taken in self._take(source, ids, wanted[low:high] - start, window):
                 yield chunk + start, taken
 

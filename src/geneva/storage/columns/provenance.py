@@ -9,13 +9,13 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lance.file import LanceFileReader
 
-from geneva.model.computation import MIXED
+from geneva.model.computation import MIXED, Computation
 from geneva.model.rows import RowSet
 from geneva.model.tables import Secrets, TableRef
 from geneva.storage.lance.damage import is_damage
@@ -176,6 +176,39 @@ def input_signature(fragment: FragmentFacts, inputs: Sequence[tuple[int, ...]]) 
             # A struct that got a child since: its values are others now.
             signature.append(f"{position}::{_listed(left)}")
     return tuple(signature)
+
+
+def signature_of(computation: Computation, fragment: FragmentFacts) -> tuple[str, ...]:
+    """What the values of a fragment are computed from now: files and fields, or a source.
+
+    A column that was renamed is the same input. A struct whose fields were is another one.
+    """
+    if computation.source is not None:
+        return (computation.source.signature,)
+    inputs = computation.inputs
+    kinds = (f"{place} {found.kind}" for place, found in enumerate(inputs) if found.kind)
+    return (*input_signature(fragment, [found.field_ids for found in inputs]), *kinds)
+
+
+def adoption_signature(
+    computation: Computation, fragment: FragmentFacts, output_ids: Iterable[int] | None = None
+) -> tuple[str, ...]:
+    """What receipts are of that stand in another file than their values: of those values too.
+
+    `output_ids` are the fields of the values that the file has receipts of; None: of all.
+    """
+    fields = computation.output_ids if output_ids is None else output_ids
+    values = (f"values:{file.path}" for file in fragment.files_of(fields))
+    return (*signature_of(computation, fragment), *sorted(values))
+
+
+def output_file(computation: Computation, fragment: FragmentFacts) -> str | None:
+    """The file that holds the values; several as one text: of several outputs, of a grown struct.
+
+    One of NULLs alone holds none: it is only there for Lance (`publish.add_missing_fields`).
+    """
+    files = fragment.files_of(computation.output_ids)
+    return "\n".join(file.path for file in files if not is_nulls_file(file.path)) or None
 
 
 def _path(file: FileFacts) -> str:

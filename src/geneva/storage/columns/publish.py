@@ -17,9 +17,8 @@ from geneva.model.computation import Carry, Computation, Load, Output
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.storage.columns.definitions import present_column, read_definition
 from geneva.storage.columns.dictionaries import DistinctValues, has_narrow_dictionary
-from geneva.storage.columns.provenance import named, parse_file_name, read_provenance
+from geneva.storage.columns.provenance import named, output_file, parse_file_name, read_provenance
 from geneva.storage.columns.staged_files import StagedFile, data_file, read_columns, stage_nulls
-from geneva.storage.columns.validity import output_file
 from geneva.storage.lance.commit import is_conflict, retry_conflicts
 from geneva.storage.lance.damage import Damaged, reading
 from geneva.storage.lance.dataset import (
@@ -27,12 +26,12 @@ from geneva.storage.lance.dataset import (
     TableSnapshot,
     check_not_dropped,
     has_column,
-    is_missing,
     open_dataset,
     read_live_rows,
     read_snapshot,
 )
-from geneva.storage.lance.transactions import JOB_PROPERTY, PLANNED_PROPERTY, read_transaction
+from geneva.storage.lance.history import read_commit, read_transaction
+from geneva.storage.lance.transactions import JOB_PROPERTY, PLANNED_PROPERTY, job_of
 from geneva.udf.types import value_type
 
 
@@ -192,8 +191,7 @@ class _ColumnCommit:
         latest = open_dataset(self._ref)
         for version in range(self._planned_version + 1, latest.version + 1):
             transaction = read_transaction(latest, version)
-            properties = transaction.transaction_properties or {}
-            is_ours = properties.get(JOB_PROPERTY) == self._job_id
+            is_ours = job_of(transaction) == self._job_id
             if is_ours and self._fitting[0].path in str(transaction.operation):
                 return True
         return False
@@ -202,13 +200,8 @@ class _ColumnCommit:
 @lru_cache(maxsize=4_096)
 def _is_of_job(ref: TableRef, version: int, job_id: str) -> bool:
     """Whether a job committed a version. Kept: each of its later commits comes after it."""
-    try:
-        properties = read_transaction(open_dataset(ref), version).transaction_properties
-    except OSError as error:
-        if not is_missing(error):
-            raise
-        return False  # cleaned up: nobody can say
-    return (properties or {}).get(JOB_PROPERTY) == job_id
+    commit = read_commit(open_dataset(ref), version)
+    return commit is not None and job_of(commit) == job_id  # cleaned up: nobody can say
 
 
 def _is_outdated(computation: Computation, fragment: FragmentFacts) -> bool:

@@ -6,7 +6,9 @@ import threading
 from dataclasses import replace
 
 from geneva.storage.jobs.append_only import Cursor
-from geneva.storage.jobs.events import JobEvent, JobHistory, JobRecord, as_lost, fold_job
+from geneva.storage.jobs.events import JobEvent
+from geneva.storage.jobs.history import JobHistory
+from geneva.storage.jobs.records import JobRecord, fold_job
 
 
 class JobFeed:
@@ -29,7 +31,8 @@ class JobFeed:
                 # What they wrote last is read after their death was seen.
                 self._read_new()
             gone = frozenset(lost)
-            found = [as_lost(r) if r.job_id in gone else r for r in self._records.values()]
+            lose = self._history.as_lost
+            found = [lose(r) if r.job_id in gone else r for r in self._records.values()]
         return sorted(found, key=lambda record: record.created_at, reverse=True)
 
     def unfinished(self, job_id: str) -> JobRecord | None:

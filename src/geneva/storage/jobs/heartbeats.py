@@ -14,7 +14,7 @@ import pyarrow as pa
 from lance.file import LanceFileSession
 
 from geneva.model.tables import Secrets
-from geneva.storage.jobs.events import JobRecord
+from geneva.storage.jobs.records import JobRecord
 from geneva.storage.jobs.shared_state import delete_states, state_names
 
 _SCHEMA = pa.schema(
@@ -35,6 +35,7 @@ class JobSignals:
 
     def __init__(self, database_uri: str, storage_options: Secrets) -> None:
         """Point at a database; nothing is read or written yet."""
+        self.database_uri = database_uri
         folder = f"{database_uri.rstrip('/')}/_geneva"
         self.limits_uri = f"{folder}/limits"
         """Where the records are that jobs share for limits on calls."""

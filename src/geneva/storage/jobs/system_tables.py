@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from geneva.errors import TableNotFoundError
 from geneva.model.jobs import JobMetrics
-from geneva.storage.jobs.events import JobRecord
 from geneva.storage.jobs.failures import ErrorRecord
+from geneva.storage.jobs.records import JobRecord
 from geneva.storage.lance.lancedb_import import lancedb
 
 SYSTEM_NAMESPACE = "_geneva"

@@ -5,15 +5,33 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pyarrow as pa
 
-from geneva.errors import GenevaError
+from geneva.errors import (
+    GenevaError,
+    StorageFullError,
+    StorageUnavailableError,
+    TableNotFoundError,
+)
+from geneva.model.uris import local_path
 
 Item = TypeVar("Item")
 
-_FULL_SIGNS = ("no space left on device", "disk quota exceeded")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_NUMBER = f"({'|'.join(map(str, _FULL))})"
+_FULL_OF_RUST = re.compile(
+    rf"[^'\"\n]*LanceError\(IO\): [^'\"\n]*\(os error {_FULL_NUMBER}\)"
+    rf"|[^'\n]*Os {{ code: {_FULL_NUMBER}, kind: "  # of a panic, or of a namespace
+)
+"""What Lance's Rust says itself: the system's number, and no value in quotes before it."""
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_REFUSED_SIGNS = (
+    *("read-only file system (os error", "permission denied (os error"),
+    "operation not permitted (os error",
+)
 _RUST_PLACE = re.compile(r",?\s*(at )?/\S+\.rs:\d+:\d+")
 
 
@@ -39,12 +57,24 @@ def reading(items: Iterable[Item]) -> Iterator[Item]:
 def is_damage(error: BaseException) -> bool:
     """Whether a file could not be read because of what is in it, or because it is gone.
 
-    A damaged file can panic Lance's reader, and PanicException is no Exception.
+    A damaged file can panic Lance's reader.
     """
     known = (OSError, ValueError, RuntimeError, KeyError, pa.ArrowException)
     if isinstance(error, GenevaError):
         return False
-    return isinstance(error, known) or type(error).__name__ == "PanicException"
+    return isinstance(error, known) or is_panic(error)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether something is not there, as opposed to a store that can't be reached right now."""
+    return isinstance(error, FileNotFoundError | TableNotFoundError) or (
+        isinstance(error, OSError | ValueError) and "not found" in str(error).lower()
+    )
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether Lance's Rust panicked. The exception is no Exception, and can't be imported."""
+    return type(error).__name__ == "PanicException"
 
 
 def damage_reason(error: BaseException) -> str:
@@ -54,8 +84,67 @@ def damage_reason(error: BaseException) -> str:
 
 
 def is_storage_full(error: BaseException) -> bool:
-    """Whether something could not be written because no space is left."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    """Whether something could not be written because no space is left, or none that may be used.
+
+    What is quoted is a value of the user's, whatever it says, and so is an error of their code.
+    """
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return True
+    text = str(error)
+    return _FULL_OF_RUST.match(text) is not None and "Python exception" not in text
+
+
+def unwritable(
+    error: BaseException, doing: str, kept: str, places: Iterable[str] | None = None
+) -> GenevaError | None:
+    """What to say where a store has no space, or refuses a file; None: it is another case.
+
+    `doing` is what could not be done, `kept` what is so afterwards. `places`: the folders of the
+    store; what is refused elsewhere is another case. None: it can be nowhere else.
+    """
+    if isinstance(error, GenevaError):
+        return None
+    if is_storage_full(error):
+        return StorageFullError(
+            f"No space is left for {doing}: {damage_reason(error)}. Make room and run again: "
+            f"{kept}."
+        )
+    is_ours = places is None or any(_is_about(error, place) for place in places)
+    if is_ours and _is_any(error, _REFUSED, _REFUSED_SIGNS):
+        return StorageUnavailableError(
+            f"The store does not allow {doing}: {damage_reason(error)}. Give this process the "
+            f"right to read or write there, and run again: {kept}."
+        )
+    return None
+
+
+def _is_about(error: BaseException, place: str) -> bool:
+    """Whether an error names a local folder, or something in it: Lance's and Python's do."""
+    folder = local_path(place)
+    if folder is None:
+        return False
+    names = {re.escape(str(path)) for path in (folder, folder.resolve())}
+    return re.search(rf"(?<![\w.-])({'|'.join(names)})(?![\w.-])", str(error)) is not None
+
+
+@contextmanager
+def writing(doing: str) -> Iterator[None]:
+    """Say in a sentence why something can't be written: no space is left, or it is not allowed.
+
+    An error that names a file is Python's own. Lance writes here, and so it is about a file of the
+    user's, such as one that rows are read from.
+    """
+    try:
+        yield
+    except Exception as error:
+        said = unwritable(error, doing, "nothing was lost")
+        if said is None or getattr(error, "filename", None) is not None:
+            raise
+        raise said from error
+
+
+def _is_any(error: BaseException, numbers: tuple[int, ...], signs: tuple[str, ...]) -> bool:
+    if isinstance(error, OSError) and error.errno in numbers:
         return True
     text = str(error).lower()
-    return any(sign in text for sign in _FULL_SIGNS)
+    return any(sign in text for sign in signs)

@@ -29,7 +29,7 @@ CONNECT_SECONDS = 60.0
 _UNREACHABLE = re.compile(
     r"HttpError|RetryError|reqwest|timed out|connect error|dns error|Unauthenticated"
     r"|PermissionDenied|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|NoSuchBucket"
-    r"|credential provider|Failed to connect",
+    r"|credential provider|Failed to connect|Failed to resolve region",
     re.IGNORECASE,
 )
 _STATUS = re.compile(r"status: (\d{3})")

@@ -26,7 +26,8 @@ from geneva.model.rows import RowIds, RowSet
 from geneva.model.sql import ROW_META, is_readable_name, quoted_name
 from geneva.model.tables import TableRef
 from geneva.model.uris import local_path
-from geneva.storage.lance.damage import is_damage
+from geneva.storage.lance.damage import is_damage, is_missing
+from geneva.storage.lance.history import History
 from geneva.storage.lance.session import session_of
 from geneva.udf.paths import steps_to
 from geneva.udf.types import is_blob_type
@@ -83,11 +84,17 @@ class FieldsNow:
     """Per column path, the field's own id."""
     kinds: Mapping[str, str]
     """Per column path, the field's type as text."""
+    version: int
+    """The version of the table."""
+    history: History = field(repr=False, compare=False)
+    """What is behind it."""
 
     @classmethod
     def of(cls, dataset: lance.LanceDataset) -> FieldsNow:
         """Those of the version that a dataset is checked out at."""
-        return cls(nodes_of(dataset.lance_schema), kinds_of(dataset.schema))
+        history = History(dataset)
+        nodes, kinds = nodes_of(dataset.lance_schema), kinds_of(dataset.schema)
+        return cls(nodes, kinds, history.version, history)
 
     @cached_property
     def _present(self) -> dict[tuple[int, str], str]:
@@ -285,7 +292,7 @@ def read_snapshot(dataset: lance.LanceDataset, ref: TableRef) -> TableSnapshot:
         schema=schema,
         fragments=fragments,
         field_ids=field_ids_of(dataset),
-        fields=FieldsNow(nodes_of(dataset.lance_schema), kinds_of(schema)),
+        fields=FieldsNow.of(dataset),
     )
 
 
@@ -473,13 +480,6 @@ def refuse_names_of_lance(names: Iterable[str]) -> None:
                 f"Column name {name!r} is Lance's own, for what it knows of every row: a table "
                 "with such a column can't be read. Choose another name."
             )
-
-
-def is_missing(error: BaseException) -> bool:
-    """Whether something is not there, as opposed to a store that can't be reached right now."""
-    return isinstance(error, FileNotFoundError | TableNotFoundError) or (
-        isinstance(error, OSError | ValueError) and "not found" in str(error).lower()
-    )
 
 
 def read_live_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from typing import Any, TypeVar
 
 from geneva.render.text import did_you_mean
@@ -24,6 +24,37 @@ COMMITTING = frozenset(
     }
 )
 """LanceDB's methods of a table that commit to it."""
+_WRITING = frozenset(
+    {
+        *("checkpoint_lsm", "close_lsm_writers", "compact_lsm", "flush_lsm"),
+        *("set_lsm_write_spec", "unset_lsm_write_spec", "migrate_v2_manifest_paths"),
+        *("pause_job", "resume_job", "execute_query", "execute_query_async"),
+    }
+)
+"""Those that write without a commit, or may write."""
+_WRITING_VERBS = ("create_", "drop_", "alter_", "rename_")
+
+
+def is_writing(method: str) -> bool:
+    """Whether one of LanceDB's methods, of a table or a connection, writes."""
+    return method in COMMITTING or method in _WRITING or method.startswith(_WRITING_VERBS)
+
+
+def writes(method: _Method) -> _Method:
+    """Say in a sentence why a method could not write, inside of its object's `_writing`.
+
+    For what Geneva writes itself. What LanceDB does is called inside of `_calling`.
+    """
+    first = [*signature(method).parameters, "", ""][1]
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        subject = args[0] if args else kwargs.get(first)
+        with self._writing(method.__name__, subject):
+            return method(self, *args, **kwargs)
+
+    call.writes = True  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
 
 
 def delegated(method: _Method) -> _Method:
@@ -55,17 +86,18 @@ class Delegating:
 
 def read_within(query: Any, calling: Callable[[], AbstractContextManager[None]]) -> Any:
     """A query of LanceDB's, whose `to_arrow`, `to_list` and the like run inside of `calling()`."""
-    return _methods_within(query, (n for n in dir(query) if n.startswith("to_")), calling)
+    return methods_within(query, (n for n in dir(query) if n.startswith("to_")), calling)
 
 
 def merged_within(builder: Any, calling: Callable[[], AbstractContextManager[None]]) -> Any:
     """A merge of LanceDB's, whose `execute` runs inside of `calling()`."""
-    return _methods_within(builder, ["execute"], calling)
+    return methods_within(builder, ["execute"], calling)
 
 
-def _methods_within(
+def methods_within(
     thing: Any, names: Iterable[str], calling: Callable[[], AbstractContextManager[None]]
 ) -> Any:
+    """The object of LanceDB's, some of whose methods run inside of `calling()`."""
     kind = type(thing)
     for name in names:
         setattr(thing, name, _within(getattr(kind, name).__get__(thing), calling))

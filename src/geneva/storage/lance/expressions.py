@@ -39,10 +39,11 @@ from geneva.model.sql import (
     with_short_lists,
 )
 from geneva.render.text import shorten
+from geneva.storage.lance.damage import is_panic
 from geneva.storage.lance.dataset import has_path, quote_path
 from geneva.storage.lance.dense_rows import DenseRows
 from geneva.storage.lance.fragments import field_at, is_blob
-from geneva.storage.lance.pieces import noticing_full_dictionaries
+from geneva.storage.lance.pieces import check_all_taken, noticing_full_dictionaries
 
 _T = TypeVar("_T")
 
@@ -202,8 +203,7 @@ def _guarded(ask: Callable[[], _T]) -> _T:
     except Exception as error:
         raise _PlanError(_reason(error)) from error
     except BaseException as error:
-        # A panic in Rust is no Exception.
-        if type(error).__name__ != "PanicException":
+        if not is_panic(error):
             raise
         raise _PlanError(_reason(error)) from None
 
@@ -379,11 +379,7 @@ class RowReader:
         """
         with noticing_full_dictionaries(len(ids)):
             table = self._taken(ids).combine_chunks()
-        if table.num_rows != len(ids):
-            raise OSError(
-                f"{self._dataset.uri} at version {self._dataset.version} gave {table.num_rows} of "
-                f"{len(ids)} rows asked for by id"
-            )
+        check_all_taken(self._dataset, table, len(ids))
         return [
             compact(single(table.column(column)), kind)
             if isinstance(column, str)

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
         LanceTable,
         RefreshColumnJobResult,
         TableStatistics,
-        Tags,
     )
     from lancedb.types import AddMode, BaseTokenizerType, OnBadVectorsType, ScalarIndexType
     from lancedb.view import ViewDescription
@@ -309,11 +308,6 @@ class TableMethods(Delegating):
     def stats(self) -> TableStatistics:
         """Retrieve table and fragment statistics."""
 
-    @property
-    def tags(self) -> Tags:
-        """Tag management for the table."""
-        return self._lancedb().tags
-
     @delegated
     def to_lance(self, **kwargs: Any) -> lance.LanceDataset:
         """Return the LanceDataset backing this table."""
@@ -414,12 +408,6 @@ class ConnectionMethods(Delegating):
         self, name: str, value: str, *, namespace_path: list[str] | None = None
     ) -> None:
         """Create a named Secret in this database."""
-
-    @delegated
-    def create_view(
-        self, name: str, query: str, *, namespace_path: list[str] | None = None
-    ) -> ViewDescription:
-        """Create a view: a named query the database plans on every read."""
 
     @delegated
     def describe_namespace(self, namespace_path: list[str]) -> DescribeNamespaceResponse:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from geneva.model.rows import Offsets
+from geneva.model.rows import Offsets, bounded_runs
 
 _BATCH_BYTES = 32 * 1024 * 1024
 
@@ -42,10 +42,5 @@ def runs_by_bytes(own: pa.RecordBatch, parents: Offsets) -> Iterator[slice]:
     widths = np.zeros(own.num_rows, dtype=np.int64)
     for row in np.flatnonzero(counts).tolist():
         widths[row] = own.slice(row, 1).nbytes
-    ends = np.cumsum(widths[parents])
-    at = 0
-    while at < len(parents):
-        before = int(ends[at - 1]) if at else 0
-        stop = max(at + 1, int(np.searchsorted(ends, before + _BATCH_BYTES, side="right")))
-        yield slice(at, stop)
-        at = stop
+    for first, last in bounded_runs(widths[parents], _BATCH_BYTES):
+        yield slice(first, last)

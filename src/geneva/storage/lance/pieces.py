@@ -15,6 +15,7 @@ import pyarrow.types as pt
 from geneva.errors import UDFOutputError
 from geneva.model.digests import Digests
 from geneva.model.rows import Offsets
+from geneva.storage.lance.dataset import Dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,15 @@ class DictionaryFull(Exception):
 
 
 _FULL_SIGNS = ("dictionary key bigger than the key type", "requires a larger index type")
+
+
+def check_all_taken(dataset: Dataset, taken: pa.Table, wanted: int) -> None:
+    """Refuse to go on without rows that were asked for by id: they would shift all others."""
+    if taken.num_rows != wanted:
+        raise OSError(
+            f"{dataset.uri} at version {dataset.version} gave {taken.num_rows} of {wanted} rows "
+            "asked for by id"
+        )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from geneva.storage.lance.fragments import (
     window_rows,
 )
 from geneva.storage.lance.matching_rows import condition_batches, condition_mask
-from geneva.storage.lance.pieces import in_parts, noticing_full_dictionaries
+from geneva.storage.lance.pieces import check_all_taken, in_parts, noticing_full_dictionaries
 
 ROW_ID, ROW_ADDRESS = "_rowid", "_rowaddr"
 _ROWS = MAX_WINDOW_ROWS
@@ -245,11 +245,7 @@ def _take(
             blob_handling="all_binary",
             scan_in_order=True,
         ).to_table()
-    if table.num_rows != len(ids):
-        raise OSError(
-            f"{dataset.uri} at version {dataset.version} gave {table.num_rows} of {len(ids)} rows "
-            "asked for by id"
-        )
+    check_all_taken(dataset, table, len(ids))
     return pa.RecordBatch.from_arrays(
         [single(column) for column in table.columns], names=table.column_names
     )

@@ -1,8 +1,7 @@
-"""A table's transactions: reading one, and which compaction a data file comes from."""
+"""What a table's transactions did: which compaction, or job, a data file comes from."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import lance
 from lance import LanceOperation
 
-from geneva.storage.lance.dataset import FragmentFacts, file_path, fragment_facts, is_missing
+from geneva.storage.lance.dataset import FragmentFacts, file_path, fragment_facts
+from geneva.storage.lance.history import MAX_COMMITS_BACK, read_commit, read_transaction
 
 JOB_PROPERTY = "geneva.job"
 PLANNED_PROPERTY = "geneva.planned_version"
 """The version that a job's inputs were read at; a retried commit has a later read version. Nothing
 here reads it: it is part of the format, for whoever looks into a table's history."""
-MAX_COMMITS_BACK = 256
-"""How far back to look for a compaction: beyond that, reading receipts is cheaper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +39,13 @@ class CompactionHistory:
     def of_file(self, path: str) -> Compaction | None:
         """The compaction that wrote a data file; None when none is known of."""
         while path not in self._found and self._next >= self._oldest:
-            try:
-                operation = read_transaction(self._dataset, self._next).operation
-            except OSError as error:
-                if not is_missing(error):
-                    raise
-                # Cleaned up: what is older is gone, too, or of no use without what lies between.
+            commit = read_commit(self._dataset, self._next)
+            if commit is None:
+                # What is older is gone, too, or of no use without what lies between.
                 self._oldest = self._next + 1
                 break
             self._next -= 1
-            for found, compaction in _written_by(operation):
+            for found, compaction in _written_by(commit.operation):
                 self._found.setdefault(found, compaction)
         return self._found.get(path)
 
@@ -81,28 +76,6 @@ def _no_compaction(fragments: Iterable[Any]) -> Iterator[tuple[str, None]]:
         yield from ((file.path, None) for file in fragment_facts(fragment).files)
 
 
-_PATCHING = threading.Lock()
-
-
-def read_transaction(dataset: lance.LanceDataset, version: int) -> Any:
-    """The transaction behind a version; OSError when it was cleaned up.
-
-    pylance 14.0 can't make its own record of an index that a compaction rewrote: it leaves out
-    arguments that the class wants. What happened to indices is nothing to us, so that the class
-    is made to want none for the moment of the call.
-    """
-    try:
-        return dataset.read_transaction(version)
-    except TypeError:
-        with _PATCHING:
-            wanted = LanceOperation.RewrittenIndex
-            LanceOperation.RewrittenIndex = _AnyRecord
-            try:
-                return dataset.read_transaction(version)
-            finally:
-                LanceOperation.RewrittenIndex = wanted
-
-
 @dataclass(frozen=True, slots=True)
 class CommitSearch:
     """What a look through a table's history for a commit has found."""
@@ -118,15 +91,18 @@ def find_commit(
 ) -> CommitSearch:
     """Look for a commit by its properties, in the versions after one, the newest first."""
     for version in range(int(dataset.version), after, -1):
-        try:
-            transaction = read_transaction(dataset, version)
-        except OSError as error:
-            if not is_missing(error):
-                raise
+        commit = read_commit(dataset, version)
+        if commit is None:
             return CommitSearch(None, complete=False)
-        if is_it(transaction.transaction_properties or {}):
+        if is_it(commit.transaction_properties or {}):
             return CommitSearch(version, complete=True)
     return CommitSearch(None, complete=True)
+
+
+def job_of(commit: Any) -> str | None:
+    """The job that made a commit; None: it was none of Geneva's."""
+    job_id = (commit.transaction_properties or {}).get(JOB_PROPERTY)
+    return None if job_id is None else str(job_id)
 
 
 def fragments_of_commit(dataset: lance.LanceDataset, version: int) -> list[FragmentFacts]:
@@ -149,21 +125,11 @@ def files_of_jobs(
     found: dict[str, set[str]] = {}
     newest = int(dataset.version)
     for version in range(newest, max(after, newest - MAX_COMMITS_BACK), -1):
-        try:
-            transaction = read_transaction(dataset, version)
-        except OSError as error:
-            if not is_missing(error):
-                raise
+        commit = read_commit(dataset, version)
+        if commit is None:
             break
-        job_id = (transaction.transaction_properties or {}).get(JOB_PROPERTY)
+        job_id = job_of(commit)
         if job_id is not None and job_id in job_ids:
             files = found.setdefault(job_id, set())
-            files.update(path for path, _ in _written_by(transaction.operation))
+            files.update(path for path, _ in _written_by(commit.operation))
     return found
-
-
-class _AnyRecord:
-    """Takes any arguments and forgets them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass

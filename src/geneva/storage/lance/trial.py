@@ -22,11 +22,11 @@ def why_not_storable(version: str, kind: pa.DataType) -> str | None:
     A column that is added is NULL until it is computed. Where its format can't write that, every
     update and every compaction of the table fails. Of some types it writes NULL and no value.
     """
-    complaint = _tried(version, _one_null, kind)
-    if complaint is not None:
-        return f"it is NULL until it is filled, and updates and compactions would fail: {complaint}"
-    complaint = _tried(version, _one_value, kind)
-    return f"its values can't be written: {complaint}" if complaint is not None else None
+    problem = _tried(version, _one_null, kind)
+    if problem is not None:
+        return f"it is NULL until it is filled, and updates and compactions would fail: {problem}"
+    problem = _tried(version, _one_value, kind)
+    return f"its values can't be written: {problem}" if problem is not None else None
 
 
 def _tried(version: str, make: Callable[[pa.DataType], pa.Array], kind: pa.DataType) -> str | None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -64,6 +64,8 @@ class FilePart:
     format: SourceFormat
     uri: str
     storage_options: Secrets
+    identity: str
+    """What the file was, or the fragments were: another may be in the place by now."""
     version: int | None = None
     """Of a Lance table."""
     pieces: tuple[int, ...] | None = None
@@ -185,26 +187,29 @@ def _plain_files(uris: Sequence[str], format_: SourceFormat, options: Secrets) -
         raise UserInputError(f"There are no files in {name}: there is nothing to load.")
     addresses = [uri for uri, _ in files]
     facts = [(uri, info.size, info.mtime_ns) for uri, info in files]
+    whole = [FilePart(format_, uri, options, _identity(info)) for uri, info in files]
     if format_ is SourceFormat.IPC:
         with _opened_ipc(addresses[0], options) as reader:
             schema = reader.schema
-        parts = [FilePart(format_, uri, options) for uri in addresses]
-        return Files(name, format_, schema, tuple(parts), None, _digest(facts))
+        return Files(name, format_, schema, tuple(whole), None, _digest(facts))
     schema = _readable(pq.read_schema, addresses[0], options)
     if len(addresses) > _MAX_FOOTERS:
-        parts = [FilePart(format_, uri, options) for uri in addresses]
-        return Files(name, format_, schema, tuple(parts), None, _digest(facts))
+        return Files(name, format_, schema, tuple(whole), None, _digest(facts))
     with ThreadPoolExecutor(16, thread_name_prefix="geneva-footers") as threads:
         footers = list(
             threads.map(lambda uri: _readable(pq.read_metadata, uri, options), addresses)
         )
     parts = [
-        FilePart(format_, uri, options, pieces=groups)
-        for uri, footer in zip(addresses, footers, strict=True)
+        replace(file, pieces=groups)
+        for file, footer in zip(whole, footers, strict=True)
         for groups in _groups(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
     ]
     rows = sum(footer.num_rows for footer in footers)
     return Files(name, format_, schema, tuple(parts), rows, _digest(facts))
+
+
+def _identity(info: fs.FileInfo) -> str:
+    return f"{info.size} {info.mtime_ns}"
 
 
 def _readable(read: Any, uri: str, options: Secrets) -> Any:
@@ -278,13 +283,20 @@ def _lance_tables(uris: Sequence[str], options: Secrets) -> Files:
         counts = [fragment.count_rows() for fragment in fragments]
         rows += sum(counts)
         fields = sorted(nodes_of(table.lance_schema).items())  # a name may be another field's now
-        metadata = [json.dumps(f.metadata.to_json(), sort_keys=True) for f in fragments]
+        metadata = [_metadata(fragment) for fragment in fragments]
         facts.append((uri, fields, metadata))
         for group in _groups(counts):
             ids = tuple(fragments[i].fragment_id for i in group)
-            parts.append(FilePart(SourceFormat.LANCE, uri, options, int(table.version), ids))
+            identity = _digest([metadata[i] for i in group])
+            version = int(table.version)
+            parts.append(FilePart(SourceFormat.LANCE, uri, options, identity, version, ids))
     assert schema is not None
     return Files(_name(uris), SourceFormat.LANCE, schema, tuple(parts), rows, _digest(facts))
+
+
+def _metadata(fragment: lance.LanceFragment) -> str:
+    """What is known of a fragment: its files have names that no others have."""
+    return json.dumps(fragment.metadata.to_json(), sort_keys=True)
 
 
 def _name(uris: Sequence[str]) -> str:
@@ -327,6 +339,7 @@ def _read_parquet(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordB
         check_columns(schema, columns, without_credentials(part.uri))
         size = _batch_rows(schema, columns)
         yield from file.iter_batches(size, row_groups=part.pieces, columns=list(columns))
+    _check_same(part, _identity(system.get_file_info(path)))
 
 
 def _read_ipc(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -336,17 +349,31 @@ def _read_ipc(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
         for batch in batches:
             yield batch.select(list(columns))
+    system, path = file_system(part.uri, part.storage_options)
+    _check_same(part, _identity(system.get_file_info(path)))
 
 
 def _read_lance(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     options = part.storage_options.plain()
     table = lance.dataset(part.uri, version=part.version, storage_options=options)
+    pieces = frozenset(part.pieces or ())
+    fragments = [f for f in table.get_fragments() if f.fragment_id in pieces]
+    _check_same(part, _digest([_metadata(fragment) for fragment in fragments]))
     scanner = table.scanner(
         columns=list(columns),
-        fragments=[table.get_fragment(i) for i in part.pieces or ()],
+        fragments=fragments,
         batch_size=_batch_rows(table.schema, columns),
     )
     yield from scanner.to_batches()
+
+
+def _check_same(part: FilePart, identity: str) -> None:
+    """Refuse a source that is not the one that was looked at: some of its rows may be loaded."""
+    if identity != part.identity:
+        raise UnreadableSourceError(
+            f"{without_credentials(part.uri)} was replaced while it was read. No value was loaded: "
+            "load it again."
+        )
 
 
 _READERS = {

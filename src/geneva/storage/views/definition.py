@@ -44,13 +44,14 @@ from geneva.storage.columns.definitions import (
 from geneva.storage.lance.dataset import (
     Dataset,
     FieldsNow,
+    first_file,
     has_versions,
-    is_missing,
     open_dataset,
     quote_path,
 )
 from geneva.storage.lance.fragments import BLOB_KEY, field_at, is_blob
-from geneva.storage.lance.transactions import JOB_PROPERTY, read_transaction
+from geneva.storage.lance.history import read_commit
+from geneva.storage.lance.transactions import JOB_PROPERTY
 from geneva.storage.lance.trial import why_not_storable
 from geneva.udf.declare import UDF
 
@@ -388,28 +389,22 @@ def shows_all_of(view: lance.LanceDataset, source: lance.LanceDataset) -> bool:
 
     That is so while it is as it was made, of this version of the source.
     """
-    made = _read_commit(view)
-    selected_from = (made.transaction_properties or {}).get(_SELECTED_FROM) if made else None
+    made = read_commit(view, int(view.version))
     # Not where another commit got in between.
-    if selected_from is None or int(made.read_version) + 1 != int(view.version):
+    if made is None or int(made.read_version) + 1 != int(view.version):
         return False
-    return bool(selected_from == _identity_of(source))
+    selected_from = (made.transaction_properties or {}).get(_SELECTED_FROM)
+    return selected_from is not None and bool(selected_from == _identity_of(source))
 
 
 def _identity_of(dataset: lance.LanceDataset) -> str | None:
-    """A version of a table, and the commit that made it: the number may come again."""
-    commit = _read_commit(dataset)
-    return f"{int(dataset.version)} {commit.uuid}" if commit else None
+    """A version of a table, and the commit that made it: the number may come again.
 
-
-def _read_commit(dataset: lance.LanceDataset) -> Any:
-    """The commit that made a version; None where it was cleaned up."""
-    try:
-        return read_transaction(dataset, int(dataset.version))
-    except OSError as error:
-        if not is_missing(error):
-            raise
-        return None
+    The commit is read from the store: its first file says that it is this very table's.
+    """
+    version = int(dataset.version)
+    commit = read_commit(dataset, version)
+    return f"{version} {commit.uuid} {first_file(dataset)}" if commit else None
 
 
 def fragment_rows(count: int, max_rows: int | None) -> int:

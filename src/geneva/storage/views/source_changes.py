@@ -37,7 +37,7 @@ from geneva.storage.lance.dataset import (
     quote_path,
 )
 from geneva.storage.lance.fragments import field_at, holds_blob, read_windows, window_rows
-from geneva.storage.lance.pieces import in_parts, noticing_full_dictionaries
+from geneva.storage.lance.pieces import check_all_taken, in_parts, noticing_full_dictionaries
 from geneva.storage.lance.row_ids import (
     NO_IDS,
     among,
@@ -379,11 +379,7 @@ def _take(dataset: lance.LanceDataset, ids: RowIds, paths: Sequence[str]) -> lis
     else:
         with noticing_full_dictionaries(len(ids)):
             table = dataset._take_rows(pa.array(ids), projection).combine_chunks()
-    if table.num_rows != len(ids):
-        raise OSError(
-            f"version {dataset.version} of {dataset.uri} gave {table.num_rows} of {len(ids)} rows "
-            "asked for by id"
-        )
+    check_all_taken(dataset, table, len(ids))
     return [table.column(name).combine_chunks() for name in projection]
 
 

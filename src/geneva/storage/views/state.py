@@ -16,12 +16,12 @@ import lance
 import pyarrow as pa
 from lance import LanceOperation, Transaction
 
-from geneva.errors import TableChangedError
+from geneva.errors import TableChangedError, UserInputError
 from geneva.model.tables import TableRef
 from geneva.storage.lance.commit import retry_conflicts
-from geneva.storage.lance.dataset import is_missing, open_dataset
-from geneva.storage.lance.transactions import read_transaction
-from geneva.storage.views.definition import BASE_VERSION_KEY
+from geneva.storage.lance.dataset import dropped_meanwhile, open_dataset
+from geneva.storage.lance.history import read_commit
+from geneva.storage.views.definition import BASE_VERSION_KEY, read_view
 
 _REFRESHED_KEY = "geneva::view::refreshed"
 _REFRESHING_KEY = "geneva::view::refreshing"
@@ -45,10 +45,30 @@ class ViewState:
     """The job that began the refresh that has not ended."""
     settled_at: int | None = None
     """The view's version that the last refresh left it at; None: others wrote into it meanwhile."""
-    identity: str | None = None
-    """Which commit made the source's version of the last refresh: its number may come again."""
+    identities: Mapping[int, str] = field(default_factory=dict)
+    """Which commits made the source's versions that values may be of: numbers may come again."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """The fields that its columns had at its first refresh, as `fields_of` says; none before."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOn:
+    """What a refresh was planned on: other tables may be in their places by now."""
+
+    view_id: str
+    """The identity of the view."""
+    source: TableRef
+    identity: str | None
+    """That of the source's version, as `version_identity` says."""
+
+    def check(
+        self, ref: TableRef, view: lance.LanceDataset, version: int, state: ViewState
+    ) -> None:
+        """Refuse another view, or another source than the one that values are and will be of."""
+        info = read_view(view.schema)
+        if info is None or info.uuid != self.view_id:
+            raise dropped_meanwhile(ref)
+        check_not_made_anew(self.source, [*state.identities.items(), (version, self.identity)])
 
 
 def read_view_state(schema: pa.Schema) -> ViewState:
@@ -64,7 +84,7 @@ def read_view_state(schema: pa.Schema) -> ViewState:
             computed_at=(ended["version"],),
             job_id=None,
             settled_at=ended.get("settled"),
-            identity=ended.get("identity"),
+            identities={ended["version"]: ended["identity"]} if ended.get("identity") else {},
             fields=fields,
         )
     begun = json.loads(refreshing) if refreshing else {"versions": [], "job": None}
@@ -73,6 +93,7 @@ def read_view_state(schema: pa.Schema) -> ViewState:
         udf_versions={},
         computed_at=tuple(begun["versions"]),
         job_id=begun["job"],
+        identities={int(v): made_by for v, made_by in begun.get("identities", {}).items()},
         fields=fields,
     )
 
@@ -98,10 +119,12 @@ def commit_refreshing(
     job_id: str,
     is_running: Callable[[str], bool],
     columns: Iterable[str],
+    planned_on: PlannedOn | None = None,
 ) -> lance.LanceDataset:
     """Record that a job begins to bring the view to a version; refused while another one does.
 
     The first one also records which fields `columns` are: those that refreshes fill from now on.
+    Refused, too, where the view or its source is not what the refresh was planned on.
     """
 
     def begun(state: ViewState, view: lance.LanceDataset) -> dict[str, str]:
@@ -111,9 +134,14 @@ def commit_refreshing(
                 "ended, or cancel it with cancel_job; then refresh again."
             )
         versions = list(dict.fromkeys((*state.computed_at, version)))
+        identities = dict(state.identities)
+        if planned_on is not None:
+            planned_on.check(ref, view, version, state)
+            identities |= {version: planned_on.identity} if planned_on.identity else {}
+        begins = {"versions": versions, "identities": identities, "job": job_id}
         return {
             _REFRESHED_KEY: "",
-            _REFRESHING_KEY: json.dumps({"versions": versions, "job": job_id}),
+            _REFRESHING_KEY: json.dumps(begins),
             _FIELDS_KEY: json.dumps(state.fields or fields_of(view, columns)),
         }
 
@@ -126,12 +154,13 @@ def commit_refreshed(
     job_id: str,
     udf_versions: Mapping[str, str],
     computed_at: int | None = None,
-    identity: str | None = None,
+    source: TableRef | None = None,
     is_settled: Callable[[lance.LanceDataset], bool] = lambda _: False,
 ) -> lance.LanceDataset:
     """Record that the view equals its definition at a version of its source. The last commit.
 
-    `computed_at` is the version that its values are of, where that is not the source's.
+    `computed_at` is the version that its values are of, where that is not the source's. Refused
+    where `source` is no longer the table that values were made from.
     `is_settled` says whether only this job has written into the view since it was planned.
     """
     version = base_version if computed_at is None else computed_at
@@ -142,10 +171,12 @@ def commit_refreshed(
                 f"View {ref.name!r} was restored or taken over by job {state.job_id} while job "
                 f"{job_id} refreshed it. What was computed is kept: refresh again."
             )
+        if source is not None:
+            check_not_made_anew(source, state.identities.items())
         record = {
             "version": version,
             "udfs": dict(udf_versions),
-            "identity": identity,
+            "identity": state.identities.get(version),
             "settled": int(view.version) if is_settled(view) else None,
         }
         return {
@@ -173,11 +204,26 @@ def _update(
     return retry_conflicts(attempt, _MAX_RETRIES)
 
 
-def version_identity(ref: TableRef, version: int) -> str | None:
+def check_not_made_anew(source: TableRef, identities: Iterable[tuple[int, str | None]]) -> None:
+    """Refuse a source that is another table than the one whose versions had these identities."""
+    latest = open_dataset(source)
+    for version, identity in identities:
+        if latest.version < version or _is_made_anew(latest, version, identity):
+            raise UserInputError(
+                f"Table {source.name!r} was dropped and made anew since its version {version} was "
+                "read for the view. Drop the view, and create it anew."
+            )
+
+
+def _is_made_anew(dataset: lance.LanceDataset, version: int, identity: str | None) -> bool:
+    """Whether a version of a table was made by another commit: the table was dropped meanwhile.
+
+    Of a version that was cleaned up nobody knows.
+    """
+    return identity is not None and version_identity(dataset, version) not in (None, identity)
+
+
+def version_identity(dataset: lance.LanceDataset, version: int) -> str | None:
     """Which commit made a version of a table; None when that was cleaned up."""
-    try:
-        return str(read_transaction(open_dataset(ref), version).uuid)
-    except OSError as error:
-        if not is_missing(error):
-            raise
-        return None
+    commit = read_commit(dataset, version)
+    return None if commit is None else str(commit.uuid)

@@ -19,7 +19,8 @@ from geneva.storage.lance.dataset import (
     nodes_of,
     open_dataset,
 )
-from geneva.storage.lance.transactions import JOB_PROPERTY, read_transaction
+from geneva.storage.lance.history import read_transaction
+from geneva.storage.lance.transactions import job_of
 
 _MAX_COMMITS = 10_000
 """How many commits apart two versions may be; beyond that their way counts as gone."""
@@ -119,12 +120,12 @@ def read_route(
         version = max(old, new)
         try:
             transaction = read_transaction(newest, version)
-        except OSError:
+        except OSError:  # damaged or cleaned up: the versions themselves are compared then
             return None
-        operation, properties = transaction.operation, transaction.transaction_properties
+        operation = transaction.operation
         restored = isinstance(operation, LanceOperation.Restore)
         parent = operation.version if restored else version - 1
-        branches[old < new].append(Step(version, operation, (properties or {}).get(JOB_PROPERTY)))
+        branches[old < new].append(Step(version, operation, job_of(transaction)))
         old, new = (old, parent) if old < new else (parent, new)
     if old != new:
         return None

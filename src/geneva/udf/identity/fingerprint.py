@@ -20,6 +20,7 @@ sessions: these count by their type).
 from __future__ import annotations
 
 import collections
+import copyreg
 import datetime
 import decimal
 import enum
@@ -435,7 +436,7 @@ class _Walk:
         if cls.__module__ in ("weakref", "_weakref") or isinstance(value, weakref.ref):
             return self._opaque(value)
         try:
-            reduced = value.__reduce_ex__(4)
+            reduced = _reduced(value)
         except Exception:  # noqa: BLE001 - locks, clients, sessions: they raise what they like
             return self._unpicklable(value)
         self._note_value(value)
@@ -472,6 +473,14 @@ class _Walk:
         self._note_value(value)
         state = without_cached(cls, own_attributes(value))
         return node_digest("opaque", *self._all((cls,)), self._state_of(state))
+
+
+def _reduced(value: Any) -> Any:
+    """Return what pickle keeps of an object; what counts of one that says so, however pickled."""
+    kept = getattr(type(value), "__geneva_state__", None)
+    if kept is None:
+        return value.__reduce_ex__(4)
+    return copyreg.__newobj__, (type(value),), kept(value)  # type: ignore[attr-defined]
 
 
 def _compiled_package_of(module: Any) -> str | None:

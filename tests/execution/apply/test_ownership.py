@@ -1,0 +1,168 @@
+"""What a function returns is copied, unless nobody else has its memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from geneva import udf
+from geneva.execution.apply.batch import Applier
+from geneva.execution.apply.ownership import is_only_here
+from geneva.on_error import skip_on_error
+
+ROWS, WIDTH = 4, 3
+VECTOR = pa.list_(pa.float32(), WIDTH)
+KEPT = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
+SEEN: list[int] = []
+HELD: list[Any] = []
+
+
+def address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def fresh() -> np.ndarray[Any, Any]:
+    return KEPT + 1
+
+
+def seen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    SEEN.append(address(array))
+    return array
+
+
+@lru_cache
+def remembered() -> np.ndarray[Any, Any]:
+    return fresh()
+
+
+def held(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    HELD.append(array)
+    return array
+
+
+def iterated() -> np.ndarray[Any, Any]:
+    HELD.append(generator := (array for array in [fresh()]))
+    return next(generator)  # the generator goes on to hold it
+
+
+def watched() -> np.ndarray[Any, Any]:
+    HELD.append(weakref.ref(array := fresh()))
+    return array
+
+
+def view_of_watched() -> np.ndarray[Any, Any]:
+    return watched()[:]
+
+
+def misaligned() -> np.ndarray[Any, Any]:
+    memory = np.zeros(ROWS * WIDTH * 4 + 1, dtype=np.uint8)
+    return memory[1:].view(np.float32).reshape(ROWS, WIDTH)
+
+
+def applied(function: Callable[[], Any]) -> pa.Array:
+    @udf(data_type=VECTOR)
+    def vectors(x: pa.Array) -> np.ndarray[Any, Any]:
+        return seen(function())
+
+    values = Applier(vectors, pa.field("v", VECTOR)).apply(pa.record_batch({"x": range(ROWS)}))
+    assert values.type == VECTOR
+    return values
+
+
+def is_as_it_was(values: pa.Array) -> bool:
+    return bool(values.values.buffers()[1].address == SEEN[-1])
+
+
+@pytest.mark.parametrize(
+    ("function", "stays"),
+    [
+        (fresh, True),
+        (lambda: fresh().reshape(-1).reshape(ROWS, WIDTH), True),
+        (lambda: KEPT, False),
+        (lambda: KEPT[:], False),
+        (lambda: KEPT.reshape(-1).reshape(ROWS, WIDTH), False),
+        (remembered, False),
+        (lambda: held(fresh()), False),
+        (lambda: held(fresh())[:], False),
+        (iterated, False),
+        (watched, False),
+        (view_of_watched, False),
+        (lambda: np.frombuffer(bytes(ROWS * WIDTH * 4), np.float32).reshape(ROWS, WIDTH), False),
+        (lambda: np.zeros((100 * ROWS, WIDTH), np.float32)[:ROWS], False),  # keeps all of it
+        (misaligned, False),
+    ],
+)
+def test_only_what_nobody_else_has_is_not_copied(
+    function: Callable[[], Any], *, stays: bool
+) -> None:
+    expected = np.array(function()).tolist()
+    values = applied(function)
+    assert values.to_pylist() == expected
+    assert is_as_it_was(values) is stays
+
+
+def test_memory_that_is_used_again_leaves_earlier_values_alone() -> None:
+    buffer = np.zeros((ROWS, WIDTH), np.float32)
+
+    @udf(data_type=VECTOR)
+    def vectors(x: pa.Array) -> np.ndarray[Any, Any]:
+        buffer[:] = x.to_numpy()[:, None]
+        return buffer[: len(x)]
+
+    applier = Applier(vectors, pa.field("v", VECTOR))
+    batches = [pa.record_batch({"x": [n] * ROWS}) for n in range(5)]
+    found = [applier.apply(batch) for batch in batches]
+    assert [values.to_pylist() for values in found] == [[[n] * WIDTH] * ROWS for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        np.zeros((ROWS, WIDTH), np.float64),
+        np.asfortranarray(fresh()),
+        fresh()[::-1],
+    ],
+)
+def test_other_arrays_are_taken_as_before(returned: np.ndarray[Any, Any]) -> None:
+    @udf(data_type=pa.list_(pa.float64(), WIDTH))
+    def vectors(x: pa.Array) -> np.ndarray[Any, Any]:
+        return returned.copy(order="K")
+
+    applier = Applier(vectors, pa.field("v", pa.list_(pa.float64(), WIDTH)))
+    values = applier.apply(pa.record_batch({"x": range(ROWS)}))
+    assert values.to_pylist() == returned.astype(np.float64).tolist()
+
+
+def test_an_array_without_dimensions_is_refused_as_what_it_is() -> None:
+    @udf(data_type=pa.float64(), on_error=skip_on_error())
+    def squeezed(x: pa.Array) -> np.ndarray[Any, Any]:
+        return np.array(x, np.float64).squeeze()
+
+    applier = Applier(squeezed, pa.field("v", pa.float64()))
+    assert applier.apply(pa.record_batch({"x": [1, 2]})).to_pylist() == [1.0, 2.0]
+    applied = applier.run(pa.record_batch({"x": [1]}))
+    assert applied.values[0].to_pylist() == [None]
+    (failure,) = applied.failures
+    assert failure.exception_type == "UDFOutputError"
+    assert "one value per row" in failure.message
+
+
+def test_tensors_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    kept = torch.arange(ROWS * WIDTH, dtype=torch.float32).reshape(ROWS, WIDTH)
+    assert is_only_here([(kept + 1).numpy()])
+    assert is_only_here([(kept + 1).mean(dim=0, keepdim=True).float().cpu().numpy().reshape(-1)])
+    assert not is_only_here([kept.numpy()])
+    assert not is_only_here([kept.detach().numpy()])
+    assert not is_only_here([kept[:2].numpy()])
+    assert not is_only_here([torch.zeros(100, WIDTH)[:2].numpy()]), "keeps all of it"
+    held_tensor = kept + 1
+    assert not is_only_here([held_tensor.numpy()])
+    array = (kept + 1).numpy()
+    assert not is_only_here([array])
