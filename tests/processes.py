@@ -19,6 +19,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from geneva.spark.embedded.settings import WORKER_DAEMON
+
 RUN_LIMIT_SECONDS = 120
 
 
@@ -79,6 +81,21 @@ def processes_in(folder: Path) -> dict[int, str]:
         if state != "Z" and os.fsencode(folder) in text:
             found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")[:200]
     return found
+
+
+def workers_in(folder: Path) -> list[int]:
+    """Return Spark's Python workers: the live forks of the process that they are forked from."""
+    names = ("pyspark.daemon", WORKER_DAEMON)
+    found = processes_in(folder).items()
+    daemons = {pid for pid, text in found if any(name in text for name in names)}
+    return [pid for pid in daemons if _parent_of(pid) in daemons]
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has left since
+        return 0
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from conftest import connect
 from geneva import UDF, Table, udf
 from geneva.execution.runner import InProcessRunner
 from geneva.model.jobs import JobStatus
-from processes import finish, kill, nothing_left_in, processes_in, start_script
+from processes import finish, kill, nothing_left_in, processes_in, start_script, workers_in
 from support import Calls, column, make_table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -182,19 +182,6 @@ class TestDriver:
         machine.table.backfill("y", checkpoint_size=10)
         assert calls.count <= machine.rows + 10 * SLOTS
         machine.check()
-
-
-def workers_in(folder: Path) -> list[int]:
-    """Return the Python workers that Spark forked from its daemon."""
-    daemons = {pid for pid, text in processes_in(folder).items() if "pyspark.daemon" in text}
-    return [pid for pid in daemons if parent_of(pid) in daemons]
-
-
-def parent_of(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 # -------------------------------------------------------------------------------------- the worker

@@ -21,7 +21,7 @@ import pytest
 from conftest import connect
 from geneva import UDF, Table, udf
 from geneva.execution.runner import InProcessRunner
-from processes import kill, nothing_left_in, processes_in, start_script
+from processes import kill, nothing_left_in, start_script, workers_in
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -112,14 +112,7 @@ def status_of(pid: int, field: str) -> int:
 
 def computing_processes(folder: Path, driver: int, *, on_spark: bool) -> list[int]:
     """Return the processes that run the UDF: Spark's Python workers, or the driver itself."""
-    if not on_spark:
-        return [driver]
-    daemons = {pid for pid, text in processes_in(folder).items() if "pyspark.daemon" in text}
-    return [pid for pid in daemons if parent_of(pid) in daemons]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return workers_in(folder) if on_spark else [driver]
 
 
 def peak_over_idle(folder: Path, *, on_spark: bool, **options: object) -> int:
