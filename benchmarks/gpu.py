@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,9 @@ from benchmarks.cases import Bench, Outcome, Target
 from benchmarks.device import TOKENS, time_alone, token_table
 from geneva import udf
 from geneva.spark.embedded.settings import available_cores
+
+if TYPE_CHECKING:
+    import torch
 
 ENCODER_ROWS, ENCODER_BATCH, ENCODER_WIDTH = 1_500_000, 1024, 384
 IMAGE_ROWS, IMAGE_BATCH, IMAGE_WIDTH = 16_000, 256, 768
@@ -57,13 +61,13 @@ class Encoder:
         parts = (torch.nn.Embedding(30_000, ENCODER_WIDTH), layers(ENCODER_WIDTH, 6, 6))
         self.model = torch.nn.Sequential(*parts).to("cuda", torch.bfloat16).eval()
 
-    def __call__(self, tokens: pa.Array) -> np.ndarray:
+    def __call__(self, tokens: pa.Array) -> torch.Tensor:
         import torch
 
         rows = np.array(tokens.flatten()).reshape(len(tokens), TOKENS)
         with torch.inference_mode():
             ids = torch.from_numpy(rows).to("cuda", non_blocking=True)
-            return self.model(ids).mean(dim=1).float().cpu().numpy()
+            return self.model(ids).mean(dim=1).float().cpu()
 
 
 def encoder(bench: Bench) -> Outcome | None:

@@ -156,13 +156,109 @@ def test_an_array_without_dimensions_is_refused_as_what_it_is() -> None:
 def test_tensors_of_torch() -> None:
     torch = pytest.importorskip("torch")
     kept = torch.arange(ROWS * WIDTH, dtype=torch.float32).reshape(ROWS, WIDTH)
-    assert is_only_here([(kept + 1).numpy()])
-    assert is_only_here([(kept + 1).mean(dim=0, keepdim=True).float().cpu().numpy().reshape(-1)])
-    assert not is_only_here([kept.numpy()])
-    assert not is_only_here([kept.detach().numpy()])
-    assert not is_only_here([kept[:2].numpy()])
-    assert not is_only_here([torch.zeros(100, WIDTH)[:2].numpy()]), "keeps all of it"
-    held_tensor = kept + 1
-    assert not is_only_here([held_tensor.numpy()])
-    array = (kept + 1).numpy()
-    assert not is_only_here([array])
+    assert is_only_here([kept + 1])
+    with torch.inference_mode():
+        assert is_only_here([(kept + 1).mean(dim=0, keepdim=True).float().cpu().reshape(-1)])
+    assert not is_only_here([kept])
+    assert not is_only_here([kept.detach()])
+    assert not is_only_here([kept[:2]])
+    assert not is_only_here([torch.zeros(100, WIDTH)[:2]]), "keeps all of it"
+    held_tensor, watched = kept + 1, kept + 1
+    assert not is_only_here([held_tensor])
+    observer = weakref.ref(watched)
+    box = [watched]
+    del watched
+    assert not is_only_here(box)
+    assert observer() is not None
+    exported, listed = kept + 1, kept + 1
+    array, storage = np.from_dlpack(exported), listed.untyped_storage()
+    boxes = [exported], [listed]
+    del exported, listed
+    assert not any(map(is_only_here, boxes))
+    assert array is not None
+    assert storage is not None
+
+
+def test_tensors_over_memory_of_others() -> None:
+    torch = pytest.importorskip("torch")
+    kept, kept_bytes = np.zeros((ROWS, WIDTH), np.float32), bytearray(ROWS * WIDTH * 4)
+    kept_tensor = torch.zeros(ROWS, WIDTH)
+    for tensor in (
+        lambda: torch.from_numpy(kept),
+        lambda: torch.from_dlpack(kept),
+        lambda: torch.from_dlpack(kept_tensor),
+        lambda: torch.frombuffer(kept_bytes, dtype=torch.float32),
+        lambda: torch.zeros(ROWS, WIDTH).share_memory_(),
+    ):
+        assert not is_only_here([tensor()])
+        assert not is_only_here([tensor().numpy()])
+
+
+def test_a_function_may_write_into_memory_that_torch_and_numpy_share() -> None:
+    torch = pytest.importorskip("torch")
+    kept = np.zeros((ROWS, WIDTH), np.float32)
+
+    @udf(data_type=VECTOR)
+    def as_array(x: pa.Array) -> np.ndarray[Any, Any]:
+        return torch.from_numpy(kept).add_(1).numpy()
+
+    @udf(data_type=VECTOR)
+    def as_tensor(x: pa.Array) -> Any:
+        return torch.from_numpy(kept).add_(1)
+
+    batch = pa.record_batch({"x": [*range(ROWS)]})
+    for function in (as_array, as_tensor):
+        kept[:] = 0
+        applier = Applier(function, pa.field("v", VECTOR))
+        first, second = applier.apply(batch), applier.apply(batch)
+        assert first.to_pylist() == [[1.0] * WIDTH] * ROWS
+        assert second.to_pylist() == [[2.0] * WIDTH] * ROWS
+
+
+def test_tensors_count_as_their_values() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.full((WIDTH,), 1.5, requires_grad=True)
+    numbers = pa.field("v", pa.float32()), pa.field("v", VECTOR)
+
+    def batches(x: pa.Array) -> Any:
+        return weight * torch.ones(len(x), WIDTH)
+
+    def half_width(x: pa.Array) -> Any:
+        return (weight * torch.ones(len(x), WIDTH)).to(torch.bfloat16)
+
+    def rows(x: int) -> Any:
+        return weight * 1
+
+    def listed(x: pa.Array) -> Any:
+        return list(batches(x))
+
+    def single(x: int) -> Any:
+        return (weight * 1).sum() / WIDTH
+
+    batch = pa.record_batch({"x": [*range(ROWS)]})
+    for function in (batches, half_width, rows, listed):
+        made = Applier(udf(data_type=VECTOR)(function), numbers[1]).apply(batch)
+        assert made.to_pylist() == [[1.5] * WIDTH] * ROWS, function.__name__
+    made = Applier(udf(data_type=pa.float32())(single), numbers[0]).apply(batch)
+    assert made.to_pylist() == [1.5] * ROWS
+
+    def reused(x: int) -> Any:
+        with torch.no_grad():
+            return shared.add_(1)
+
+    shared = weight * 0  # has a history: it can't be copied by `copy.deepcopy`
+    made = Applier(udf(data_type=VECTOR)(reused), numbers[1]).apply(batch)
+    assert made.to_pylist() == [[float(i + 1)] * WIDTH for i in range(ROWS)]
+
+
+def test_a_tensor_without_values_is_the_functions_failure() -> None:
+    torch = pytest.importorskip("torch")
+
+    @udf(data_type=VECTOR, on_error=skip_on_error())
+    def empty(x: pa.Array) -> Any:
+        return torch.ones(len(x), WIDTH, device="meta")
+
+    applied = Applier(empty, pa.field("v", VECTOR)).run(pa.record_batch({"x": [1]}))
+    assert applied.values[0].to_pylist() == [None]
+    (failure,) = applied.failures
+    assert "meta tensor" in failure.message

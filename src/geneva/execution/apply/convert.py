@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from geneva.execution.apply.leaves import leaf_array, numpy_leaf, unboxed
+from geneva.execution.apply.tensors import numpy_of
 from geneva.storage.lance.pieces import room
 from geneva.udf.types import is_list
 
@@ -164,7 +165,7 @@ def _items(value: Any) -> Any:
 
 def _numpy(value: Any) -> npt.NDArray[Any]:
     try:
-        return np.asarray(value)
+        return np.asarray(numpy_of(value))
     except Exception as error:
         raise TypeError(f"it can't be made a numpy array: {error}") from error
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from geneva.execution.apply.tensors import numpy_of
 from geneva.render.text import a_type
 from geneva.udf.types import is_binary, is_text
 
@@ -36,7 +37,7 @@ def unboxed(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.ndim == 0:
         return unboxed(value[()])
     if hasattr(value, "__array__") and getattr(value, "ndim", None) == 0:
-        return value if isinstance(value, np.generic) else np.asarray(value)[()]
+        return value if isinstance(value, np.generic) else np.asarray(numpy_of(value))[()]
     return value
 
 

@@ -22,6 +22,7 @@ from geneva.execution.apply.convert import (
 )
 from geneva.execution.apply.ownership import is_only_here
 from geneva.execution.apply.taken import taken
+from geneva.execution.apply.tensors import is_tensor, numpy_of
 from geneva.render.text import a_type, shorten
 from geneva.render.values import error_text, repr_text
 from geneva.storage.lance.pieces import room
@@ -65,18 +66,17 @@ def own_values(returned: list[Any], kind: pa.DataType, rows: int) -> pa.Array | 
     the next call: functions return memory that they use again, or views of their inputs, which
     would keep these; and Lance panics on sliced structs. Only what nobody else has stays as it is.
     """
-    result = returned[0]
-    is_numpy = type(result) is np.ndarray and result.ndim > 0
-    if not (is_numpy or isinstance(result, pa.Array)) or len(result) != rows:
+    stays, result = is_only_here(returned), returned[0]
+    is_numbers = type(result) is np.ndarray or is_tensor(result)
+    has_rows = result.ndim > 0 if is_numbers else isinstance(result, pa.Array)
+    if not has_rows or len(result) != rows:
         return None
-    del result
     try:
-        stays = is_numpy and is_only_here(returned)
-        array = _returned_array(returned[0], kind)
+        array = _returned_array(result, kind)
         if array is None or array.type != kind:
             return None
         return array if stays else copied(array)
-    except ARROW_ERRORS:
+    except (*ARROW_ERRORS, RuntimeError):  # the latter is torch's
         return None
 
 
@@ -295,7 +295,7 @@ def _returned_array(result: Any, kind: pa.DataType) -> pa.Array | None:
     if hasattr(result, "__arrow_c_stream__"):
         return _valid(single(pa.chunked_array(result)))
     if is_array_like(result):
-        array = np.asanyarray(result)
+        array = numpy_of(result)
         if array.ndim == 0:
             return None
         return pa.array(array) if array.ndim == 1 else _nested_lists(array)

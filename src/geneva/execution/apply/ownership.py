@@ -12,29 +12,24 @@ from typing import Any
 
 import numpy as np
 
+from geneva.execution.apply.tensors import is_tensor
+
 
 def is_only_here(box: list[Any]) -> bool:
-    """Whether a list is all that refers to its one item, an array, and to the memory of it.
+    """Whether a list is all that refers to its one item, an array or tensor, and to its memory.
 
     A view counts with what it is a view of, and keeps it: so that may not be much larger. Where
     memory comes from elsewhere, somebody else has it.
     """
-    if type(box[0]) is not np.ndarray or sys.getrefcount(box[0]) > _ALONE or _is_watched(box[0]):
+    if sys.getrefcount(box[0]) > _ALONE or not _is_plain(box[0]) or _is_watched(box[0]):
         return False
-    array, max_bytes = box[0], _MAX_KEPT * box[0].nbytes
-    if not array.flags.aligned:
-        return False
-    while type(array.base) is np.ndarray:
-        if sys.getrefcount(array.base) > _ALONE or _is_watched(array.base):
-            return False
-        array = array.base
-    if array.base is not None:
-        return _is_only_tensor(array, max_bytes)
-    return bool(array.flags.owndata) and array.nbytes <= max_bytes
+    return _is_only_tensor(box) if is_tensor(box[0]) else _is_only_array(box)
 
 
-_MAX_KEPT = 2
-"""How many times its own size an array may keep of memory."""
+def _is_plain(thing: Any) -> bool:
+    """Whether a thing is an array or tensor itself, and not of a class derived from it."""
+    kind = type(thing)
+    return kind is np.ndarray or (kind.__name__ == "Tensor" and is_tensor(thing))
 
 
 def _is_watched(thing: Any) -> bool:
@@ -48,19 +43,44 @@ def _count(box: list[Any]) -> int:
 
 _ALONE = _count([np.empty(0)])
 """What is counted of an array that one list, or one view, refers to."""
+_MAX_KEPT = 2
+"""How many times its own size an array may keep of memory."""
 
 
-def _is_only_tensor(array: np.ndarray[Any, Any], max_bytes: int) -> bool:
-    """Whether an array is all that is left of a tensor of torch, and of its memory."""
-    torch = sys.modules.get("torch")
-    if torch is None or type(array.base) is not torch.Tensor:
+def _is_only_array(box: list[np.ndarray[Any, Any]]) -> bool:
+    array, max_bytes = box[0], _MAX_KEPT * box[0].nbytes
+    if not array.flags.aligned:
         return False
-    if sys.getrefcount(array.base) > _ALONE or _is_watched(array.base):
-        return False
+    while type(array.base) is np.ndarray:
+        if sys.getrefcount(array.base) > _ALONE or _is_watched(array.base):
+            return False
+        array = array.base
+    return array.base is None and bool(array.flags.owndata) and array.nbytes <= max_bytes
+
+
+def _is_only_tensor(box: list[Any]) -> bool:
+    """The same of a tensor. One that is on a GPU is copied from there, and ours from then on."""
+    if box[0].device.type != "cpu":
+        return True
+    torch = sys.modules["torch"]
     try:
-        storage = array.base.untyped_storage()  # type: ignore[union-attr]  # a tensor
-        # Of the tensor, and of the object that stands for its memory here.
-        alone = torch._C._storage_Use_Count(storage._cdata) <= 2
-        return bool(alone and storage.nbytes() <= max_bytes)
+        fits = box[0].untyped_storage().nbytes() <= _MAX_KEPT * box[0].nbytes
+        return fits and _holders(box, torch) == _holders([torch.empty(1)], torch)
     except (AttributeError, RuntimeError):  # a release that counts otherwise
         return False
+
+
+def _holders(box: list[Any], torch: Any) -> tuple[Any, ...]:
+    """Who has a tensor's memory: other tensors, arrays, capsules of DLPack, other processes.
+
+    Memory that torch did not allocate itself (`from_numpy`), or that numpy has seen (`.numpy()`,
+    also of an array that is gone), can't be resized.
+    """
+    storage = box[0].untyped_storage()
+    return (
+        box[0]._use_count(),
+        torch._C._storage_Use_Count(storage._cdata),
+        sys.getrefcount(storage),
+        storage.resizable(),
+        storage.is_shared(),
+    )

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.execution.apply.compact import copied
+from geneva.execution.apply.tensors import is_tensor
 
 _UNCHANGING = frozenset(
     {
@@ -57,6 +58,8 @@ def _copied(value: Any) -> Any:
         return value.copy()
     if isinstance(value, pa.Array):
         return copied(value)
+    if is_tensor(value):
+        return value.detach().clone()
     try:
         if isinstance(value, memoryview):
             flat: Any = memoryview(value.tobytes())

@@ -1,0 +1,28 @@
+"""Tensors of torch as numpy arrays. Torch itself is not imported: who has tensors has it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def numpy_of(value: Any) -> npt.NDArray[Any]:
+    """A value that offers to be a numpy array, as one; of whatever kind that is.
+
+    Of a tensor its values count: it may be on a GPU, or be part of a gradient's history. Numpy has
+    no bfloat16; each of its values is one of float32.
+    """
+    if is_tensor(value):
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            value = value.float()
+    return np.asanyarray(value)
