@@ -15,7 +15,7 @@ from geneva.spark.embedded.java import JavaHome
 from processes import finish, nothing_left_in, start_script
 
 SCRIPT = """
-import os, subprocess
+import os, subprocess, time
 import pyspark.java_gateway as gateways
 from pyspark import SparkContext
 from geneva.spark import sessions
@@ -40,6 +40,13 @@ def start(error=None):
     else:
         assert error is None
 
+def gone():
+    # A JVM that was killed has its memory to give back: that takes a moment on a busy machine.
+    deadline = time.monotonic() + 5
+    while left()[0] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left()
+
 def left():
     listed = subprocess.run(["ps", "axeww", "-o", "args"], capture_output=True, text=True).stdout
     own = [line for line in listed.splitlines() if f"HOME={os.environ['HOME']}" in line]
@@ -49,13 +56,13 @@ real = gateways.launch_gateway
 gateways.launch_gateway = failing(real, KeyboardInterrupt())
 start("KeyboardInterrupt")
 gateways.launch_gateway = real
-print("after the gateway", *left())
+print("after the gateway", *gone())
 
 real = SparkContext._initialize_context
 for error in (KeyboardInterrupt(), OSError("some error")):
     SparkContext._initialize_context = failing(real, error)
     start("KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else "some error")
-    print("after the context", *left())
+    print("after the context", *gone())
     SparkContext._initialize_context = real
     start()
     embedded_session().stop()
@@ -63,7 +70,7 @@ for error in (KeyboardInterrupt(), OSError("some error")):
     SparkContext._initialize_context = failing(real, error)
     start("KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else "some error")
     SparkContext._initialize_context = real
-    print("after another context", *left())
+    print("after another context", *gone())
 start()
 print("started", *left())
 embedded_session().stop()
@@ -72,7 +79,7 @@ SparkContext._initialize_context = failing(real, KeyboardInterrupt())
 try:
     cluster_session("local[1]", {})
 except KeyboardInterrupt:
-    print("after a cluster", left()[0])
+    print("after a cluster", gone()[0])
 SparkContext._initialize_context = real
 start()
 """
