@@ -486,14 +486,20 @@ class MaterializedView(Table):
         if not planning_only:
             self._connection._history.open_ahead()
         request = RefreshRequest(src_version, max_rows, BackfillRequest(options))
-        source, query = self._source(), self.definition
+        view = open_dataset(self.ref)
+        info = read_view(view.schema)
+        assert info is not None
+        query = info.query
+        source = self._connection._source_ref(query)
         if query.udtf is not None:
             return RefreshWork(
-                prepare_partition_refresh(self.ref, source, request, planning_only=planning_only)
+                prepare_partition_refresh(
+                    self.ref, source, request, view, planning_only=planning_only
+                )
             )
         if query.chunker is not None:
-            return RefreshWork(prepare_chunk_refresh(self.ref, source, request))
-        return RefreshWork(prepare_refresh(self.ref, source, request))
+            return RefreshWork(prepare_chunk_refresh(self.ref, source, request, view))
+        return RefreshWork(prepare_refresh(self.ref, source, request, view=view))
 
 
 def _function(alteration: Mapping[str, Any]) -> Any:

@@ -153,11 +153,15 @@ class WorkQueue:
 
         One more shortens the work of each, and keeps the driver busy: of n tasks the work takes
         `seconds / n`, and to hand them out `n * _SUBMIT_SECONDS`. A whole number: shares are equal.
+        With more tasks than fragments, some are cut, and put together by a task of their own.
         """
         if self._expected_speed is None:
             return math.inf
-        seconds = self._all_rows / self._expected_speed + self._fragments * _FRAGMENT_SECONDS
-        return max(1, round(math.sqrt(seconds / _SUBMIT_SECONDS)))
+        whole = max(1, self._fragments)
+        seconds = self._all_rows / self._expected_speed + whole * _FRAGMENT_SECONDS
+        tasks = max(1, round(math.sqrt(seconds / _SUBMIT_SECONDS)))
+        is_cut = tasks > whole and seconds / whole - seconds / tasks >= _MIN_TASK_SECONDS
+        return tasks if is_cut else min(tasks, whole)
 
     def _is_whole_at_first(self, slots: int) -> bool:
         """Whether fragments stay whole while nobody knows how long a row takes.

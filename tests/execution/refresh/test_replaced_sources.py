@@ -126,11 +126,18 @@ def test_a_view_that_was_never_refreshed_follows_the_new_source(
     assert values(view) == {i: 3 * i for i in range(100, 110, 2)}
 
 
+@pytest.mark.parametrize("note", ["", "n" * 1_000])
 def test_a_source_that_is_replaced_while_a_view_of_it_is_made(
-    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch, note: str
 ) -> None:
-    """Its placeholders are of the first one: they are not taken for the second one's rows."""
-    source, real = make_source(local_db), create.read_row_ids
+    """Its placeholders are of the first one: they are not taken for the second one's rows.
+
+    Nor is it an error that a commit of the second one, of another size, is in the first one's
+    place.
+    """
+    first = numbers(0, 20)
+    local_db.create_table("src", first.replace_schema_metadata({"n": note}), storage_options=STABLE)
+    source, real = local_db.open_table("src"), create.read_row_ids
 
     def replacing(*args: Any) -> Any:
         rows = real(*args)

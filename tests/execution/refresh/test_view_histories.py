@@ -27,7 +27,7 @@ from geneva import Connection, Table, udf
 from geneva.execution.backfill.prepare import PreparedBackfill, prepare
 from geneva.execution.refresh.forecast import come_true
 from geneva.execution.runner import InProcessRunner
-from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.dataset import Dataset, open_dataset
 from support import connect, publishing
 from view_model import CALLS, CHUNKS, SCHEMA, SHAPES, Tracked, create, one_input, rows_as_set
 
@@ -46,10 +46,11 @@ PLACES = {
 def _plans_are_those_that_a_second_look_would_make() -> Iterator[None]:
     """A plan on a forecast is the plan that is made when the view's rows have come and gone."""
 
-    def checked(planned: PreparedBackfill, version: int) -> PreparedBackfill | None:
-        real = come_true(planned, version)
+    def checked(planned: PreparedBackfill, view: Dataset) -> PreparedBackfill | None:
+        real = come_true(planned, view)
         assert real is not None
-        anew = prepare(real.subject, real.request, dataset=open_dataset(real.ref, version))
+        there = open_dataset(real.ref, int(view.version))
+        anew = prepare(real.subject, real.request, dataset=there)
         assert (real.plan, real.staged) == (anew.plan, anew.staged)
         assert {f: real.prefixes[f] for f in anew.prefixes} == anew.prefixes
         return real

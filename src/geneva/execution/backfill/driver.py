@@ -32,22 +32,24 @@ def run_backfill(
 def run_backfills(
     works: Sequence[tuple[PreparedBackfill, JobControl]],
     before_round: Callable[[], None] = lambda: None,
+    pins: Sequence[Callable[[], None]] = (),
 ) -> list[JobProgress]:
     """Carry several plans for one table out at once. When one fails, the others stop.
 
-    They fill different columns, so that their commits don't get in each other's way.
+    They fill different columns, so that their commits don't get in each other's way. `pins` wait
+    until versions of other tables that are read can't be cleaned up.
     """
     runs = [_Backfill(prepared, control) for prepared, control in works]
     active = runs
     while active:
         rounds = [run.next_round() for run in active]
         share_reads(rounds)
-        with ExitStack() as pins:
+        with ExitStack() as held:
             # Most often one version for all of them.
             versions = {run.version: run for run in active}.values()
-            waits = [pins.enter_context(_pinning(run.planned, run.control)) for run in versions]
+            waits = [held.enter_context(_pinning(run.planned, run.control)) for run in versions]
             try:
-                outcomes = run_rounds(rounds, waits)
+                outcomes = run_rounds(rounds, [*pins, *waits])
             except BudgetExceededError:
                 for run, ended in zip(active, rounds, strict=True):
                     if ended.is_overspent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,12 +16,16 @@ from geneva.execution.jobs.progress import JobProgress
 
 
 def run_side_by_side(
-    works: Sequence[PreparedBackfill], control: JobControl, total: int
+    works: Sequence[PreparedBackfill],
+    control: JobControl,
+    total: int,
+    pins: Sequence[Callable[[], None]] = (),
 ) -> JobProgress:
     """Run all of them as one job. When one fails the others stop, and its error is raised.
 
     They fill different columns, so that their commits don't get in each other's way. A limit on
-    concurrency is for the job: then they run one after the other.
+    concurrency is for the job: then they run one after the other. `pins` wait until versions that
+    are read can't be cleaned up.
     """
     sums = Sums(len(works), total, control)
     runs = [
@@ -29,12 +33,12 @@ def run_side_by_side(
         for place, work in enumerate(works)
     ]
     if all(work.request.options.concurrency is None for work in works):
-        run_backfills(runs)
+        run_backfills(runs, pins=pins)
         return sums.now()
     unreadable: list[UnreadableFragmentsError] = []
     for run in runs:
         try:
-            run_backfills([run])
+            run_backfills([run], pins=pins)
         except UnreadableFragmentsError as failed:
             unreadable.append(failed)
     if unreadable:

@@ -41,6 +41,7 @@ from geneva.planning.notes import (
 from geneva.planning.ranges import disjoint
 from geneva.planning.sizing import Part
 from geneva.storage.checkpoints.reuse import Reuse, reuse_within
+from geneva.storage.checkpoints.staging import StoredWork, open_checkpoints, read_work
 from geneva.storage.checkpoints.store import is_of_computation, work_of
 from geneva.storage.columns.definitions import computation_of, with_present_inputs
 from geneva.storage.columns.proofs import readers_of
@@ -221,6 +222,7 @@ def prepare(
     files_of_job: frozenset[str] = frozenset(),
     upstream: ChangedInputs | None = None,
     make_runner: Callable[[], Runner] | None = None,
+    stored: Callable[[], StoredWork] | None = None,
 ) -> PreparedBackfill:
     """Look at the table and decide what to do. Reads only; runs no user code.
 
@@ -228,7 +230,7 @@ def prepare(
     `files_of_job` are data files that this very job made in earlier rounds, committed or not: the
     rows that an explicit where clause asked for are done there. `upstream` says which rows of a
     fragment get another input before this is run. `make_runner` makes what checks receipts, where
-    there is much to read.
+    there is much to read. `stored` tells what is in the checkpoint store; asked where it matters.
     """
     dataset = open_dataset(subject.ref) if dataset is None else dataset
     snapshot = read_snapshot(dataset, subject.ref) if snapshot is None else snapshot
@@ -240,7 +242,8 @@ def prepare(
     found = Unpublished(())
     # Results are of the inputs as they are: of no use where others come first.
     if needed and upstream is None:
-        found = _unpublished(scope, survey, needed, prefixes)
+        work = read_work(open_checkpoints(scope.ref)) if stored is None else stored()
+        found = _unpublished(scope, survey, needed, prefixes, work)
         needed = choose_fragments(map(plan_fragment, found.states), None)
     return PreparedBackfill(
         subject=subject,
@@ -258,12 +261,16 @@ def prepare(
 
 
 def _unpublished(
-    scope: Scope, survey: Survey, needed: Sequence[FragmentPlan], prefixes: Mapping[int, str]
+    scope: Scope,
+    survey: Survey,
+    needed: Sequence[FragmentPlan],
+    prefixes: Mapping[int, str],
+    stored: StoredWork,
 ) -> Unpublished:
     """What earlier runs have left behind for the fragments that need something."""
     ids = {plan.fragment_id for plan in needed}
     states = [state for state in survey.states if state.fragment_id in ids]
-    return find_unpublished(scope, states, prefixes, survey.validity)
+    return find_unpublished(scope, states, prefixes, survey.validity, stored)
 
 
 def _plan(

@@ -27,7 +27,7 @@ from geneva.storage.checkpoints.reuse import (
     read_results,
     reused_rows,
 )
-from geneva.storage.checkpoints.staging import Place, StoredWork, open_checkpoints, read_work
+from geneva.storage.checkpoints.staging import Place, StoredWork, open_checkpoints
 from geneva.storage.checkpoints.store import (
     CheckpointKey,
     is_of_clause,
@@ -71,9 +71,9 @@ def find_unpublished(
     states: Sequence[FragmentState],
     prefixes: Mapping[int, str],
     validity: Mapping[int, Validity],
+    stored: StoredWork,
 ) -> Unpublished:
-    """Look up what is there for these fragments; `validity` says what the table itself has."""
-    stored = read_work(open_checkpoints(scope.ref))
+    """Look up what is `stored` for these fragments; `validity` says what the table itself has."""
     keys = stored.keys
     found, used = _same_work(scope, states, prefixes, stored)
     _log_mismatches(scope, prefixes, keys)

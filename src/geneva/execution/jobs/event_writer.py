@@ -18,7 +18,7 @@ from geneva.storage.jobs.history import JobHistory, SameWork
 from geneva.storage.lance.damage import is_damage
 
 _LOG = logging.getLogger("geneva")
-_NOTE_SECONDS = 0.25
+_NOTE_SECONDS, _NOTE_SECONDS_REMOTE = 0.25, 1.0
 """A commit goes on record this much later, if nothing else goes on record before."""
 
 
@@ -69,7 +69,8 @@ class EventWriter:
 
     def _note_commits(self) -> None:
         # The last commit of a job, or its only one, goes on record together with its end.
-        while self._unwritten and not self._writes.wait(_NOTE_SECONDS):
+        pause = _NOTE_SECONDS_REMOTE if self._history.is_remote else _NOTE_SECONDS
+        while self._unwritten and not self._writes.wait(pause):
             with logging_trouble("note a commit of", self._job_id):
                 self._write_events()
             self._show_commit()

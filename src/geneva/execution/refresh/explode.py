@@ -52,15 +52,15 @@ class PreparedChunkRefresh:
 
 
 def prepare_chunk_refresh(
-    ref: TableRef, source: TableRef, request: RefreshRequest
+    ref: TableRef, source: TableRef, request: RefreshRequest, view: Dataset
 ) -> PreparedChunkRefresh:
     """Plan the refresh of a chunked view: that of its hidden view, which the rows follow."""
     inner = prepare_refresh(inner_ref(ref), source, request)
-    view = open_view(ref)
+    opened = open_view(ref, view)
     current = (
         inner.plan.is_empty
-        and is_laid_out(ref, view.dataset, inner.ref, inner.view_version)
-        and view.info.base_version == inner.target.version
+        and is_laid_out(ref, opened.dataset, inner.ref, inner.view_version)
+        and opened.info.base_version == inner.target.version
     )
     plan = replace(inner.plan, view=ref.name, up_to_date=current)
     return PreparedChunkRefresh(ref, inner, plan)

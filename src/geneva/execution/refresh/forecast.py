@@ -8,13 +8,14 @@ came of it. Nothing is decided a second time, unless somebody else changed the v
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.scope import work_identity
 from geneva.execution.refresh.rows import Membership
 from geneva.model.rows import RowIds
-from geneva.storage.lance.dataset import FragmentFacts, TableSnapshot, open_dataset, read_snapshot
+from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot, read_snapshot
 from geneva.storage.views.definition import fragment_rows
 
 _TO_BE_CHANGED = "to be changed"
@@ -61,13 +62,12 @@ def _entering(ids: RowIds, size: int, first: int) -> Iterator[FragmentFacts]:
         )
 
 
-def come_true(planned: PreparedBackfill, version: int) -> PreparedBackfill | None:
+def come_true(planned: PreparedBackfill, view: Dataset) -> PreparedBackfill | None:
     """The same plan on the version that its forecast has become; None where that is another.
 
     That nobody else has changed the view meanwhile is for the caller to know.
     """
-    # A handle of its own: the backfills of a view run side by side.
-    dataset = open_dataset(planned.ref, version)
+    dataset = copy(view)  # the backfills of a view run side by side
     snapshot = read_snapshot(dataset, planned.ref)
     ids = _real_ids(planned.snapshot, snapshot)
     if ids is None:

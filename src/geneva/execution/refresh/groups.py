@@ -83,8 +83,15 @@ class RefreshTarget:
     damage: Damage = field(default_factory=Damage)
     """What of the source can't be read."""
     identity: str | None = None
-    """Which commit had made that version when the refresh was planned, as `version_identity` says:
+    """Which commit had made that version when the refresh was planned, as `commit_uuid` says:
     another table may be in the source's place by now."""
+    at_version: Dataset | None = field(default=None, repr=False)
+    """The source at that version, where it is open."""
+
+    def open_source(self) -> Dataset:
+        """The source at that version."""
+        opened = self.at_version
+        return open_dataset(self.source, self.version) if opened is None else opened
 
     def changed_since(self, version: int, paths: Iterable[str]) -> RowIds | None:
         """Rows of the source in which one of these columns changed; None: nobody knows."""
@@ -199,12 +206,13 @@ class OpenView:
     """Those of receipts aside."""
 
 
-def open_view(ref: TableRef) -> OpenView:
+def open_view(ref: TableRef, view: Dataset | None = None) -> OpenView:
     """Open a view; refused where its columns are not those that refreshes fill.
 
     With plain Lance anybody can drop, rename and re-type them, and give one the name of another.
+    `view` is its latest version, where that is open.
     """
-    view = open_dataset(ref)
+    view = open_dataset(ref) if view is None else view
     info = read_view(view.schema)
     if info is None:
         raise UserInputError(f"Table {ref.name!r} is not a materialized view.")
@@ -285,7 +293,7 @@ class GroupSubject:
     def bind(self, dataset: Dataset, snapshot: TableSnapshot) -> Computation:
         """The group's computation at one version of the view."""
         target = self.target
-        schema = open_dataset(target.source, target.version).schema
+        schema = target.open_source().schema
         expressions = self.group.expressions(schema)
         keyed = self.group.keyed if isinstance(self.group, KeyedRows) else None
         source = Source(target.source, target.version, expressions, target.address, keyed)

@@ -80,7 +80,12 @@ class PreparedPartitionRefresh:
 
 
 def prepare_partition_refresh(
-    ref: TableRef, source: TableRef, request: RefreshRequest, *, planning_only: bool = False
+    ref: TableRef,
+    source: TableRef,
+    request: RefreshRequest,
+    view: Dataset,
+    *,
+    planning_only: bool = False,
 ) -> PreparedPartitionRefresh:
     """Plan the refresh of a view of a table function. Reads only; runs no user code.
 
@@ -93,17 +98,17 @@ def prepare_partition_refresh(
         )
     rows = prepare_refresh(rows_ref(ref), source, _for_rows(request))
     inner = _prepare_inner(ref, rows, request, None)
-    view = open_view(ref)
+    opened = open_view(ref, view)
     current = (
         rows.plan.is_empty
         and inner.plan.is_empty
-        and view.info.base_version == rows.target.version
-        and is_laid_out(ref, view.dataset, inner.ref, inner.view_version)
+        and opened.info.base_version == rows.target.version
+        and is_laid_out(ref, opened.dataset, inner.ref, inner.view_version)
     )
     plan = replace(
         rows.plan,
         view=ref.name,
-        from_version=view.info.base_version if inner.plan.from_version is not None else None,
+        from_version=opened.info.base_version if inner.plan.from_version is not None else None,
         columns=(*rows.plan.columns, *(c for c in inner.plan.columns if c.runs_udf)),
         notes=(*rows.plan.notes, *inner.plan.notes),
         up_to_date=current,
@@ -137,7 +142,7 @@ def _prepare_inner(
 def _partition_rows(rows: PreparedRefresh) -> PartitionRows:
     """Where the rows of partitions are, and what the function sees of them."""
     query, keyed = _info(rows).query, _keyed(rows)
-    schema = open_dataset(rows.target.source, rows.target.version).schema
+    schema = rows.target.open_source().schema
     expressions = dict(keyed.expressions(schema))
     return PartitionRows(
         source=Source(
@@ -174,7 +179,8 @@ def run_partition_refresh(prepared: PreparedPartitionRefresh, control: JobContro
     from geneva.execution.refresh.run import run_refresh, source_pinned
 
     rows, version = prepared.rows, prepared.rows.view_version
-    with source_pinned(rows, prepared.ref, control):
+    with source_pinned(rows, prepared.ref, control) as wait_for_pin:
+        wait_for_pin()
         if not rows.plan.is_empty:
             # Those who follow the job follow the function.
             quiet = replace(control, listeners=())

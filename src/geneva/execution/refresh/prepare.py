@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 from geneva.errors import (
     TableChangedError,
@@ -35,9 +35,11 @@ from geneva.execution.refresh.stored_sql import check_stored_sql
 from geneva.model.computation import PartitionRows
 from geneva.model.tables import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
+from geneva.storage.checkpoints.staging import open_checkpoints, read_work
 from geneva.storage.columns.copies import how_to_get_stable_ids
 from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
+from geneva.storage.lance.history import commit_uuid
 from geneva.storage.views.definition import ROW_ADDRESSES, ViewInfo, is_view, read_view
 from geneva.storage.views.foreign_writes import is_untouched
 from geneva.storage.views.source_changes import SourceChanges, read_changes
@@ -45,7 +47,6 @@ from geneva.storage.views.state import (
     ViewState,
     check_not_made_anew,
     read_view_state,
-    version_identity,
 )
 
 _TOUCHED = (
@@ -95,18 +96,24 @@ class PreparedRefresh:
 
 
 def prepare_refresh(
-    ref: TableRef, source: TableRef, request: RefreshRequest, damage: Damage | None = None
+    ref: TableRef,
+    source: TableRef,
+    request: RefreshRequest,
+    damage: Damage | None = None,
+    *,
+    view: Dataset | None = None,
 ) -> PreparedRefresh:
     """Plan a refresh from the view and its source as they are. Reads only; runs no user code.
 
-    `damage`: what of the source is known to be unreadable, at the version asked for.
+    `damage`: what of the source is known to be unreadable, at the version asked for. `view` is the
+    view as it is, where that is open.
     """
-    opened = open_view(ref)
+    opened = open_view(ref, view)
     view, info = opened.dataset, opened.info
     latest = _open_latest(source)
     version = request.src_version or int(latest.version)
     # Before anything else is read of it: what is read later is checked against that.
-    identity = version_identity(latest, version)
+    identity = commit_uuid(latest, version)
     _check_reachable(ref, source, info, version)
     groups = view_groups(view, info)
     state = read_view_state(view.schema)
@@ -119,6 +126,7 @@ def prepare_refresh(
             address=info.query.source_address,
             partition_rows=request.partition_rows,
             identity=identity,
+            at_version=latest if version == int(latest.version) else None,
         ),
         request=request,
         view_id=info.uuid,
@@ -171,7 +179,7 @@ def _around_damage(
                 raise
         if not found:
             return planned
-        known = target.damage.plus(_open_target(target.source, target.version), found)
+        known = target.damage.plus(_open_target(target), found)
         begun = replace(begun, target=replace(target, damage=known))
 
 
@@ -185,7 +193,7 @@ def more_damage(
     if view_fragments is not None and not view_fragments:
         return {}
     target = prepared.target
-    source = _open_target(target.source, target.version)
+    source = _open_target(target)
     info = read_view(open_dataset(target.ref).schema)
     assert info is not None
     suspects = None
@@ -209,7 +217,7 @@ def _with_work(
     """
     target, request = prepared.target, prepared.request
     view, info = opened.dataset, opened.info
-    source = _open_target(target.source, target.version)
+    source = _open_target(target)
     watched = _watched(info, prepared.groups)
     check_stored_sql(target.ref.name, info.query, source.schema)
     _check_columns(watched, source, target.source)
@@ -226,11 +234,18 @@ def _with_work(
         max_rows = request.max_rows_per_fragment
         membership = read_first_membership(view, source, info.query, max_rows, damage)
     changed = {v: c.changed if c is not None else None for v, c in changes.items()}
-    target = replace(target, changed=changed)
+    target = replace(target, changed=changed, at_version=source)
     snapshot = read_snapshot(view, target.ref)
     later = forecast(snapshot, membership, request.max_rows_per_fragment)
+    stored = cache(lambda: read_work(open_checkpoints(target.ref)))  # once for all groups
     backfills = tuple(
-        prepare(GroupSubject(target, group), request.backfill, dataset=view, snapshot=later)
+        prepare(
+            GroupSubject(target, group),
+            request.backfill,
+            dataset=view,
+            snapshot=later,
+            stored=stored,
+        )
         for group in prepared.groups
     )
     plan = replace(
@@ -271,14 +286,14 @@ def _check_reachable(ref: TableRef, source: TableRef, info: ViewInfo, version: i
         )
 
 
-def _open_target(source: TableRef, version: int) -> Dataset:
+def _open_target(target: RefreshTarget) -> Dataset:
     try:
-        return open_dataset(source, version)
+        return target.open_source()
     except TableNotFoundError as error:
-        latest = _open_latest(source)
+        latest = _open_latest(target.source)
         raise UserInputError(
-            f"Table {source.name!r} has no version {version}: its latest is {latest.version}, and "
-            "old versions may have been cleaned up."
+            f"Table {target.source.name!r} has no version {target.version}: its latest is "
+            f"{latest.version}, and old versions may have been cleaned up."
         ) from error
 
 
@@ -289,7 +304,7 @@ def _check_source(source: TableRef, latest: Dataset, state: ViewState) -> None:
             f"The view's source {source.name!r} is a view that was not refreshed to the end: "
             "refresh that one first."
         )
-    check_not_made_anew(source, state.identities.items())
+    check_not_made_anew(source, state.identities.items(), latest)
 
 
 def _versions(groups: Iterable[Group]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from geneva.planning.membership import choose_rows, rows_that_enter_and_leave
 from geneva.render.text import count
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import Dataset, open_dataset
+from geneva.storage.lance.own_commits import note_own_commit
 from geneva.storage.lance.row_ids import (
     common_ids,
     ids_minus,
@@ -199,7 +200,9 @@ def drop_rows(ref: TableRef, membership: Membership, job_id: str, max_retries: i
         dataset = open_dataset(ref)
         rows = read_source_ids(dataset)
         places = leaving_places(rows, membership.leaving, membership.repeated)
-        delete_view_rows(dataset, places, job_id)
+        version = delete_view_rows(dataset, places, job_id)
+        if version != dataset.version:
+            note_own_commit(ref.uri, version, job_id)
 
     exhausted = TableChangedError(
         f"Could not remove {count(membership.rows_leaving, 'row')} from view {ref.name!r}, because "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from geneva.execution.refresh.prepare import (
 from geneva.execution.refresh.rows import drop_rows
 from geneva.model.rows import RowSet
 from geneva.model.tables import TableRef
-from geneva.storage.checkpoints.pins import pinned
+from geneva.storage.checkpoints.pins import pinning
 from geneva.storage.columns.definitions import commit_receipt_columns
 from geneva.storage.lance.dataset import Dataset, open_dataset
 from geneva.storage.lance.transactions import fragments_of_commit
@@ -64,24 +65,24 @@ def run_refresh(
         request = replace(prepared.request, src_version=target.version)
         prepared = prepare_refresh(ref, target.source, request)
         begun = open_dataset(ref, prepared.view_version)
-    before = int(begun.version)
     while True:
         try:
-            progress = _fill(prepared, before, control)
+            progress = _fill(prepared, begun, control)
             break
         except UnreadableFragmentsError as error:
             found = more_damage(prepared, error.fragments)
             if not found:
                 raise
         # Of the fragments that were left out, what is made from other rows can be done.
-        damage = target.damage.plus(open_dataset(target.source, target.version), found)
+        damage = target.damage.plus(target.open_source(), found)
         request = replace(prepared.request, src_version=target.version)
         prepared = prepare_refresh(ref, target.source, request, damage)
-        target, before = prepared.target, prepared.view_version
+        target, begun = prepared.target, open_dataset(ref, prepared.view_version)
     if target.damage:
         raise target.damage.error(view or ref.name, target.source.name, target.version)
     if also_read is not None:
-        check_not_made_anew(also_read.source, [(also_read.version, also_read.identity)])
+        latest = open_dataset(also_read.source)
+        check_not_made_anew(also_read.source, [(also_read.version, also_read.identity)], latest)
     ended = commit_refreshed(
         ref,
         target.version,
@@ -95,36 +96,37 @@ def run_refresh(
     return progress, int(ended.version)
 
 
-def _fill(prepared: PreparedRefresh, before: int, control: JobControl) -> JobProgress:
-    """Let rows go and come, and fill the columns; `before` is the view's version until then."""
-    version = _change_rows(prepared, control)
+def _fill(prepared: PreparedRefresh, begun: Dataset, control: JobControl) -> JobProgress:
+    """Let rows go and come, and fill the columns; `begun` is the view until then."""
+    view = _change_rows(prepared, begun, control)
     # More commits are of somebody else, or of receipts for columns that are older than them.
-    as_planned = version == before + prepared.membership.commits
-    with source_pinned(prepared, prepared.ref, control):
+    as_planned = view.version == begun.version + prepared.membership.commits
+    with source_pinned(prepared, prepared.ref, control) as wait_for_pin:
         backfills = [
-            _backfill(planned, version if as_planned else None, control)
+            _backfill(planned, view if as_planned else None, control)
             for planned in prepared.backfills
         ]
         needed = [backfill for backfill in backfills if not backfill.plan.is_empty]
-        return run_side_by_side(needed, control, prepared.plan.rows_to_compute)
+        return run_side_by_side(needed, control, prepared.plan.rows_to_compute, [wait_for_pin])
 
 
-def _change_rows(prepared: PreparedRefresh, control: JobControl) -> int:
-    """Let rows go and come; return the version of the view after that."""
+def _change_rows(prepared: PreparedRefresh, begun: Dataset, control: JobControl) -> Dataset:
+    """Let rows go and come; return the view after that."""
     ref, membership = prepared.ref, prepared.membership
     udfs = [group for group in prepared.groups if isinstance(group, UdfColumns)]
-    commit_receipt_columns(open_dataset(ref), [d for group in udfs for d in group.definitions])
+    older = commit_receipt_columns(begun, [d for group in udfs for d in group.definitions])
     drop_rows(ref, membership, control.job_id, control.max_conflict_retries)
-    before = allow_nulls(open_dataset(ref))
+    changed = older or membership.rows_leaving
+    before = allow_nulls(open_dataset(ref) if changed else begun)
     rows = prepared.request.max_rows_per_fragment
     after = append_placeholders(ref, before, membership.entering, rows, control.job_id)
     if after.version != before.version:
         _check_still_ours(ref, after, control.job_id)
-    return int(after.version)
+    return after
 
 
 def _backfill(
-    planned: PreparedBackfill, as_planned: int | None, control: JobControl
+    planned: PreparedBackfill, as_planned: Dataset | None, control: JobControl
 ) -> PreparedBackfill:
     """A backfill of the plan, on the view whose rows have come and gone.
 
@@ -153,14 +155,20 @@ def _check_still_ours(ref: TableRef, after: Dataset, job_id: str) -> None:
 
 def source_pinned(
     prepared: PreparedRefresh, view: TableRef, control: JobControl
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[Callable[[], None]]:
     """Keep the source's version from being cleaned up while the job reads it.
 
-    Not in another database: who unpins versions there knows nothing of the jobs of this one.
+    Gives what waits until that is so. Not in another database: who unpins versions there knows
+    nothing of the jobs of this one.
     """
     source = prepared.target.source
     if not view.uri.startswith(f"{source.root.rpartition('/')[0]}/"):
-        return nullcontext()
-    dataset = open_dataset(source, prepared.target.version)
+        return nullcontext(lambda: None)
     # A source that may only be read is no reason to fail.
-    return pinned(dataset, control.job_id, control.is_running, may_fail=True)
+    return pinning(
+        prepared.target.open_source(),
+        control.job_id,
+        control.is_running,
+        may_fail=True,
+        behind=control.behind,
+    )

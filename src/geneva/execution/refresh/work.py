@@ -146,5 +146,9 @@ class RefreshWork:
     def tidy(self) -> None:
         """Drop the checkpoints of all groups."""
         for filled in self._every_filled:
-            for group in filled.groups:
-                drop_leftovers(filled.ref, partial(is_of_column, column=group.name), set())
+            names = [group.name for group in filled.groups]
+            drop_leftovers(filled.ref, partial(_is_of_any, names=names), set())
+
+
+def _is_of_any(prefix: str, names: Sequence[str]) -> bool:
+    return any(is_of_column(prefix, column=name) for name in names)

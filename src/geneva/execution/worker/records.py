@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
 
+from geneva.background import in_background
 from geneva.errors import GenevaError
 from geneva.execution.worker.poison_rows import PoisonSearch
 from geneva.execution.worker.task import ColumnWork, PartWork, RowFailure, Timings
@@ -42,6 +44,11 @@ def open_task(work: ColumnWork) -> OpenTask:
     """Open the table of a task, at its version, and the table's checkpoints."""
     if isinstance(work.computation.program, Udf):
         fetch_ahead(work.ref, work.computation.program.digest)
+    source = work.computation.source
+    if source is not None and source.ref.is_remote:
+        # Needed when it is known which of its rows are to be read.
+        opens = partial(open_pinned, source.ref, source.version, work.job_id)
+        in_background("geneva-source", opens)
     dataset = open_pinned(work.ref, work.version, work.job_id)
     written = [output.name for output in work.computation.written]
     return OpenTask(

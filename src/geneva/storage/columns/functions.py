@@ -18,7 +18,7 @@ from geneva.background import in_background
 from geneva.errors import UDFIntegrityError, UntrustedFunctionError
 from geneva.model.computation import Permit
 from geneva.model.tables import TableRef
-from geneva.storage.lance.damage import is_damage
+from geneva.storage.lance.damage import is_damage, is_missing
 from geneva.storage.lance.dataset import base_refs
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
 from geneva.udf.reading import source_text
@@ -85,6 +85,9 @@ _FETCHING: dict[tuple[TableRef, str], Future[bytes]] = {}
 
 @lru_cache(maxsize=32)
 def _load(ref: TableRef, digest: str) -> UDF:
+    loaded = _LOADED.get(digest)
+    if loaded is not None:  # from another table: the digest is that of the very same bytes
+        return loaded
     fetching = _FETCHING.pop((ref, digest), None)
     data = fetching.result() if fetching is not None else read_function(ref, digest)
     return _LOADED.setdefault(digest, deserialize_udf(data, digest))
@@ -107,12 +110,7 @@ def read_source(ref: TableRef, digest: str) -> str:
 
 def _read(ref: TableRef, digest: str) -> pa.Table:
     try:
-        name = f"{digest}.lance"
-        session = _udf_session(ref)
-        if not session.contains(name):
-            others = (_udf_session(base) for base in base_refs(ref))
-            session = next((other for other in others if other.contains(name)), session)
-        return session.open_reader(name).read_all().to_table()
+        return _read_from(ref, digest)
     except BaseException as error:
         if not is_damage(error):
             raise
@@ -120,3 +118,17 @@ def _read(ref: TableRef, digest: str) -> pa.Table:
             f"The function of table {ref.name!r} stored as _udfs/{digest} can't be read: {error}. "
             "Declare it again with alter_columns."
         ) from error
+
+
+def _read_from(ref: TableRef, digest: str) -> pa.Table:
+    name = f"{digest}.lance"
+    try:
+        return _udf_session(ref).open_reader(name).read_all().to_table()
+    except BaseException as error:
+        if not is_missing(error):
+            raise
+        others = (_udf_session(base) for base in base_refs(ref))
+        session = next((other for other in others if other.contains(name)), None)
+        if session is None:
+            raise
+        return session.open_reader(name).read_all().to_table()

@@ -31,6 +31,7 @@ from geneva.storage.lance.dataset import (
     read_snapshot,
 )
 from geneva.storage.lance.history import read_commit, read_transaction
+from geneva.storage.lance.own_commits import is_own_commit, note_own_commit
 from geneva.storage.lance.transactions import JOB_PROPERTY, PLANNED_PROPERTY, job_of
 from geneva.udf.types import value_type
 
@@ -44,11 +45,6 @@ class CommitOutcome:
     """Files that no longer fit the table, each with what happened to their fragment."""
     moved_on: bool
     """Whether somebody else committed in between."""
-
-
-_OWN_VERSIONS: dict[tuple[str, int, str], None] = {}
-"""Tables, versions and jobs: what this process committed last. Nobody has to be asked for it."""
-_MAX_OWN_VERSIONS = 1_024
 
 
 def commit_columns(
@@ -115,18 +111,15 @@ class _ColumnCommit:
                 raise
             self._moved_on = True
         else:
-            _OWN_VERSIONS[self._ref.uri, version, self._job_id] = None
-            while len(_OWN_VERSIONS) > _MAX_OWN_VERSIONS:
-                del _OWN_VERSIONS[next(iter(_OWN_VERSIONS))]
+            note_own_commit(self._ref.uri, version, self._job_id)
             self._moved_on = self._moved_on or self._others_came_before(version)
         return self._outcome()
 
     def _others_came_before(self, version: int) -> bool:
         """Whether a commit between the version read and the one written is not of this job."""
-        between = range(self._base.version + 1, version)
-        uri, job_id = self._ref.uri, self._job_id
+        between, ref, job_id = range(self._base.version + 1, version), self._ref, self._job_id
         return not all(
-            (uri, number, job_id) in _OWN_VERSIONS or _is_of_job(self._ref, number, job_id)
+            is_own_commit(ref, number, job_id) or _is_of_job(ref, number, job_id)
             for number in between
         )
 

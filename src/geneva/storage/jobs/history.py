@@ -84,9 +84,14 @@ class JobHistory:
         self._landmarks: dict[str, tuple[_Landmark, ...]] = {}
         """The beginnings and ends of jobs in files of the table that were read or written here."""
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is in an object store, where each request takes its time."""
+        return is_remote(self._table.uri)
+
     def open_ahead(self) -> None:
         """Begin to read the table, for a job that is being planned: of a store it is requests."""
-        if is_remote(self._table.uri):
+        if self.is_remote:
             self._opening = opening = in_background("geneva-history", self._table.open)
             read = partial(self._read_landmarks, opening)
             self._reading = in_background("geneva-history", read)

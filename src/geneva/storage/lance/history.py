@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import lance
 from lance import LanceOperation
@@ -44,6 +45,23 @@ def read_commit(dataset: lance.LanceDataset, version: int) -> Any | None:
         if not is_missing(error):
             raise
         return None
+
+
+def commit_uuid(dataset: lance.LanceDataset, version: int) -> str | None:
+    """Which commit made a version of a table; None where that was cleaned up.
+
+    Read once for each handle: a handle is of one table, whatever is in its place by now.
+    """
+    known = _UUIDS.setdefault(dataset, {})
+    if version not in known:
+        commit = read_commit(dataset, version)
+        if commit is None:
+            return None
+        known[version] = str(commit.uuid)
+    return known[version]
+
+
+_UUIDS: WeakKeyDictionary[lance.LanceDataset, dict[int, str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)

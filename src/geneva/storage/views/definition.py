@@ -50,7 +50,8 @@ from geneva.storage.lance.dataset import (
     quote_path,
 )
 from geneva.storage.lance.fragments import BLOB_KEY, field_at, is_blob
-from geneva.storage.lance.history import read_commit
+from geneva.storage.lance.history import commit_uuid, read_commit
+from geneva.storage.lance.own_commits import note_own_commit
 from geneva.storage.lance.transactions import JOB_PROPERTY
 from geneva.storage.lance.trial import why_not_storable
 from geneva.udf.declare import UDF
@@ -363,7 +364,7 @@ def append_placeholders(
         pa.record_batch([pa.array(ids[at : at + _BATCH_ROWS])], schema=schema)
         for at in range(0, len(ids), _BATCH_ROWS)
     )
-    return lance.write_dataset(
+    made = lance.write_dataset(
         pa.RecordBatchReader.from_batches(schema, batches),
         dataset,
         mode="append",
@@ -371,6 +372,8 @@ def append_placeholders(
         storage_options=ref.storage_options.plain(),
         transaction_properties=properties,
     )
+    note_own_commit(ref.uri, made.version, job_id)
+    return made
 
 
 def allow_nulls(view: Dataset) -> Dataset:
@@ -400,11 +403,15 @@ def shows_all_of(view: lance.LanceDataset, source: lance.LanceDataset) -> bool:
 def _identity_of(dataset: lance.LanceDataset) -> str | None:
     """A version of a table, and the commit that made it: the number may come again.
 
-    The commit is read from the store: its first file says that it is this very table's.
+    The commit is read from the store: its first file says that it is this very table's. None where
+    it can't be read: what is in its place may be another one's, of another size.
     """
     version = int(dataset.version)
-    commit = read_commit(dataset, version)
-    return f"{version} {commit.uuid} {first_file(dataset)}" if commit else None
+    try:
+        uuid = commit_uuid(dataset, version)
+    except (OSError, ValueError):
+        return None
+    return f"{version} {uuid} {first_file(dataset)}" if uuid else None
 
 
 def fragment_rows(count: int, max_rows: int | None) -> int:

@@ -10,6 +10,7 @@ from lance import LanceOperation
 from geneva.errors import TableNotFoundError
 from geneva.model.tables import TableRef
 from geneva.storage.lance.dataset import field_ids_of, nodes_of, open_dataset
+from geneva.storage.lance.own_commits import are_own_commits
 from geneva.storage.views.version_path import Route, Step, read_route
 
 
@@ -28,6 +29,8 @@ def is_untouched(
     if since is None:
         return False
     if view.version == since:
+        return True
+    if job_id and are_own_commits(ref, range(since + 1, int(view.version) + 1), job_id):
         return True
     try:
         route = read_route(ref, open_dataset(ref, since), view)

@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import lance
 import pyarrow as pa
 from lance import LanceOperation, Transaction
 
+from geneva.background import in_background
 from geneva.errors import TableChangedError, UserInputError
 from geneva.model.tables import TableRef
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import dropped_meanwhile, open_dataset
-from geneva.storage.lance.history import read_commit
+from geneva.storage.lance.history import commit_uuid
+from geneva.storage.lance.own_commits import note_own_commit
 from geneva.storage.views.definition import BASE_VERSION_KEY, read_view
 
 _REFRESHED_KEY = "geneva::view::refreshed"
@@ -59,16 +62,25 @@ class PlannedOn:
     """The identity of the view."""
     source: TableRef
     identity: str | None
-    """That of the source's version, as `version_identity` says."""
+    """That of the source's version, as `commit_uuid` says."""
 
     def check(
-        self, ref: TableRef, view: lance.LanceDataset, version: int, state: ViewState
+        self,
+        ref: TableRef,
+        view: lance.LanceDataset,
+        version: int,
+        state: ViewState,
+        source: lance.LanceDataset,
     ) -> None:
-        """Refuse another view, or another source than the one that values are and will be of."""
+        """Refuse another view, or another source than the one that values are and will be of.
+
+        `source` is the latest version of what is in its place.
+        """
         info = read_view(view.schema)
         if info is None or info.uuid != self.view_id:
             raise dropped_meanwhile(ref)
-        check_not_made_anew(self.source, [*state.identities.items(), (version, self.identity)])
+        made = [*state.identities.items(), (version, self.identity)]
+        check_not_made_anew(self.source, made, source)
 
 
 def read_view_state(schema: pa.Schema) -> ViewState:
@@ -126,6 +138,7 @@ def commit_refreshing(
     The first one also records which fields `columns` are: those that refreshes fill from now on.
     Refused, too, where the view or its source is not what the refresh was planned on.
     """
+    source = None if planned_on is None else _opening(planned_on.source, version)
 
     def begun(state: ViewState, view: lance.LanceDataset) -> dict[str, str]:
         if state.job_id not in (None, job_id) and is_running(str(state.job_id)):
@@ -135,8 +148,8 @@ def commit_refreshing(
             )
         versions = list(dict.fromkeys((*state.computed_at, version)))
         identities = dict(state.identities)
-        if planned_on is not None:
-            planned_on.check(ref, view, version, state)
+        if planned_on is not None and source is not None:
+            planned_on.check(ref, view, version, state, source())
             identities |= {version: planned_on.identity} if planned_on.identity else {}
         begins = {"versions": versions, "identities": identities, "job": job_id}
         return {
@@ -145,7 +158,7 @@ def commit_refreshing(
             _FIELDS_KEY: json.dumps(state.fields or fields_of(view, columns)),
         }
 
-    return _update(ref, begun)
+    return _update(ref, job_id, begun)
 
 
 def commit_refreshed(
@@ -164,6 +177,7 @@ def commit_refreshed(
     `is_settled` says whether only this job has written into the view since it was planned.
     """
     version = base_version if computed_at is None else computed_at
+    latest = None if source is None else _opening(source, base_version)
 
     def ended(state: ViewState, view: lance.LanceDataset) -> dict[str, str]:
         if state.job_id != job_id:
@@ -171,8 +185,8 @@ def commit_refreshed(
                 f"View {ref.name!r} was restored or taken over by job {state.job_id} while job "
                 f"{job_id} refreshed it. What was computed is kept: refresh again."
             )
-        if source is not None:
-            check_not_made_anew(source, state.identities.items())
+        if source is not None and latest is not None:
+            check_not_made_anew(source, state.identities.items(), latest())
         record = {
             "version": version,
             "udfs": dict(udf_versions),
@@ -185,11 +199,29 @@ def commit_refreshed(
             _REFRESHING_KEY: "",
         }
 
-    return _update(ref, ended)
+    return _update(ref, job_id, ended)
+
+
+def _opening(source: TableRef, version: int) -> Callable[[], lance.LanceDataset]:
+    """Begin to open a source at its latest version, while its view is opened; gives what waits.
+
+    Which commit made a `version` of it is asked next: that is read ahead, too.
+    """
+
+    def open_latest() -> lance.LanceDataset:
+        latest = open_dataset(source)
+        commit_uuid(latest, version)
+        return latest
+
+    if not source.is_remote:
+        return partial(open_dataset, source)
+    return in_background("geneva-source", open_latest).result
 
 
 def _update(
-    ref: TableRef, change: Callable[[ViewState, lance.LanceDataset], dict[str, str]]
+    ref: TableRef,
+    job_id: str,
+    change: Callable[[ViewState, lance.LanceDataset], dict[str, str]],
 ) -> lance.LanceDataset:
     """Change the metadata of the latest version; on a conflict, read it again."""
 
@@ -199,14 +231,20 @@ def _update(
         operation = LanceOperation.UpdateConfig(
             schema_metadata_updates=LanceOperation.UpdateMap(updates=updates, replace=False)
         )
-        return lance.LanceDataset.commit(dataset, Transaction(dataset.version, operation))
+        made = lance.LanceDataset.commit(dataset, Transaction(dataset.version, operation))
+        note_own_commit(ref.uri, made.version, job_id)
+        return made
 
     return retry_conflicts(attempt, _MAX_RETRIES)
 
 
-def check_not_made_anew(source: TableRef, identities: Iterable[tuple[int, str | None]]) -> None:
-    """Refuse a source that is another table than the one whose versions had these identities."""
-    latest = open_dataset(source)
+def check_not_made_anew(
+    source: TableRef, identities: Iterable[tuple[int, str | None]], latest: lance.LanceDataset
+) -> None:
+    """Refuse a source that is another table than the one whose versions had these identities.
+
+    `latest` is the latest version of what is in its place.
+    """
     for version, identity in identities:
         if latest.version < version or _is_made_anew(latest, version, identity):
             raise UserInputError(
@@ -220,10 +258,4 @@ def _is_made_anew(dataset: lance.LanceDataset, version: int, identity: str | Non
 
     Of a version that was cleaned up nobody knows.
     """
-    return identity is not None and version_identity(dataset, version) not in (None, identity)
-
-
-def version_identity(dataset: lance.LanceDataset, version: int) -> str | None:
-    """Which commit made a version of a table; None when that was cleaned up."""
-    commit = read_commit(dataset, version)
-    return None if commit is None else str(commit.uuid)
+    return identity is not None and commit_uuid(dataset, version) not in (None, identity)
