@@ -11,6 +11,7 @@ import geneva
 from benchmarks import functions
 from benchmarks.cases import Bench, Outcome, Target, numbers
 from benchmarks.slow_store import SlowStore, slow_store
+from benchmarks.views import keyed, timed
 from geneva import udf
 from geneva.config import Settings
 
@@ -24,7 +25,9 @@ def waits_1ms(x: float) -> float:
     return x
 
 
-def _table(store: SlowStore, name: str, data: pa.Table, fragments: int) -> geneva.Table:
+def _table(
+    store: SlowStore, name: str, data: pa.Table, fragments: int, **options: bool
+) -> geneva.Table:
     settings = Settings(progress=False, local_slots=SLOTS)
     db = geneva.connect(store.uri, storage_options=store.options, settings=settings)
     rows = -(-data.num_rows // fragments)
@@ -34,16 +37,17 @@ def _table(store: SlowStore, name: str, data: pa.Table, fragments: int) -> genev
         storage_options=store.options,
         max_rows_per_file=rows,
         max_rows_per_group=rows,
+        **options,
     )
     return db.open_table(name)
 
 
-def _warm_table(store: SlowStore, data: pa.Table, fragments: int) -> geneva.Table:
+def _warm_table(store: SlowStore, data: pa.Table, fragments: int, **options: bool) -> geneva.Table:
     """A table in a database that has had a job."""
     warm = _table(store, "warm", numbers(8), 4)
     warm.add_columns({"y": functions.arrow})
     warm.backfill("y", task_size=2)
-    return _table(store, "t", data, fragments)
+    return _table(store, "t", data, fragments, **options)
 
 
 def _fragments(bench: Bench, store: SlowStore) -> tuple[list[float], list[int]]:
@@ -102,4 +106,23 @@ def store_rows(bench: Bench) -> Outcome:
     return outcome
 
 
-WARM = (store_fragments, store_requests, store_rows)
+def store_view(bench: Bench) -> Outcome:
+    """The reference is a backfill of the source's rows."""
+    outcome = Outcome(
+        "store_view",
+        "S3, 30 ms a request: first refresh of a 50% filter over 8,000 rows; against a backfill",
+        target=Target(2.0, "loop"),
+    )
+    with slow_store(REQUEST_SECONDS) as store:
+        table = _warm_table(store, keyed(0, 8_000), 8, enable_stable_row_ids=True)
+        for run in bench.runs():
+            query = table.query().select(["id"]).add_column({"y": functions.arrow})
+            db = table._connection
+            view = db.create_materialized_view(f"v{run}", query.where("id % 2 = 0"))
+            outcome.runs.append(timed(view.refresh))
+            table.add_columns({f"y{run}": functions.arrow})
+            outcome.loop_runs.append(timed(lambda column=f"y{run}": table.backfill(column)))
+    return outcome
+
+
+WARM = (store_fragments, store_requests, store_rows, store_view)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import lance
@@ -21,11 +22,16 @@ from view_support import values
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
 
-def make_table(store: SlowStore, rows: int, fragments: int) -> Table:
+def make_table(store: SlowStore, rows: int, fragments: int, **options: bool) -> Table:
     data = pa.table({"id": pa.array(range(rows), pa.int64())})
     size = -(-rows // fragments)
-    options = {"storage_options": store.options, "max_rows_per_file": size}
-    lance.write_dataset(data, f"{store.uri}/t.lance", **options)
+    lance.write_dataset(
+        data,
+        f"{store.uri}/t.lance",
+        storage_options=store.options,
+        max_rows_per_file=size,
+        **options,
+    )
     db = geneva.connect(
         store.uri,
         storage_options=store.options,
@@ -75,3 +81,26 @@ def test_a_split_fragment_is_put_together_from_its_checkpoints(calls: Calls) -> 
         table.backfill("y", task_size=7, checkpoint_size=2)
         assert calls.taken() == list(range(60))
         assert values(table, "y") == {i: 3 * i for i in range(60)}
+
+
+def test_a_refresh_opens_its_tables_once(calls: Calls) -> None:
+    """What was opened to plan it is used to run it. Opening all anew, a plan took 13 requests."""
+    with slow_store(0.0) as store:
+        table = make_table(store, 80, 8, enable_stable_row_ids=True)
+        query = table.query().where("id % 2 = 0").select(["id"]).add_column({"y": tripled(calls)})
+        view = table._connection.create_materialized_view("v", query)
+
+        def requests_of(call: Callable[[], object]) -> int:
+            store.requests()
+            call()
+            return sum(store.requests().values())
+
+        assert requests_of(view.plan_refresh) <= 6
+        assert requests_of(view.refresh) <= 80
+        assert calls.taken() == list(range(0, 80, 2))
+        assert requests_of(view.refresh) <= 12
+        assert requests_of(view.plan_refresh) <= 3
+        table.add(pa.table({"id": [80, 81, 82]}))
+        assert requests_of(view.refresh) <= 80
+        assert calls.taken() == [80, 82]
+        assert values(view, "y") == {i: 3 * i for i in range(0, 84, 2)}

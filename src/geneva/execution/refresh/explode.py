@@ -28,7 +28,7 @@ from geneva.storage.lance.dataset import Dataset, check_not_dropped, open_datase
 from geneva.storage.lance.row_ids import read_row_ids, sorted_ids
 from geneva.storage.views.definition import allow_nulls
 from geneva.storage.views.explode import CHUNKS, RewrittenColumns, commit_chunks, inner_ref
-from geneva.storage.views.foreign_writes import is_untouched
+from geneva.storage.views.foreign_writes import is_as_refreshed, is_untouched
 from geneva.storage.views.source_changes import read_changes
 from geneva.storage.views.state import commit_refreshed, commit_refreshing, read_view_state
 
@@ -166,8 +166,7 @@ def lay_out_changes(
 
 def _is_untouched(outer: TableRef, view: Dataset, lists: Lists) -> bool:
     """Whether the rows of a chunked view are as its last refresh left them."""
-    state = read_view_state(view.schema)
-    return state.refreshed and is_untouched(outer, view, state.settled_at, _columns(lists))
+    return is_as_refreshed(outer, view, read_view_state(view.schema), _columns(lists))
 
 
 def _columns(lists: Lists) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
 from geneva.storage.lance.history import commit_uuid
 from geneva.storage.views.definition import ROW_ADDRESSES, ViewInfo, is_view, read_view
-from geneva.storage.views.foreign_writes import is_untouched
+from geneva.storage.views.foreign_writes import is_as_refreshed
 from geneva.storage.views.source_changes import SourceChanges, read_changes
 from geneva.storage.views.state import (
     ViewState,
@@ -147,9 +147,7 @@ def prepare_refresh(
         ),
     )
     _check_source(source, latest, state)
-    untouched = state.refreshed and is_untouched(
-        ref, view, state.settled_at, own_columns(view, groups)
-    )
+    untouched = is_as_refreshed(ref, view, state, own_columns(view, groups))
     reached = info.base_version == version and state.udf_versions == _versions(groups)
     current = untouched and reached
     if current and not request.backfill.options.retry_failed:
@@ -341,7 +339,7 @@ def _changes(
         try:
             # A view reads columns by name: another field of the name has other values, maybe.
             found[version] = read_changes(
-                target.source, version, target.version, watched, by_name=True
+                target.source, version, target.version, watched, by_name=True, opened=source
             )
         except TableChangedError:
             found[version] = None

@@ -11,7 +11,22 @@ from geneva.errors import TableNotFoundError
 from geneva.model.tables import TableRef
 from geneva.storage.lance.dataset import field_ids_of, nodes_of, open_dataset
 from geneva.storage.lance.own_commits import are_own_commits
+from geneva.storage.views.state import ViewState
 from geneva.storage.views.version_path import Route, Step, read_route
+
+
+def is_as_refreshed(
+    ref: TableRef, view: lance.LanceDataset, state: ViewState, columns: Iterable[str]
+) -> bool:
+    """Whether rows of a view, and values of some columns, are as its last refresh left them.
+
+    The refresh has put down the version that it settled the view at, by one commit more. Where
+    that is the latest, nobody else has written since.
+    """
+    if not state.refreshed or state.settled_at is None:
+        return False
+    is_latest = int(view.version) == state.settled_at + 1
+    return is_latest or is_untouched(ref, view, state.settled_at, columns)
 
 
 def is_untouched(

@@ -71,15 +71,22 @@ class SourceChanges:
 
 
 def read_changes(
-    ref: TableRef, old: int, new: int, columns: Sequence[str], *, by_name: bool = False
+    ref: TableRef,
+    old: int,
+    new: int,
+    columns: Sequence[str],
+    *,
+    by_name: bool = False,
+    opened: lance.LanceDataset | None = None,
 ) -> SourceChanges:
     """Compare two versions of a table, in either order. `columns` are paths at the new one.
 
     A column is what it was under the same field id; where that is not the same column (it was
     dropped and added again), under the same name; otherwise it was NULL. `by_name`: it is what had
     its name, whatever field that was: for those who read the column by its name at both versions.
+    `opened` is the new version, where it is open.
     """
-    after = _open(ref, new, "which is to be read")
+    after = _open(ref, new, "which is to be read") if opened is None else opened
     before = after if old == new else _open(ref, old, "which the view was computed from")
     for dataset in (before, after):
         if not dataset.has_stable_row_ids:

@@ -79,8 +79,9 @@ class PlannedOn:
         info = read_view(view.schema)
         if info is None or info.uuid != self.view_id:
             raise dropped_meanwhile(ref)
-        made = [*state.identities.items(), (version, self.identity)]
-        check_not_made_anew(self.source, made, source)
+        check_still_there(
+            self.source, {**state.identities, version: self.identity}, version, source
+        )
 
 
 def read_view_state(schema: pa.Schema) -> ViewState:
@@ -186,7 +187,7 @@ def commit_refreshed(
                 f"{job_id} refreshed it. What was computed is kept: refresh again."
             )
         if source is not None and latest is not None:
-            check_not_made_anew(source, state.identities.items(), latest())
+            check_still_there(source, state.identities, base_version, latest())
         record = {
             "version": version,
             "udfs": dict(udf_versions),
@@ -236,6 +237,18 @@ def _update(
         return made
 
     return retry_conflicts(attempt, _MAX_RETRIES)
+
+
+def check_still_there(
+    source: TableRef,
+    identities: Mapping[int, str | None],
+    version: int,
+    latest: lance.LanceDataset,
+) -> None:
+    """The same, after a plan found that it was not made anew: one `version` tells it by itself."""
+    known = identities.get(version)
+    told = [(version, known)] if known is not None else identities.items()
+    check_not_made_anew(source, told, latest)
 
 
 def check_not_made_anew(
