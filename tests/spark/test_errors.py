@@ -82,6 +82,8 @@ def test_failed_task_on_connect() -> None:
         "java.nio.file.FileSystemException: /tmp/a: No space left on device",
         "OSError: [Errno 28] No space left on device: '/tmp/a'",
         "OSError: LanceError(IO): Disk quota exceeded (os error 122), /a/b.rs:1:2",
+        "pyo3_runtime.PanicException: called `Result::unwrap()` on an `Err` value: Os { code: 28, "
+        'kind: StorageFull, message: "No space left on device" }',
     ],
 )
 def test_no_space_is_said_as_such(cause: str) -> None:

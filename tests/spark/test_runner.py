@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark import cloudpickle
@@ -19,6 +22,7 @@ from geneva.errors import JobCancelledError, JobError, WorkerLostError
 from geneva.execution.runner import InProcessRunner, Resources, Runner
 from geneva.spark.embedded.java import MODULE_OPTIONS
 from geneva.spark.embedded.settings import LocalOptions
+from geneva.spark.local_slots import LocalSlots
 from geneva.spark.runner import SparkRunner
 from geneva.spark.sessions import embedded_session
 
@@ -45,6 +49,12 @@ def double(number: int) -> str:
 def wait_then_report(seconds: float) -> str:
     time.sleep(seconds)
     return f"slept {seconds}"
+
+
+def fail_if_short(seconds: float) -> str:
+    if not seconds:
+        raise RuntimeError("too short")
+    return wait_then_report(seconds)
 
 
 def hold_the_interpreter(seconds: float) -> str:
@@ -165,6 +175,39 @@ class TestEveryRunner:
         any_runner.cancel()
         with pytest.raises(JobCancelledError):
             any_runner.submit(double, [1]).result()
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+class TestTasksWithSharesOfTheMachine:
+    """Each of them is a Spark job: it can be cancelled, and its failure is told at once."""
+
+    WANTED = Resources(num_cpus=2)
+
+    def test_each_keeps_its_tag(self, runner: SparkRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, begun = SparkRunner._reports, itertools.count()
+
+        def late(self: SparkRunner, *args: Any) -> list[str]:
+            # The others have ended, and taken their own tags away, when this one starts.
+            if next(begun):
+                time.sleep(0.5)
+            return real(self, *args)
+
+        monkeypatch.setattr(SparkRunner, "_reports", late)
+        monkeypatch.setattr(LocalSlots, "count", lambda *_: 3)
+        monkeypatch.setattr(LocalSlots, "held", lambda *_: nullcontext({}))
+        job = runner.submit(wait_then_report, [0.0, 0.0, 0.1], self.WANTED)
+        assert job.result() == ["slept 0.0", "slept 0.0", "slept 0.1"]
+        assert len(runner.engine_facts()["jobs"]) == 3
+
+    def test_a_failure_is_told_before_the_others_end(
+        self, runner: SparkRunner, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(LocalSlots, "held", lambda *_: nullcontext({}))
+        began = time.monotonic()
+        with pytest.raises(JobError, match="too short"):
+            runner.submit(fail_if_short, [0.0, 30.0], self.WANTED).result()
+        assert time.monotonic() - began < 15
 
 
 @pytest.mark.slow

@@ -41,6 +41,37 @@ worker_daemon.main()
 """
 
 
+_SEEDED_IN_A_WORKER = """
+import os
+import pyspark.daemon
+from geneva.spark import worker_daemon
+
+def fork_worker():
+    import numpy
+    if os.fork() == 0:
+        numpy.random.seed(7)
+        if os.fork() == 0:  # as a function does it
+            print(numpy.random.randint(2**31), flush=True)
+            os._exit(0)
+        os.wait()
+        os._exit(0)
+    os.wait()
+
+pyspark.daemon.manager = fork_worker
+worker_daemon.main()
+"""
+
+
+def test_a_process_that_a_function_forks_keeps_the_seed_that_it_set() -> None:
+    drawn = {
+        subprocess.run(
+            [sys.executable, "-c", _SEEDED_IN_A_WORKER], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    }
+    assert len(drawn) == 1
+
+
 def test_each_worker_draws_its_own_random_numbers() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _DRAWN_IN_TWO_COPIES], capture_output=True, text=True, check=True

@@ -36,7 +36,8 @@ _GONE = re.compile(
 )
 _FULL = re.compile(
     r".*((java|org)\.[\w.]+: [^'\"\n]*(No space left on device|Disk quota exceeded)"
-    r"|\[Errno (28|122)\]|LanceError\(IO\): [^'\"\n]*\(os error (28|122|27)\)).*"
+    r"|\[Errno (28|122)\]|LanceError\(IO\): [^'\"\n]*\(os error (28|122|27)\)"
+    r"|PanicException: [^'\n]*Os \{ code: (28|122|27), kind: ).*"
 )
 """As Java, Python and Lance say it of a disk: the words alone may be a user's."""
 _MAX_TRACE_LINES = 30

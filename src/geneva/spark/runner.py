@@ -19,7 +19,8 @@ import uuid
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -218,8 +219,19 @@ class SparkRunner:
         def run_one(item: T) -> str:
             return self._run(function, [item], resources, said)[0]
 
-        with ThreadPoolExecutor(len(items), thread_name_prefix="geneva-share") as threads:
-            return list(threads.map(inheritable_thread_target(self._session)(run_one), items))
+        def inherits(run: Callable[[], str]) -> Callable[[], str]:
+            """With properties of its own: those of one call would be shared by all threads."""
+            inheriting: Callable[[], str] = inheritable_thread_target(self._session)(run)
+            return inheriting
+
+        threads = ThreadPoolExecutor(len(items), thread_name_prefix="geneva-share")
+        try:
+            jobs = [threads.submit(inherits(partial(run_one, item))) for item in items]
+            wait(jobs, return_when=FIRST_EXCEPTION)
+            failed = next((job for job in jobs if job.done() and job.exception()), None)
+            return [job.result() for job in (jobs if failed is None else [failed])]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _run_frame(
         self,

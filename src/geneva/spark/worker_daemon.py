@@ -21,8 +21,14 @@ def main() -> None:
     import geneva.execution.runner
     import geneva.execution.worker.run  # noqa: F401
 
+    daemon = os.getpid()
+
+    def seed() -> None:
+        if os.getppid() == daemon:  # a worker, and not a process that a function forks
+            numpy.random.seed()
+
     # Seeded when it is imported: without this all workers would draw the same numbers.
-    os.register_at_fork(after_in_child=numpy.random.seed)
+    os.register_at_fork(after_in_child=seed)
 
     # Said at every fork: it is meant for processes that have used Lance.
     warnings.filterwarnings("ignore", message=".*(fork-safe|fork)")

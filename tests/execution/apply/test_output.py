@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from geneva import Connection, JobStatus
+from geneva import Connection, JobStatus, udf
 from geneva.errors import UDFError, UDFExecutionError, UDFOutputError
+from geneva.execution.apply.batch import Applier
 from support import Calls, checkpoint_ranges, column, counted, make_table
 
 BAD = 5
@@ -135,3 +138,36 @@ class TestExceptions:
         ):
             assert part in said
         assert calls.count == 1
+
+
+NAIVE = datetime.fromisoformat("2024-01-01T05:00")
+ZONED = NAIVE.replace(tzinfo=timezone(timedelta(hours=2)))
+MIXED: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.date32(), [date(2024, 1, 1), NAIVE]),
+    (pa.timestamp("us"), [NAIVE, ZONED]),
+    (pa.binary(), ["é", b"b"]),
+    (pa.time64("us"), [time(1), time(2, tzinfo=UTC)]),
+    (pa.list_(pa.date32()), [[date(2024, 1, 1)], [NAIVE]]),
+    (pa.int64(), [1, True]),
+    (pa.float64(), [1.5, 2]),
+    (pa.string(), ["a", None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "given"), MIXED, ids=lambda v: str(v)[:20])
+def test_objects_in_arrays_are_looked_at_as_those_in_lists(
+    kind: pa.DataType, given: list[Any]
+) -> None:
+    def outcome(returned: Any) -> Any:
+        def function(x: pa.Array) -> Any:
+            return returned
+
+        declared = udf(function, data_type=kind)
+        try:
+            return Applier(declared, pa.field("y", kind)).apply(pa.record_batch({"x": [1, 2]}))
+        except UDFError as error:
+            return type(error)
+
+    array = np.empty(2, dtype=object)
+    array[:] = given
+    assert outcome(array) == outcome(given)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from geneva import udf
 from geneva.execution.apply.batch import Applier
 from geneva.execution.apply.ownership import is_only_here
+from geneva.execution.apply.tensors import is_tensor
 from geneva.on_error import skip_on_error
 
 ROWS, WIDTH = 4, 3
@@ -262,3 +265,20 @@ def test_a_tensor_without_values_is_the_functions_failure() -> None:
     assert applied.values[0].to_pylist() == [None]
     (failure,) = applied.failures
     assert "meta tensor" in failure.message
+
+
+def test_torch_that_is_being_imported_is_none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert is_only_here([fresh()])
+    assert not is_tensor(fresh())
+
+
+def test_a_tensor_without_rows_is_the_functions_failure() -> None:
+    torch = pytest.importorskip("torch")
+
+    @udf(data_type=VECTOR, on_error=skip_on_error())
+    def nested(x: pa.Array) -> Any:
+        return torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+
+    applied = Applier(nested, pa.field("v", VECTOR)).run(pa.record_batch({"x": [1, 2]}))
+    assert applied.values[0].to_pylist() == [None, None]

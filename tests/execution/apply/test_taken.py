@@ -42,6 +42,18 @@ SHAPES: dict[str, tuple[Any, Any, pa.DataType, Any]] = {
         pa.list_(pa.int64()),
         lambda x: [x, x],
     ),
+    "number": (
+        lambda: np.zeros((), np.float64),
+        lambda v, x: v.fill(x),
+        pa.float64(),
+        lambda x: float(x),
+    ),
+    "view of a number": (
+        lambda: np.zeros(1, np.int64),
+        lambda v, x: v.fill(x),
+        pa.list_(pa.int64(), 1),
+        lambda x: [x],
+    ),
     "bytearray": (
         lambda: bytearray(1),
         lambda v, x: v.__setitem__(0, x),

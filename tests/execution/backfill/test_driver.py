@@ -12,6 +12,7 @@ from geneva import Connection, Table
 from geneva.errors import JobCancelledError, JobTimeoutError, UDFExecutionError, WorkerLostError
 from geneva.execution.backfill.committer import Committer
 from geneva.execution.backfill.control import JobControl
+from geneva.execution.backfill.dispatch import Dispatcher
 from geneva.execution.backfill.driver import run_backfill
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.progress import JobProgress
@@ -140,6 +141,21 @@ def test_lost_workers_end_the_job_when_they_noted_nothing(table: Table) -> None:
         run(prepared, runner, committer, listeners=(shown.append,))
     assert committer.commits == [[0]]
     assert shown[-1].lost_workers == 1
+
+
+@pytest.mark.parametrize(("tries", "submissions"), [(1, 201), (4, 51), (None, 51)])
+def test_a_job_is_given_up_after_so_many_dead_workers_however_often_spark_tries(
+    table: Table, monkeypatch: pytest.MonkeyPatch, tries: int | None, submissions: int
+) -> None:
+    monkeypatch.setattr(Dispatcher, "_learned", lambda *_: True)
+    lost = WorkerLostError("gone")
+    lost.tries = tries
+    runner = InlineRunner(fail=lambda number: lost)
+    shown: list[JobProgress] = []
+    prepared = prepared_for(table, "c", **TASKS_OF_5, concurrency=1)
+    with pytest.raises(WorkerLostError, match=r"given up after 200.*gone"):
+        run(prepared, runner, MemoryCommitter(), listeners=(shown.append,))
+    assert shown[-1].lost_workers == submissions
 
 
 def test_a_cancelled_job_stops_before_its_next_task(table: Table) -> None:

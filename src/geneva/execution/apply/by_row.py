@@ -24,7 +24,7 @@ from geneva.execution.apply.steps import (
     failure_of,
 )
 from geneva.execution.apply.tables import rows_of_tables
-from geneva.execution.apply.taken import is_single, taken
+from geneva.execution.apply.taken import taken
 from geneva.udf.declare import UDFArgType
 from geneva.udf.policy import Action
 
@@ -67,13 +67,12 @@ class RowByRow:
         self, function: Callable[..., Any], columns: list[list[Any]], iterators: list[Iterator[Any]]
     ) -> list[Any]:
         values = self._values
-        is_safe = is_single(self.call.output.type)
         while True:
             try:
                 # extend keeps what it got before an exception: its length is the failing row, and
                 # the iterators stand behind it.
                 given = map(function, *iterators)
-                values.extend(given if is_safe else map(taken, given))
+                values.extend(map(taken, given))
                 end_copy()
                 if len(values) == self.call.batch.num_rows:
                     return values

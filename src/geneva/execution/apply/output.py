@@ -66,12 +66,14 @@ def own_values(returned: list[Any], kind: pa.DataType, rows: int) -> pa.Array | 
     the next call: functions return memory that they use again, or views of their inputs, which
     would keep these; and Lance panics on sliced structs. Only what nobody else has stays as it is.
     """
-    stays, result = is_only_here(returned), returned[0]
-    is_numbers = type(result) is np.ndarray or is_tensor(result)
-    has_rows = result.ndim > 0 if is_numbers else isinstance(result, pa.Array)
-    if not has_rows or len(result) != rows:
-        return None
     try:
+        stays, result = is_only_here(returned), returned[0]
+        # Objects are looked at one by one, elsewhere.
+        is_array = type(result) is np.ndarray and not result.dtype.hasobject
+        is_numbers = is_array or is_tensor(result)
+        has_rows = result.ndim > 0 if is_numbers else isinstance(result, pa.Array)
+        if not has_rows or len(result) != rows:
+            return None
         array = _returned_array(result, kind)
         if array is None or array.type != kind:
             return None

@@ -34,13 +34,6 @@ _UNCHANGING = frozenset(
 """Types whose values nobody can change."""
 
 
-def is_single(kind: pa.DataType) -> bool:
-    """Whether values of a type are given as single objects that nobody can change."""
-    types = pa.types
-    texts = types.is_string(kind) or types.is_large_string(kind)
-    return bool(types.is_primitive(kind) or types.is_decimal(kind) or texts)
-
-
 def taken(value: Any) -> Any:
     """A value that no later call can change: the same, or a copy."""
     return value if type(value) in _UNCHANGING else _copied(value)

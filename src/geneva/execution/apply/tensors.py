@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 def is_tensor(value: Any) -> bool:
     """Whether a value is a tensor of torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    # A module that another thread is about to import has not all of its names.
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return isinstance(kind, type) and isinstance(value, kind)
 
 
 def numpy_of(value: Any) -> npt.NDArray[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 
@@ -26,8 +26,9 @@ MAX_JOBS_IN_FLIGHT = 16
 """Spark jobs at once; on a large cluster each of them carries several tasks."""
 _PROBE_SECONDS = 0.1
 """So long a first task is waited for, where others may not be needed."""
-_MAX_LOST = 50
-"""Submissions whose workers died, each of them four times, before a job is given up."""
+_MAX_LOST = 200
+"""Workers that died before a job is given up. Spark itself starts most of them four times."""
+_SPARK_TRIES = 4
 
 
 class JobRunner:
@@ -79,6 +80,8 @@ class Dispatcher:
         """Until when the first task is waited for, before others are handed out."""
         self._notes: dict[str, tuple[Suspect | None, ...]] = {}
         """What dead workers noted, per first part of a task."""
+        self._lost = 0
+        """Workers that died."""
 
     @property
     def is_busy(self) -> bool:
@@ -198,7 +201,17 @@ class Dispatcher:
     def _submit_again(self, tasks: list[Task], lost: Future[list[str]]) -> None:
         """Go on with tasks whose workers died, as long as their notes narrow the cause down."""
         self._ledger.lost_workers()
-        if not (self._learned(tasks) or _is_first_try(tasks, lost)):
+        tries = _tries(lost)
+        self._lost += tries or _SPARK_TRIES
+        if self._lost > _MAX_LOST:
+            raise WorkerLostError(
+                f"{self._lost} workers died in this job, which is given up after {_MAX_LOST}: too "
+                "many rows kill the process that computes them. What was computed is kept. "
+                f"{lost.exception()}"
+            )
+        is_first = tries == 1 and not any(task.attempt for task in tasks)
+        # Only later tries leave notes of what they do: a plain `local[N]` has made none yet.
+        if not (self._learned(tasks) or is_first):
             store, job_id = open_checkpoints(self._prepared.ref), tasks[0].work.job_id
             delete_keys(store, store.list_keys(f"attempt-{job_id}-"))
             lost.result()
@@ -206,8 +219,6 @@ class Dispatcher:
 
     def _learned(self, tasks: list[Task]) -> bool:
         """Whether dead workers noted something that was not known before."""
-        if self._ledger.progress.lost_workers > _MAX_LOST:
-            return False
         store = open_checkpoints(self._prepared.ref)
         for own in (own for task in tasks for own in task.columns):
             first = note_key(own.work.job_id, own.parts[0])
@@ -218,11 +229,7 @@ class Dispatcher:
         return False
 
 
-def _is_first_try(tasks: Sequence[Task], lost: Future[list[str]]) -> bool:
-    """Whether tasks ran for the first time: only later ones leave notes of what they do.
-
-    Spark tries a task again by itself, but not where its master is a plain `local[N]`.
-    """
+def _tries(lost: Future[list[str]]) -> int | None:
+    """How often Spark tried a task whose workers died; None: it doesn't say."""
     error = lost.exception()
-    tries = error.tries if isinstance(error, WorkerLostError) else None
-    return tries == 1 and not any(task.attempt for task in tasks)
+    return error.tries if isinstance(error, WorkerLostError) else None

@@ -131,13 +131,22 @@ def _is_found_by_others() -> bool:
     installed = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     places = [*installed, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     places += [line for folder in {*installed} for line in _path_lines(Path(folder))]
-    return any(place and Path(place).resolve() == here for place in places)
+    return any(_is_folder(place, here) for place in places)
+
+
+def _is_folder(place: str, folder: Path) -> bool:
+    with suppress(OSError, ValueError):  # a line may be anything
+        return bool(place) and Path(place).resolve() == folder
+    return False
 
 
 def _path_lines(folder: Path) -> list[str]:
     """Folders that Python adds to its path for one of packages: those of editable installs."""
-    files = [file.read_text(errors="replace") for file in folder.glob("*.pth")]
-    return [line.strip() for text in files for line in text.splitlines()]
+    lines: list[str] = []
+    for file in folder.glob("*.pth"):
+        with suppress(OSError):  # as Python itself does
+            lines += file.read_text(errors="replace").splitlines()
+    return [line.strip() for line in lines]
 
 
 def jvm_options(directory: Path, options: LocalOptions) -> list[str]:
