@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from cluster import wait_for
 
 ACCESS_KEY = "AKIAGENEVATESTONLY00"
 SECRET_KEY = "s3cr3t/Zq8+NeverInTheClear+40characters00"
+_SERVER = Path(__file__).with_name("s3_of_minio.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def running_server() -> Iterator[str]:
         port = int(probe.getsockname()[1])
     with tempfile.TemporaryFile() as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            [sys.executable, str(_SERVER), "-H", "127.0.0.1", "-p", str(port)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -18,6 +18,7 @@ from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from lance.dataset import Tags
 
@@ -26,7 +27,13 @@ from cluster import wait_for
 from geneva.checkpoint import LanceCheckpointStore
 from geneva.checkpoint_utils import CheckpointKey, WorkIdentity
 from geneva.connection import Connection
-from geneva.errors import TableChangedError, TableNotFoundError, UDFError
+from geneva.errors import (
+    TableChangedError,
+    TableNotFoundError,
+    UDFError,
+    UnreadableSourceError,
+)
+from geneva.execution.load import work
 from geneva.execution.runner import InProcessRunner
 from geneva.execution.worker.task import Task
 from geneva.model.jobs import JobStatus
@@ -525,3 +532,47 @@ def test_a_version_that_is_cleaned_up_before_its_job_has_pinned_it(
             table.backfill("y")
     table.backfill("y")
     assert values(table) == doubled()
+
+
+def put_rows(bucket: Bucket, name: str, rows: dict[str, list[Any]]) -> str:
+    """Write a Parquet file to the folder rows; return the folder."""
+    file = io.BytesIO()
+    pq.write_table(pa.table(rows), file)
+    bucket.client.put_object(Bucket=bucket.name, Key=f"rows/{name}", Body=file.getvalue())
+    return f"s3://{bucket.name}/rows"
+
+
+class TestLoading:
+    """As of MinIO: a folder is listed in milliseconds, a HEAD request tells whole seconds."""
+
+    def test_a_folder_and_a_file(self, bucket: Bucket) -> None:
+        put_rows(bucket, "a.parquet", {"id": [1], "v": ["x"]})
+        folder = put_rows(bucket, "b.parquet", {"id": [2], "v": ["y"]})
+        listed = bucket.client.list_objects_v2(Bucket=bucket.name)["Contents"]
+        seen = [bucket.client.head_object(Bucket=bucket.name, Key=f["Key"]) for f in listed]
+        assert [f["LastModified"] for f in listed] != [f["LastModified"] for f in seen]
+
+        table = open_database(bucket).create_table("t", pa.table({"id": [1, 2, 3]}))
+        options = bucket.storage_options
+        table.load_columns(folder, "id", ["v"], storage_options=options)
+        assert table.to_arrow()["v"].to_pylist() == ["x", "y", None]
+        table.load_columns(f"{folder}/a.parquet", "id", ["v"], storage_options=options)
+        assert table.to_arrow()["v"].to_pylist() == ["x", "y", None]
+
+    @pytest.mark.parametrize("later", ["yy", pytest.param("y", marks=pytest.mark.slow)])
+    def test_a_file_that_is_replaced_is_refused(
+        self, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, later: str
+    ) -> None:
+        folder = put_rows(bucket, "a.parquet", {"id": [1], "v": ["x"]})
+        table = open_database(bucket).create_table("t", pa.table({"id": [1]}))
+        real = work.stage_source
+
+        def replacing(*args: Any) -> Any:
+            if len(later) == 1:  # a file of the same size is known by its time
+                time.sleep(2.1)
+            put_rows(bucket, "a.parquet", {"id": [1], "v": [later]})
+            return real(*args)
+
+        monkeypatch.setattr(work, "stage_source", replacing)
+        with pytest.raises(UnreadableSourceError, match=r"a\.parquet was replaced"):
+            table.load_columns(folder, "id", ["v"], storage_options=bucket.storage_options)

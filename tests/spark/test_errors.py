@@ -94,10 +94,19 @@ def test_no_space_is_said_as_such(cause: str) -> None:
     assert len(str(found)) < 400
 
 
-def test_what_a_value_says_is_not_about_the_disk() -> None:
+@pytest.mark.parametrize(
+    "value",
+    [
+        "No space left on device (os error 28)",
+        "[Errno 28] No space left on device",
+        "OSError: [Errno 28] No space left on device",
+        "LanceError(IO): No space left on device (os error 28)",
+    ],
+)
+def test_what_a_value_says_is_not_about_the_disk(value: str) -> None:
     trace = (
         'Traceback (most recent call last):\n  File "/a.py", line 1, in f\n    int(text)\n'
-        "ValueError: invalid literal for int(): 'No space left on device (os error 28)'"
+        f"ValueError: invalid literal for int(): '{value}'"
     )
     text = f"org.apache.spark.api.python.PythonException: {trace}"
     assert type(explained(RuntimeError(text))) is JobError

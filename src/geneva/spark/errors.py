@@ -35,11 +35,13 @@ _GONE = re.compile(
     r"|An error occurred while calling \S+\Z"  # with nothing of Java's behind it
 )
 _FULL = re.compile(
-    r".*((java|org)\.[\w.]+: [^'\"\n]*(No space left on device|Disk quota exceeded)"
-    r"|\[Errno (28|122)\]|LanceError\(IO\): [^'\"\n]*\(os error (28|122|27)\)"
-    r"|PanicException: [^'\n]*Os \{ code: (28|122|27), kind: ).*"
+    r".*(java|org)\.[\w.]+: [^'\"\n]*(No space left on device|Disk quota exceeded).*"
+    r"|^[^'\"\n]*OSError: \[Errno (28|122)\].*"
+    r"|^[^'\"\n]*LanceError\(IO\): [^'\"\n]*\(os error (28|122|27)\).*"
+    r"|^[^'\"\n]*PanicException: [^'\"\n]*Os \{ code: (28|122|27), kind: .*",
+    re.MULTILINE,
 )
-"""As Java, Python and Lance say it of a disk: the words alone may be a user's."""
+"""As Java, Python and Lance say it of a disk: the words alone, or in quotes, may be a user's."""
 _MAX_TRACE_LINES = 30
 """Lines of a worker's traceback that are worth showing: the last ones."""
 

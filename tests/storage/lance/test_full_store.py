@@ -13,6 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from lancedb.db import AsyncConnection, LanceDBConnection
+from lancedb.table import AsyncTable, LanceTable
 
 from geneva import Connection, Table, udf
 from geneva.cluster import GenevaCluster
@@ -160,6 +162,15 @@ def test_so_does_every_method_of_lancedbs(kind: type) -> None:
         assert is_writing(name) is (name not in LANCEDB_READING[kind].split()), name
 
 
+@pytest.mark.parametrize("kind", [LanceTable, AsyncTable, LanceDBConnection, AsyncConnection])
+def test_lancedbs_methods_are_not_taken_for_the_users_code(kind: type) -> None:
+    for name, method in public(kind):
+        if is_writing(name) and callable(method):
+            fail = {**method.__globals__, "writing": writing, "error": PermissionError(13, "no")}
+            with pytest.raises(StorageUnavailableError):
+                exec("with writing(''):\n    raise error", fail)
+
+
 def public(kind: type) -> list[tuple[str, Any]]:
     return [(name, found) for name, found in vars(kind).items() if not name.startswith("_")]
 
@@ -187,19 +198,31 @@ def test_a_table_or_view_that_there_is_no_space_for(local_db: Connection, table:
     assert local_db.create_materialized_view("v", table.search(None)).refresh().rows_committed == 3
 
 
+def fail_to_write(error: Exception, module: str = "lancedb.table") -> None:
+    """Fail in code of this module."""
+    code = "with writing('add of table t'):\n    raise error"
+    exec(code, {"__name__": module, "writing": writing, "error": error})
+
+
+NAMESPACE = "Namespace error: IO { source: Os { code: 13, kind: PermissionDenied, message"
+
+
 @pytest.mark.parametrize(
     "error",
     [
         PermissionError(13, "Permission denied"),
         OSError("LanceError(IO): Read-only file system (os error 30) at path x, /a/b.rs:1:2"),
+        RuntimeError("lance error: LanceError(IO): Permission denied (os error 13), /a/b.rs:1:2"),
+        RuntimeError(f"lance error: {NAMESPACE}"),
     ],
 )
 def test_what_may_not_be_written_to(error: Exception) -> None:
-    with (
-        pytest.raises(StorageUnavailableError, match=r"does not allow add.*right to read or write"),
-        writing("add of table 't'"),
-    ):
-        raise error
+    said = r"does not allow add.*right to read or write"
+    with pytest.raises(StorageUnavailableError, match=said):
+        fail_to_write(error)
+    with pytest.raises(type(error)) as caught:
+        fail_to_write(error, "users.own")
+    assert caught.value is error
 
 
 class TestJobs:
@@ -248,49 +271,75 @@ def test_other_errors_are_left_alone() -> None:
         raise ValueError("mine")
 
 
-MESSAGE = "LanceError(IO): No space left on device (os error 28)"
+FULL = "LanceError(IO): No space left on device (os error 28)"
+REFUSED = "LanceError(IO): Permission denied (os error 13)"
 
 
+@pytest.mark.parametrize("message", [FULL, REFUSED])
 @pytest.mark.parametrize(
     "write",
     [
-        lambda table: table.update(values_sql={"id": "cast(said as bigint)"}),
-        lambda table: table.add_columns({"n": "cast(said as bigint)"}),
-        lambda table: table.delete("cast(said as bigint) = 3"),
-        lambda table: table.delete(f"sad = '{MESSAGE}'"),
+        lambda table, _: table.update(values_sql={"id": "cast(said as bigint)"}),
+        lambda table, _: table.add_columns({"n": "cast(said as bigint)"}),
+        lambda table, _: table.delete("cast(said as bigint) = 3"),
+        lambda table, message: table.delete(f"sad = '{message}'"),
     ],
 )
 def test_what_values_say_is_not_about_the_store(
-    local_db: Connection, write: Callable[[Table], Any]
+    local_db: Connection, write: Callable[[Table, str], Any], message: str
 ) -> None:
-    table = local_db.create_table("log", pa.table({"id": [1], "said": [MESSAGE]}))
+    table = local_db.create_table("log", pa.table({"id": [1], "said": [message]}))
     with pytest.raises((RuntimeError, ValueError), match=r"Cast error|No field named sad"):
-        write(table)
+        write(table, message)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(MESSAGE)])
+OF_USERS = [
+    OSError(28, "No space left on device"),
+    OSError(FULL),
+    PermissionError(13, "the API said no"),
+    OSError(REFUSED),
+    RuntimeError("polars: Permission denied (os error 13): /data/my.parquet"),
+]
+
+
+@pytest.mark.parametrize("error", OF_USERS, ids=str)
 def test_nor_is_what_the_source_of_rows_says(local_db: Connection, error: Exception) -> None:
     def rows() -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"id": [1]})
         raise error
 
-    table = local_db.create_table("u", pa.table({"id": [1]}))
-    with pytest.raises(RuntimeError, match="Python exception"):
+    table = local_db.create_table("t", pa.table({"id": [1]}))
+    with pytest.raises(RuntimeError, match=r"Python exception: Traceback[^$]* in rows"):
         table.add(pa.RecordBatchReader.from_batches(table.schema, rows()))
+    with pytest.raises(RuntimeError, match=r"Python exception: Traceback[^$]* in rows"):
+        local_db.create_table("u", rows(), schema=table.schema)
+
+
+@pytest.mark.parametrize("error", OF_USERS, ids=str)
+def test_nor_is_what_it_says_before_the_first_row(local_db: Connection, error: Exception) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        raise error
+        yield
+
+    table = local_db.create_table("t", pa.table({"id": [1]}))
+    for write in (table.add, lambda data: local_db.create_table("u", data, schema=table.schema)):
+        with pytest.raises(type(error)) as caught:
+            write(rows())
+        assert caught.value is error
 
 
 @pytest.mark.parametrize(
     "said",
     [
         "LanceError(IO): Disk quota exceeded (os error 122), /a/b.rs:1:2",
-        f"lance error: {MESSAGE}",
-        f"LanceError(IO): Execution error: External: {MESSAGE} at path x",
+        f"lance error: {FULL}",
+        f"LanceError(IO): Execution error: External: {FULL} at path x",
         "called `Result::unwrap()` on an `Err` value: Os { code: 28, kind: StorageFull }",
     ],
 )
 def test_what_lance_says_of_a_full_store(said: str) -> None:
-    with pytest.raises(StorageFullError, match="No space is left for add"), writing("add"):
-        raise RuntimeError(said)
+    with pytest.raises(StorageFullError, match="No space is left for add"):
+        fail_to_write(RuntimeError(said))
 
 
 def test_so_are_those_of_the_rows_own_files(local_db: Connection, table: Table) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import TypeVar
 
 import pyarrow as pa
@@ -21,17 +23,27 @@ from geneva.model.uris import local_path
 Item = TypeVar("Item")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FULL_NUMBER = f"({'|'.join(map(str, _FULL))})"
-_FULL_OF_RUST = re.compile(
-    rf"[^'\"\n]*LanceError\(IO\): [^'\"\n]*\(os error {_FULL_NUMBER}\)"
-    rf"|[^'\n]*Os {{ code: {_FULL_NUMBER}, kind: "  # of a panic, or of a namespace
-)
-"""What Lance's Rust says itself: the system's number, and no value in quotes before it."""
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
-_REFUSED_SIGNS = (
-    *("read-only file system (os error", "permission denied (os error"),
-    "operation not permitted (os error",
-)
+
+
+def _of_rust(numbers: Iterable[int]) -> re.Pattern[str]:
+    number = f"({'|'.join(map(str, numbers))})"
+    return re.compile(
+        rf"[^'\"\n]*LanceError\(IO\): [^'\"\n]*\(os error {number}\)"
+        rf"|[^'\n]*Os {{ code: {number}, kind: "  # of a panic, or of a namespace
+    )
+
+
+_OF_RUST: dict[tuple[int, ...], re.Pattern[str]] = {
+    numbers: _of_rust(numbers) for numbers in (_FULL, _REFUSED)
+}
+"""What Lance's Rust says itself: the system's number, and no value in quotes before it."""
+_WRITERS = {
+    *("geneva", "lance", "lancedb", "lance_namespace", "pyarrow"),
+    "deprecation",  # some of LanceDB's methods are called through it
+    *sys.stdlib_module_names,
+}
+"""Packages whose code runs where something is written to a store."""
 _RUST_PLACE = re.compile(r",?\s*(at )?/\S+\.rs:\d+:\d+")
 
 
@@ -84,14 +96,20 @@ def damage_reason(error: BaseException) -> str:
 
 
 def is_storage_full(error: BaseException) -> bool:
-    """Whether something could not be written because no space is left, or none that may be used.
+    """Whether something could not be written because no space is left, or none that may be used."""
+    return _is_answer(error, _FULL)
 
-    What is quoted is a value of the user's, whatever it says, and so is an error of their code.
+
+def _is_answer(error: BaseException, numbers: tuple[int, ...]) -> bool:
+    """Whether the system has answered Lance, or Python, with one of these numbers.
+
+    What is quoted is a value of the user's, whatever it says. An error of their code that came
+    through Arrow is a "Python exception".
     """
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in numbers:
         return True
     text = str(error)
-    return _FULL_OF_RUST.match(text) is not None and "Python exception" not in text
+    return _OF_RUST[numbers].match(text) is not None and "Python exception" not in text
 
 
 def unwritable(
@@ -110,7 +128,7 @@ def unwritable(
             f"{kept}."
         )
     is_ours = places is None or any(_is_about(error, place) for place in places)
-    if is_ours and _is_any(error, _REFUSED, _REFUSED_SIGNS):
+    if is_ours and _is_answer(error, _REFUSED):
         return StorageUnavailableError(
             f"The store does not allow {doing}: {damage_reason(error)}. Give this process the "
             f"right to read or write there, and run again: {kept}."
@@ -132,19 +150,19 @@ def writing(doing: str) -> Iterator[None]:
     """Say in a sentence why something can't be written: no space is left, or it is not allowed.
 
     An error that names a file is Python's own. Lance writes here, and so it is about a file of the
-    user's, such as one that rows are read from.
+    user's, such as one that rows are read from. What the user's code raises is left alone as well.
     """
     try:
         yield
     except Exception as error:
         said = unwritable(error, doing, "nothing was lost")
-        if said is None or getattr(error, "filename", None) is not None:
+        names_a_file = getattr(error, "filename", None) is not None
+        if said is None or names_a_file or _is_of_users_code(error):
             raise
         raise said from error
 
 
-def _is_any(error: BaseException, numbers: tuple[int, ...], signs: tuple[str, ...]) -> bool:
-    if isinstance(error, OSError) and error.errno in numbers:
-        return True
-    text = str(error).lower()
-    return any(sign in text for sign in signs)
+def _is_of_users_code(error: BaseException) -> bool:
+    """Whether it was raised in, or below, code that is not of what writes: rows, or a callback."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(module.partition(".")[0] not in _WRITERS for module in modules)

@@ -33,6 +33,12 @@ _BATCH_ROWS = 65_536
 _WIDE_BATCH_ROWS = 4_096
 """Rows of a width that is not known before they are read."""
 _IPC_MAGIC = b"ARROW1"
+_STORE_TIME_NS = 1_000_000_000
+"""How far two times of one file in a store may be apart.
+
+A folder is looked at by listing it, and a file that was read by a HEAD request. MinIO lists
+milliseconds and answers HEAD in whole seconds; others round seconds up, or to the nearest.
+"""
 
 
 class SourceFormat(StrEnum):
@@ -58,14 +64,23 @@ _SUFFIXES = {
 
 
 @dataclass(frozen=True, slots=True)
+class FileSeen:
+    """What tells a file from another in its place."""
+
+    size: int
+    modified: int | None
+    """In nanoseconds; None: the store doesn't say."""
+
+
+@dataclass(frozen=True, slots=True)
 class FilePart:
     """A part of the files, as one task reads it."""
 
     format: SourceFormat
     uri: str
     storage_options: Secrets
-    identity: str
-    """What the file was, or the fragments were: another may be in the place by now."""
+    identity: FileSeen | str
+    """The file as it was, or a digest of the fragments: others may be in the place by now."""
     version: int | None = None
     """Of a Lance table."""
     pieces: tuple[int, ...] | None = None
@@ -186,8 +201,9 @@ def _plain_files(uris: Sequence[str], format_: SourceFormat, options: Secrets) -
     if not files:
         raise UserInputError(f"There are no files in {name}: there is nothing to load.")
     addresses = [uri for uri, _ in files]
+    # To the nanosecond: listings are compared with listings. Others just cost a load.
     facts = [(uri, info.size, info.mtime_ns) for uri, info in files]
-    whole = [FilePart(format_, uri, options, _identity(info)) for uri, info in files]
+    whole = [FilePart(format_, uri, options, _seen(info)) for uri, info in files]
     if format_ is SourceFormat.IPC:
         with _opened_ipc(addresses[0], options) as reader:
             schema = reader.schema
@@ -208,8 +224,8 @@ def _plain_files(uris: Sequence[str], format_: SourceFormat, options: Secrets) -
     return Files(name, format_, schema, tuple(parts), rows, _digest(facts))
 
 
-def _identity(info: fs.FileInfo) -> str:
-    return f"{info.size} {info.mtime_ns}"
+def _seen(info: fs.FileInfo) -> FileSeen:
+    return FileSeen(info.size, info.mtime_ns)
 
 
 def _readable(read: Any, uri: str, options: Secrets) -> Any:
@@ -339,7 +355,7 @@ def _read_parquet(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordB
         check_columns(schema, columns, without_credentials(part.uri))
         size = _batch_rows(schema, columns)
         yield from file.iter_batches(size, row_groups=part.pieces, columns=list(columns))
-    _check_same(part, _identity(system.get_file_info(path)))
+    _check_same_file(part, system, path)
 
 
 def _read_ipc(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -349,8 +365,7 @@ def _read_ipc(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
         for batch in batches:
             yield batch.select(list(columns))
-    system, path = file_system(part.uri, part.storage_options)
-    _check_same(part, _identity(system.get_file_info(path)))
+    _check_same_file(part, *file_system(part.uri, part.storage_options))
 
 
 def _read_lance(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -358,7 +373,8 @@ def _read_lance(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBat
     table = lance.dataset(part.uri, version=part.version, storage_options=options)
     pieces = frozenset(part.pieces or ())
     fragments = [f for f in table.get_fragments() if f.fragment_id in pieces]
-    _check_same(part, _digest([_metadata(fragment) for fragment in fragments]))
+    if part.identity != _digest([_metadata(fragment) for fragment in fragments]):
+        raise _replaced(part)
     scanner = table.scanner(
         columns=list(columns),
         fragments=fragments,
@@ -367,13 +383,29 @@ def _read_lance(part: FilePart, columns: Sequence[str]) -> Iterator[pa.RecordBat
     yield from scanner.to_batches()
 
 
-def _check_same(part: FilePart, identity: str) -> None:
-    """Refuse a source that is not the one that was looked at: some of its rows may be loaded."""
-    if identity != part.identity:
-        raise UnreadableSourceError(
-            f"{without_credentials(part.uri)} was replaced while it was read. No value was loaded: "
-            "load it again."
-        )
+def _check_same_file(part: FilePart, system: fs.FileSystem, path: str) -> None:
+    """Refuse a file that is not the one that was looked at: some of its rows may be loaded.
+
+    On a local disk both times are of the file's own record, and are the same. In a store one may
+    be of a listing: they are compared as far as a listing and a HEAD request both tell them.
+    """
+    was, now = part.identity, _seen(system.get_file_info(path))
+    assert isinstance(was, FileSeen)
+    if isinstance(system, fs.LocalFileSystem):
+        is_same = was == now
+    elif was.modified is None or now.modified is None:
+        is_same = was.size == now.size
+    else:
+        is_same = was.size == now.size and abs(was.modified - now.modified) <= _STORE_TIME_NS
+    if not is_same:
+        raise _replaced(part)
+
+
+def _replaced(part: FilePart) -> UnreadableSourceError:
+    return UnreadableSourceError(
+        f"{without_credentials(part.uri)} was replaced while it was read. No value was loaded: "
+        "load it again."
+    )
 
 
 _READERS = {
