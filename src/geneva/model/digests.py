@@ -26,9 +26,9 @@ from geneva.model.rows import bounded_runs
 
 Digests: TypeAlias = npt.NDArray[np.uint64]
 
-_BLOCK_ROWS = 16_384
+_BLOCK_ROWS = 32_768
 """Rows of fixed-width values that are digested at once: their temporaries stay in the cache."""
-_BLOCK_BYTES = 256 * 1024
+_BLOCK_BYTES = 512 * 1024
 """Bytes of variable-width values, and of lists, that are digested at once."""
 _LONG_BYTES = 16 * 1024
 """Values of so many bytes are digested one by one: images several times as fast as together."""
@@ -123,18 +123,20 @@ def _scrambled(codes: Digests) -> Digests:
 
     High bits down first: floats that differ in their sign or exponent differ in these alone.
     """
-    codes ^= codes >> _HALF
+    shifted = codes >> _HALF
+    codes ^= shifted
     codes *= _SCRAMBLE
-    codes ^= codes >> _HALF
+    codes ^= np.right_shift(codes, _HALF, out=shifted)
     return codes
 
 
 def _finished(total: Digests) -> Digests:
-    total ^= total >> _33
+    shifted = total >> _33
+    total ^= shifted
     total *= _FINISH_1
-    total ^= total >> _33
+    total ^= np.right_shift(total, _33, out=shifted)
     total *= _FINISH_2
-    total ^= total >> _33
+    total ^= np.right_shift(total, _33, out=shifted)
     return total
 
 
@@ -243,10 +245,10 @@ def _fixed_codes(array: pa.Array) -> Digests:
     if types.is_boolean(kind):
         return _bits(array.cast(pa.uint8())).astype(np.uint64) ^ _BOOL
     if types.is_floating(kind):
-        bits = _bits(array).astype(np.float64).view(np.uint64)
-        no_number = _is_nan(bits)
-        if no_number.any():
-            bits[no_number] = _NAN
+        numbers = _bits(array)
+        bits = numbers.astype(np.float64).view(np.uint64)
+        if len(numbers) and np.isnan(numbers.min()):  # that of a NaN and anything is a NaN
+            bits[np.isnan(numbers)] = _NAN
         bits ^= _FLOAT
         return bits
     if types.is_integer(kind):
@@ -283,10 +285,6 @@ def _words_codes(words: Any, tag: np.uint64) -> Digests:
         return words[:, 0] ^ tag
     total: Digests = _scrambled(words.copy()) @ _KEYS[: words.shape[1]]
     return total ^ tag
-
-
-def _is_nan(bits: Digests) -> npt.NDArray[np.bool_]:
-    return np.isnan(bits.view(np.float64))
 
 
 def _bits(array: pa.Array) -> npt.NDArray[Any]:
