@@ -300,3 +300,19 @@ def test_a_text_has_the_same_digest_among_short_and_long_ones(seed: int) -> None
         kind = rng.choice([pa.binary(), pa.large_binary()])
         together = digest_rows([pa.array([texts[i] for i in order], kind)], 7, len(texts))
         assert together.tolist() == [alone[i] for i in order]
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [
+        (pa.float16(), np.array([0x7C01, 0x7E00], np.uint16)),
+        (pa.float32(), np.array([0x7F800001, 0x7FC00000], np.uint32)),
+        (pa.float64(), np.array([0x7FF0000000000001, 0x7FF8000000000000], np.uint64)),
+    ],
+    ids=str,
+)
+def test_a_nan_is_a_nan_whatever_its_bits(kind: pa.DataType, bits: np.ndarray[Any, Any]) -> None:
+    """Numpy warns of some of them, and a warning may be an error."""
+    values = pa.Array.from_buffers(kind, len(bits), [None, pa.py_buffer(bits)])
+    digests = digest_rows([values], 1, len(bits))
+    assert digests[0] == digests[1] == digest_rows([pa.array([float("nan")])], 1, 1)[0]

@@ -246,7 +246,8 @@ def _fixed_codes(array: pa.Array) -> Digests:
         return _bits(array.cast(pa.uint8())).astype(np.uint64) ^ _BOOL
     if types.is_floating(kind):
         numbers = _bits(array)
-        bits = numbers.astype(np.float64).view(np.uint64)
+        with np.errstate(invalid="ignore"):  # said of NaNs of some bits, also where it is NULL
+            bits = numbers.astype(np.float64).view(np.uint64)
         if len(numbers) and np.isnan(numbers.min()):  # that of a NaN and anything is a NaN
             bits[np.isnan(numbers)] = _NAN
         bits ^= _FLOAT
