@@ -829,6 +829,21 @@ class TestTheHistoryTells:
         assert table.backfill("y").rows_computed == 0
         self.reads(table, calls, "z")
 
+    def test_renamed_behind_an_overwrite_that_is_the_last_thing_known(
+        self, table: Table, calls: Calls
+    ) -> None:
+        """The column itself has another id: its input had its name when it was overwritten."""
+        cleaned_up(table)
+        dataset = lance.dataset(table.ref.uri)
+        data = dataset.to_table()
+        lance.write_dataset(
+            data.select(["a", *data.column_names[3:]]), dataset.uri, mode="overwrite"
+        )
+        past_geneva(table, {"path": "a", "name": "z"})
+        assert table.computed_columns()["y"].inputs == ("z",)
+        assert table.backfill("y").rows_computed == 0
+        assert table.computed_columns()["y"].inputs == ("z",)
+
 
 class TestEarlierReleases:
     """Definitions that don't name the commit that their field ids are of."""
@@ -1197,10 +1212,35 @@ class TestReceiptsDecide:
         assert candidates(table) == ("b",)
         self.asks(table, calls)
 
-    def test_a_column_that_was_told_to_read_another_one(self, table: Table, calls: Calls) -> None:
-        """Receipts may be of the one before."""
+    @pytest.mark.parametrize("files", [True, False])
+    def test_a_column_that_was_told_to_read_another_one(
+        self, table: Table, calls: Calls, files: bool
+    ) -> None:
+        """Receipts may be of the one before. Files show that ids mean what they meant."""
         tenfold = counted(calls, lambda a: a * 10, data_type=pa.int64())
         table.alter_columns({"path": "y", "udf": (tenfold, ["b"])})
         swapped_past_geneva(table)
+        if not files:
+            compacted(table)
         cleaned_up(table)
-        self.asks(table, calls)
+        if not files:
+            self.asks(table, calls)
+            return
+        table.backfill("y")
+        assert table.computed_columns()["y"].inputs == ("a",)
+        assert by_id(table, "y") == {1: 70, 2: 80, 3: 90}
+
+    def test_rows_that_are_stale_while_a_file_is_left(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        data = {"id": [1, 2, 3], "a": [1, 2, 3], "b": [7, 8, 9]}
+        table = make_table(local_db, [pa.table(data)], name="stale")
+        table.add_columns({"y": (counted(calls, lambda a: a, data_type=pa.int64()), ["a"])})
+        table.backfill("y", where="id = 1")
+        table.update(where="id = 1", values={"b": 0})
+        calls.clear()
+        swapped_past_geneva(table)
+        cleaned_up(table)
+        table.backfill("y")
+        assert by_id(table, "y") == {1: 1, 2: 2, 3: 3}
+        assert calls.taken() == [2, 3]

@@ -227,10 +227,10 @@ def with_present_inputs(definition: ColumnDefinition, fields: FieldsNow) -> Colu
     changes = fields.history.changes_since(definition.fields_at)
     if changes.complete:
         return _placed(definition, followed(_places(definition), changes.schemas), fields)
-    if _known_from(definition, fields) is None:
-        return definition
     if changes.since_overwrite:
         return _as_overwritten(definition, changes.since_overwrite, fields)
+    if _known_from(definition, fields) is None:
+        return definition
     return _by_names_or_ids(definition, fields)
 
 
@@ -289,12 +289,13 @@ def _as_overwritten(
 ) -> ColumnDefinition:
     """The same where the table was overwritten, and nobody knows what was called how just before.
 
-    By name it is the field that had its name then. By id it is the one in the same place.
+    By name it is the field that had its name then. By id it is the one in the same place, unless
+    the column itself is in another.
     """
     first = replace(schemas[0], overwrote=False)
     by_name = followed(_places(definition), schemas)
     by_id = followed(_places(definition), (first, *schemas[1:]))
-    if by_name == by_id:
+    if by_name == by_id or _known_from(definition, fields) is None:
         return _placed(definition, by_name, fields)
     doubt = _doubt(definition, by_name, [by_id], fields, overwritten=True)
     return replace(definition, doubt=doubt)

@@ -2,8 +2,8 @@
 
 A data file that Geneva wrote says which fields of which other files it was computed from. An
 overwrite writes all files anew: so where one is still there, the table was not overwritten since,
-and where what it was computed from is there as well, that is the input. Where values are there, and
-none of these files is, the history is asked also if names and ids agree: they may do so by chance.
+and ids mean what they meant. Where values are there, and none of these files is, the history is
+asked also if names and ids agree: they may do so by chance.
 
 A receipt is made from the values of a row's inputs. Where the table may have been overwritten,
 receipts can only confirm the column that is named like the input, or, where that name is gone, the
@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.model.addresses import offsets_of
-from geneva.model.computation import Computation, Output
+from geneva.model.computation import Computation, Output, receipt_name
 from geneva.model.digests import Digests, digest_rows
 from geneva.model.rows import Mask, Offsets
 from geneva.model.tables import ColumnDefinition
@@ -66,15 +66,16 @@ def settled(
     if doubt is None:
         files = _files(snapshot, [computation_of(snapshot, definition)])
         return by_history(definition, snapshot.fields) if files.are_others else definition
-    if not readings or (definition.inputs_changed and len(readings) > 1):
-        return definition  # files and receipts may be of the inputs before
+    if not readings:
+        return definition
     definitions = [fed_from(replace(definition, doubt=None), paths) for paths in readings]
     computations = [computation_of(snapshot, found) for found in definitions]
     files = _files(snapshot, computations)
-    if len(files.proven) == 1:
-        return rebound(definitions[min(files.proven)], snapshot.fields)
-    if not files.is_there and not doubt.by_name and len(definitions) > 1:
-        return definition
+    found = _by_files(snapshot, definition, files)
+    if found is not None:
+        return rebound(definitions[found], snapshot.fields)
+    if len(readings) > 1 and (definition.inputs_changed or not (files.is_there or doubt.by_name)):
+        return definition  # receipts may be of the inputs before
     seen = _Sampler(dataset, snapshot, computations).read()
     if seen is not None:
         allowed = range(len(definitions)) if files.is_there else range(1)
@@ -122,6 +123,24 @@ def _files(snapshot: TableSnapshot, computations: Sequence[Computation]) -> _Fil
         if is_there and len(computations) == 1:
             break
     return _Files(is_there, any_files and not is_there, frozenset(proven))
+
+
+def _by_files(snapshot: TableSnapshot, definition: ColumnDefinition, files: _Files) -> int | None:
+    """The reading that files prove, by what they were computed from, or by being there at all.
+
+    As long as one is, the table was not overwritten, and ids mean what they meant: jobs write down
+    those that have changed. Only ids above that of the receipts may be given away again.
+    """
+    doubt, fields = definition.doubt, snapshot.fields
+    if doubt is None or not files.is_there:
+        return None
+    if len(files.proven) == 1 and not definition.inputs_changed:  # else it may be one before
+        return min(files.proven)
+    by_ids = tuple(fields.named(field) for field in definition.input_fields)
+    receipts = fields.nodes[receipt_name(definition.uuid)]
+    is_sure = all(node < receipts for node, _ in definition.input_fields)
+    places = [i for i, paths in enumerate(doubt.readings) if paths == by_ids]
+    return places[0] if places and is_sure and not doubt.overwritten else None
 
 
 def _versions(computation: Computation) -> tuple[str, ...]:
