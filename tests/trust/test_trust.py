@@ -303,7 +303,11 @@ def test_a_signature_is_good_for_one_function_column_type_and_inputs(
         b"virtual_column.udf_input_fields": fine[b"virtual_column.udf_input_fields"],
         b"virtual_column.field": b"999",
     }
+    # With another id of its own, its inputs are followed by theirs: to the one that was signed.
     tamper(path, "c", lambda m: m.update(moved))
+    assert open_db().open_table("t").plan_backfill("c").inputs == ("text",)
+    # Without one, they go by name.
+    tamper(path, "c", lambda m: m.update({b"virtual_column.field": b"null"}))
     assert "for inputs ['text']" in refused(open_db)
     assert not loaded(calls)
     # As it was signed, it runs.

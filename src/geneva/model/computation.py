@@ -215,6 +215,8 @@ class Computation:
     """Whether values may have been computed before the column had receipts."""
     is_override: bool = False
     """Whether the function is one for a single run, and not the column's own."""
+    assumed: tuple[tuple[str, str], ...] = dataclass_field(default=(), compare=False)
+    """Inputs whose names are gone, and what is read for them, though nothing proves it."""
     sizes: Sizes = dataclass_field(default_factory=Sizes)
     resources: Resources = dataclass_field(default_factory=Resources)
 

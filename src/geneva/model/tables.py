@@ -82,9 +82,14 @@ class Doubt:
     path: str
     """What it is called in the definition."""
     candidates: tuple[str, ...]
-    """The columns that it may be."""
-    is_only: bool = True
-    """Whether it is the only such input: otherwise the candidates are those of all of them."""
+    """The columns that it may be; of several such inputs, those of all of them."""
+    readings: tuple[tuple[str, ...], ...] = ()
+    """What all inputs may be: first by names, where these are columns, then by ids. Empty: there
+    are too many ways to read it."""
+    by_name: bool = False
+    """Whether the first reading is the one by names."""
+    overwritten: bool = False
+    """Whether the table was overwritten, at a moment when nobody knows what was called how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,9 @@ class ColumnDefinition:
     """The commit that the ids are of; None: nobody wrote it down."""
     doubt: Doubt | None = None
     """Which column to read, where nobody can tell: jobs ask. Found out, and never stored."""
+    assumed: tuple[tuple[str, str], ...] = ()
+    """Inputs whose names are gone, and what is read for them, because nothing else can be meant.
+    Found out, and never stored."""
     has_receipts: bool = False
     """Whether the column had receipts from the day it was declared."""
     sizes: Sizes = field(default_factory=Sizes)

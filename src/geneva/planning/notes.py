@@ -56,6 +56,18 @@ def unproven_rows(rows: int, *, compute: bool) -> str | None:
     )
 
 
+def assumed_inputs(column: str, assumed: Sequence[tuple[str, str]]) -> str | None:
+    """That inputs are read whose names are gone, by their field ids alone."""
+    if not assumed:
+        return None
+    read = ", ".join(f"{path!r} is read for {name!r}" for name, path in assumed)
+    return (
+        f"{read}, whose field it was: that name is gone, and neither the history nor receipts say "
+        f'more. If it is wrong, use alter_columns({{"path": {column!r}, "udf": ..., '
+        '"input_columns": [...]})'
+    )
+
+
 def shared_calls(needed: Sequence[FragmentPlan]) -> str | None:
     """That a function which memoizes may be called for fewer rows than planned."""
     if not needed:

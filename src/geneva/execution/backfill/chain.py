@@ -35,6 +35,7 @@ from geneva.storage.columns.definitions import (
     rebound,
     to_pin,
     with_present_inputs,
+    written_inputs,
 )
 from geneva.storage.columns.doubts import settled
 from geneva.storage.lance.dataset import (
@@ -172,15 +173,15 @@ def _read_columns(ref: TableRef, dataset: Dataset, definition: ColumnDefinition)
 
 
 def _settle(columns: _Columns, name: str) -> _Columns:
-    """Ask receipts, where it is in doubt what a column, or one that it is made from, reads."""
+    """Ask files and receipts what a column, and those that it is made from, read."""
     asked: set[str] = set()
     while True:
         names = columns.filled_with((*upstream_of(name, columns.reads), name))
-        doubts = {n: d for n in names if (d := columns.definitions[n]).doubt and n not in asked}
-        if not doubts:
+        left = {n: columns.definitions[n] for n in names if n not in asked}
+        if not left:
             return columns
-        asked.update(doubts)
-        found = {n: settled(columns.dataset, columns.snapshot, d) for n, d in doubts.items()}
+        asked.update(left)
+        found = {n: settled(columns.dataset, columns.snapshot, d) for n, d in left.items()}
         columns = replace(columns, definitions=columns.definitions | found)
 
 
@@ -196,7 +197,8 @@ def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _
     added = commit_receipt_columns(latest, [columns.definitions[name] for name in names])
     if not added:
         return None
-    commit_rebound(latest, added)
+    own = {n: d for n in added if not (d := columns.definitions[n]).overrides}
+    commit_rebound(latest, {n: own[n].inputs if n in own else None for n in added})
     fields = FieldsNow.of(latest)
     present = columns.definitions | {n: rebound(columns.definitions[n], fields) for n in added}
     dataset = open_dataset(columns.ref) if reopen else columns.dataset
@@ -207,14 +209,14 @@ def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _
 def _pin_inputs(columns: _Columns, names: Sequence[str]) -> _Columns:
     """Write down where inputs are that were cast, moved or made anew; return the latest version."""
     fields, names = columns.snapshot.fields, columns.filled_with(names)
+    read = read_definitions(columns.snapshot.schema)
 
     def present_paths(found: ColumnDefinition, fields: FieldsNow) -> tuple[str, ...] | None:
         if found.name not in names:
             return None
-        paths, by_receipts = known_paths(found, fields), columns.definitions[found.name]
-        if paths is None and not by_receipts.overrides:
-            return known_paths(by_receipts, fields)
-        return paths
+        settled, before = columns.definitions[found.name], read.get(found.name)
+        is_changed = before is None or written_inputs(before) != written_inputs(found)
+        return known_paths(found if is_changed or settled.overrides else settled, fields)
 
     if not to_pin(columns.snapshot.schema, fields, present_paths):
         return columns
@@ -223,7 +225,12 @@ def _pin_inputs(columns: _Columns, names: Sequence[str]) -> _Columns:
     stored = read_definitions(latest.schema)
     own = {n: stored[n] for n in names if n in stored and not columns.definitions[n].overrides}
     snapshot = read_snapshot(latest, columns.ref)
-    present = {n: with_present_inputs(found, snapshot.fields) for n, found in own.items()}
+    present = {
+        n: replace(
+            with_present_inputs(found, snapshot.fields), assumed=columns.definitions[n].assumed
+        )
+        for n, found in own.items()
+    }
     return _Columns(latest, snapshot, columns.definitions | present)
 
 

@@ -30,6 +30,7 @@ from geneva.planning.backfill import (
     without_calls,
 )
 from geneva.planning.notes import (
+    assumed_inputs,
     failed_before,
     overtaken_fragments,
     shared_calls,
@@ -280,6 +281,7 @@ def _plan(
     found = survey.validity.values()
     right_fragments, right_rows = _right_already(scope, survey, needed)
     notes = (
+        assumed_inputs(computation.outputs[0].name, computation.assumed),
         stale_outside_clause(survey.states),
         failed_before(survey.states),
         unproven_rows(sum(v.unproven.count for v in found), compute=survey.compute_unproven),

@@ -58,7 +58,7 @@ def copy_table(source: TableRef, target: TableRef) -> None:
         storage_options=target.storage_options.plain(),
     )
     try:
-        commit_rebound(copy, known)
+        commit_rebound(copy, {name: found.inputs for name, found in known.items()})
     except BaseException:
         lance.LanceDataset.drop(target.uri, target.storage_options.plain())
         raise

@@ -23,17 +23,17 @@ from geneva.model.computation import (
 )
 from geneva.model.tables import ColumnDefinition, CommitId, Doubt, Sizes, TableRef
 from geneva.render.text import did_you_mean, listed, shown_columns
+from geneva.storage.columns.following import Place, followed
 from geneva.storage.columns.receipts import RECEIPT_TYPE
 from geneva.storage.lance.commit import retry_conflicts
 from geneva.storage.lance.dataset import (
     FieldsNow,
     TableSnapshot,
     has_path,
-    kinds_of,
     nodes_of,
     open_dataset,
 )
-from geneva.storage.lance.history import MAX_COMMITS_BACK, OverwriteSearch
+from geneva.storage.lance.history import MAX_COMMITS_BACK, SchemaSeen
 from geneva.udf.declare import UDF
 from geneva.udf.types import value_type
 
@@ -214,38 +214,99 @@ def _fields_behind(fields: FieldsNow, inputs: tuple[str, ...]) -> tuple[tuple[in
 def with_present_inputs(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition:
     """The definition with its inputs as they are called now, and as they were called.
 
-    An input is its field: one that was renamed is the same input, and another column that has got
-    its name is not. But where the table was overwritten or copied, fields have other ids: then it
-    is the field that had its name. Where names and ids disagree, the commits since the ids were
-    written down tell which of the two it was; where they don't, inputs stay as they are written
-    down, and the definition has a `doubt`, which receipts may settle (`doubts.settled`).
+    An input is the field that had its name and id when these were written down. Where they don't
+    lead to the same field any more, the schemas since then tell where it has gone (`followed`).
+    Where some of these can't be read any more, its name and its id may mean different columns:
+    then the definition has a `doubt`, which files and receipts may settle (`doubts.settled`).
     """
     definition = replace(definition, doubt=None) if definition.doubt is not None else definition
-    moved, known = _by_ids(definition, fields), definition
-    if moved != definition.inputs:
-        search = _overwrite(definition, fields)
-        if not search.complete:
-            pairs = zip(definition.inputs, moved, strict=True)
-            doubts = [(path, [found]) for path, found in pairs if path != found]
-            return replace(definition, doubt=_doubt(fields, doubts))
-        if search.commit is not None:
-            known = _as_overwritten(definition, search, fields)
-            moved = _by_ids(known, fields)
-    doubt = _cast_away(known, fields)
-    return fed_from(known, moved) if doubt is None else replace(definition, doubt=doubt)
+    if definition.own_field is None or _is_as_written(definition, fields):
+        return definition
+    if definition.fields_at is None:
+        return _without_commit(definition, fields)
+    changes = fields.history.changes_since(definition.fields_at)
+    if changes.complete:
+        return _placed(definition, followed(_places(definition), changes.schemas), fields)
+    if changes.since_overwrite:
+        return _as_overwritten(definition, changes.since_overwrite, fields)
+    if _known_from(definition, fields) is None:
+        return definition
+    return _by_names_or_ids(definition, fields)
+
+
+def by_history(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition:
+    """The same for a definition without doubt, whose names and ids may agree by chance.
+
+    A table that was overwritten in another order, and whose columns were renamed, may look as if
+    nothing had happened. Where the history is gone, it is taken for that.
+    """
+    if definition.own_field is None or definition.fields_at is None:
+        return definition
+    changes = fields.history.changes_since(definition.fields_at)
+    if not changes.complete:
+        return definition
+    return _placed(definition, followed(_places(definition), changes.schemas), fields)
+
+
+def _is_as_written(definition: ColumnDefinition, fields: FieldsNow) -> bool:
+    """Whether names and ids lead to the same fields as when they were written down."""
+    found = tuple((fields.nodes.get(p), fields.kinds.get(p)) for p in definition.inputs)
+    own = fields.nodes.get(definition.name)
+    return (own, found) == (definition.own_field, definition.input_fields)
+
+
+def _places(definition: ColumnDefinition) -> list[Place]:
+    pairs = zip(definition.inputs, definition.input_fields, strict=True)
+    return [(path, node) for path, (node, _) in pairs]
+
+
+def _placed(
+    definition: ColumnDefinition, paths: tuple[str, ...], fields: FieldsNow
+) -> ColumnDefinition:
+    """The definition with its inputs at these paths, and their ids if they are there."""
+    there = all(path in fields.nodes and path in fields.kinds for path in paths)
+    moved = fed_from(definition, paths)
+    return rebound(moved, fields) if there else moved
+
+
+def _without_commit(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition:
+    """The same of an earlier release, which didn't say when ids were written down.
+
+    It may have been after an overwrite: so ids count only where there was none since the column
+    has its receipts.
+    """
+    paths = _by_ids(definition, fields)
+    if paths != definition.inputs:
+        changes = fields.history.changes_since(receipt_name(definition.uuid))
+        if not changes.complete or changes.since_overwrite:
+            return _by_names_or_ids(definition, fields)
+    doubt = _cast_away(definition, fields)
+    return fed_from(definition, paths) if doubt is None else replace(definition, doubt=doubt)
 
 
 def _as_overwritten(
-    definition: ColumnDefinition, search: OverwriteSearch, fields: FieldsNow
+    definition: ColumnDefinition, schemas: Sequence[SchemaSeen], fields: FieldsNow
 ) -> ColumnDefinition:
-    """The definition with the field ids that its inputs got when the table was overwritten."""
-    nodes, kinds = nodes_of(search.schema), kinds_of(search.schema.to_pyarrow())
-    return replace(
-        definition,
-        own_field=fields.nodes.get(definition.name),
-        input_fields=tuple((nodes.get(p, -1), kinds.get(p, "")) for p in definition.inputs),
-        fields_at=search.commit,
-    )
+    """The same where the table was overwritten, and nobody knows what was called how just before.
+
+    By name it is the field that had its name then. By id it is the one in the same place, unless
+    the column itself is in another.
+    """
+    first = replace(schemas[0], overwrote=False)
+    by_name = followed(_places(definition), schemas)
+    by_id = followed(_places(definition), (first, *schemas[1:]))
+    if by_name == by_id or _known_from(definition, fields) is None:
+        return _placed(definition, by_name, fields)
+    doubt = _doubt(definition, by_name, [by_id], fields, overwritten=True)
+    return replace(definition, doubt=doubt)
+
+
+def _by_names_or_ids(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition:
+    """The same where nobody knows whether ids mean what they meant."""
+    paths = _by_ids(definition, fields)
+    if paths == definition.inputs:
+        return replace(definition, doubt=_cast_away(definition, fields))
+    return replace(definition, doubt=_doubt(definition, definition.inputs, [paths], fields))
 
 
 def _by_ids(definition: ColumnDefinition, fields: FieldsNow) -> tuple[str, ...]:
@@ -259,10 +320,10 @@ def _by_ids(definition: ColumnDefinition, fields: FieldsNow) -> tuple[str, ...]:
     paths = []
     for path, field in zip(definition.inputs, definition.input_fields, strict=True):
         found = fields.named(field)
-        # Lance gives the highest id away again once its column was dropped: such an id is the
-        # input's where another column has got its name.
-        is_sure = field[0] < receipts or path in fields.nodes
-        paths.append(found if found is not None and is_sure else path)
+        # Lance gives the highest id away again once its column was dropped: such an id may be
+        # the input's where another column has got its name.
+        may_be_it = field[0] < receipts or path in fields.nodes
+        paths.append(found if found is not None and may_be_it else path)
     return tuple(paths)
 
 
@@ -273,15 +334,6 @@ def _known_from(definition: ColumnDefinition, fields: FieldsNow) -> int | None:
     """
     is_own = definition.own_field == fields.nodes.get(definition.name)
     return fields.nodes.get(receipt_name(definition.uuid)) if is_own else None
-
-
-def _overwrite(definition: ColumnDefinition, fields: FieldsNow) -> OverwriteSearch:
-    """Look whether the table was overwritten since field ids were written down."""
-    if definition.fields_at is not None:
-        return fields.history.overwrite_since(definition.fields_at)
-    # An earlier release didn't say when that was: it may have been after an overwrite.
-    search = fields.history.overwrite_since(receipt_name(definition.uuid))
-    return search if search.commit is None else OverwriteSearch(complete=False)
 
 
 def _cast_away(definition: ColumnDefinition, fields: FieldsNow) -> Doubt | None:
@@ -297,25 +349,38 @@ def _cast_away(definition: ColumnDefinition, fields: FieldsNow) -> Doubt | None:
     before = nodes[: nodes.index((receipt_name(definition.uuid), receipts))]
     cast = [path for path, node in before if node > receipts]
     inputs = zip(definition.inputs, definition.input_fields, strict=True)
-    gone = [
+    gone = {
         path
         for path, field in inputs
         if fields.named(field) is None
         and fields.nodes.get(path, receipts) < receipts
         and fields.nodes[path] != field[0]
-    ]
-    return _doubt(fields, [(path, cast) for path in gone]) if cast else None
-
-
-def _doubt(fields: FieldsNow, unsure: Sequence[tuple[str, Sequence[str]]]) -> Doubt | None:
-    """The doubt about inputs, and which other columns each of them may be; None: about none."""
-    if not unsure:
+    }
+    others = [tuple(new if p in gone else p for p in definition.inputs) for new in cast]
+    if not gone or not cast:
         return None
-    found = dict.fromkeys(name for path, others in unsure for name in (path, *others))
+    found = _doubt(definition, definition.inputs, others, fields)
+    return found if len(gone) == 1 else replace(found, readings=())
+
+
+def _doubt(
+    definition: ColumnDefinition,
+    by_name: tuple[str, ...],
+    others: Sequence[tuple[str, ...]],
+    fields: FieldsNow,
+    *,
+    overwritten: bool = False,
+) -> Doubt:
+    """The doubt about inputs that names and ids read differently."""
+    unsure = [i for i, path in enumerate(by_name) if any(path != each[i] for each in others)]
+    found = dict.fromkeys(each[i] for i in unsure for each in (by_name, *others))
+    readings = tuple(r for r in (by_name, *others) if fields.nodes.keys() >= {*r})
     return Doubt(
-        path=unsure[0][0],
+        path=definition.inputs[unsure[0]],
         candidates=tuple(name for name in found if name in fields.nodes),
-        is_only=len({path for path, _ in unsure}) == 1,
+        readings=readings,
+        by_name=by_name in readings,
+        overwritten=overwritten,
     )
 
 
@@ -391,6 +456,7 @@ def computation_of(snapshot: TableSnapshot, definition: ColumnDefinition) -> Com
         kept_versions=definition.kept_versions,
         older_than_receipts=not definition.has_receipts,
         is_override=definition.overrides,
+        assumed=definition.assumed,
         sizes=definition.sizes,
         resources=Resources(definition.num_cpus, definition.num_gpus, definition.memory),
     )
@@ -693,12 +759,18 @@ def rebound(definition: ColumnDefinition, fields: FieldsNow) -> ColumnDefinition
     )
 
 
-def commit_rebound(dataset: lance.LanceDataset, names: Iterable[str]) -> None:
-    """Write down the field ids of columns and of their inputs, in one commit."""
+def commit_rebound(
+    dataset: lance.LanceDataset, inputs: Mapping[str, tuple[str, ...] | None]
+) -> None:
+    """Write down the field ids of columns and of their inputs, in one commit.
+
+    `inputs` are where these are now, by the names of the columns; None: where they are said to be.
+    """
     schema = dataset.schema
     fields = FieldsNow.of(dataset)
-    found = [read_definition(schema, name) for name in names if name in schema.names]
-    there = [d for d in found if d is not None and all(has_path(schema, p) for p in d.inputs)]
+    stored = {name: read_definition(schema, name) for name in inputs if name in schema.names}
+    found = [fed_from(d, inputs[n] or d.inputs) for n, d in stored.items() if d is not None]
+    there = [d for d in found if all(has_path(schema, p) for p in d.inputs)]
     commit_definitions(dataset, [rebound(definition, fields) for definition in there])
 
 
@@ -729,6 +801,12 @@ def _is_long_ago(definition: ColumnDefinition, fields: FieldsNow) -> bool:
     """Whether field ids were written down so long ago that soon no history reaches back there."""
     at = definition.fields_at
     return at is None or fields.version - at.version > MAX_COMMITS_BACK // 2
+
+
+def written_inputs(definition: ColumnDefinition) -> tuple[object, ...]:
+    """What a definition says of its inputs, and of when that was so."""
+    inputs = (definition.inputs, definition.input_names, definition.input_fields)
+    return (*inputs, definition.own_field, definition.fields_at)
 
 
 def known_paths(definition: ColumnDefinition, fields: FieldsNow) -> tuple[str, ...] | None:

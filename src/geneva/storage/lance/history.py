@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import lance
@@ -65,15 +66,61 @@ _UUIDS: WeakKeyDictionary[lance.LanceDataset, dict[int, str]] = WeakKeyDictionar
 
 
 @dataclass(frozen=True, slots=True)
-class OverwriteSearch:
-    """What a look through a table's history for an overwrite has found."""
+class SchemaSeen:
+    """The schema that a table had from some commit on."""
+
+    schema: Any
+    """Lance's own, with the ids of fields."""
+    overwrote: bool = False
+    """Whether the commit overwrote the table: then ids mean nothing of what they meant before."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChanges:
+    """The schemas that a table has had since a commit, the oldest first."""
 
     complete: bool
-    """Whether it could be told: commits may have been cleaned up, or be too many."""
-    commit: CommitId | None = None
-    """The commit that overwrote the table; None: none did."""
-    schema: Any = None
-    """Lance's schema of what it was overwritten with."""
+    """Whether these are all: commits may have been cleaned up, or be too many."""
+    schemas: tuple[SchemaSeen, ...] = ()
+    """The first one is that of the commit itself. If they are not complete, these are the latest,
+    without a gap between them."""
+
+    @property
+    def since_overwrite(self) -> tuple[SchemaSeen, ...]:
+        """From the first overwrite on that is known; empty: there is none."""
+        first = next((i for i, seen in enumerate(self.schemas) if seen.overwrote), None)
+        return () if first is None else self.schemas[first:]
+
+
+Since: TypeAlias = CommitId | str
+"""A commit, or a column that came with it."""
+
+
+class _Memory:
+    """The changes behind the commits that were asked for last, each found out once.
+
+    A commit has an UUID, so that a table that is made anew is not taken for the one before.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size, self._lock = size, threading.Lock()
+        self._found: OrderedDict[tuple[str, Since], SchemaChanges] = OrderedDict()
+
+    def get(self, commit: str, since: Since) -> SchemaChanges | None:
+        with self._lock:
+            found = self._found.get((commit, since))
+            if found is not None:
+                self._found.move_to_end((commit, since))
+            return found
+
+    def put(self, commit: str, since: Since, changes: SchemaChanges) -> None:
+        with self._lock:
+            self._found[commit, since] = changes
+            while len(self._found) > self._size:
+                self._found.popitem(last=False)
+
+
+_KNOWN = _Memory(size=16)
 
 
 class History:
@@ -86,50 +133,86 @@ class History:
     def __init__(self, dataset: lance.LanceDataset) -> None:
         """Start at the version that `dataset` is checked out at, also when it moves on."""
         self._dataset, self.version = dataset, int(dataset.version)
-        self._known: dict[tuple[str, int], Any] = {}
+        self._read: dict[tuple[str, int], Any] = {}
 
     @property
     def newest(self) -> CommitId | None:
         """The commit that made the version; None: nobody knows."""
-        commit = self._commit(self._dataset, self.version)
-        return None if commit is None else CommitId(self.version, str(commit.uuid))
+        uuid = self._uuid(self._dataset, self.version)
+        return None if uuid is None else CommitId(self.version, uuid)
 
-    def overwrite_since(self, since: CommitId | str) -> OverwriteSearch:
-        """Look for the latest commit after another one that overwrote the table.
+    def changes_since(self, since: Since) -> SchemaChanges:
+        """Find the schemas that the table has had since a commit.
 
-        A table that was made anew has never had the other one: its own first commit is found.
-        `since`: the commit, or a column that came with it.
+        A table that was made anew has never had that one: then they are not complete. Commits are
+        read back to the one that is meant, or to one that somebody has asked for before: of those
+        behind it all is known.
         """
         dataset, version = self._dataset, self.version
+        behind, later = SchemaChanges(complete=False), list[SchemaSeen]()
         for _ in range(MAX_COMMITS_BACK):
-            commit = self._commit(dataset, version)
+            uuid = self._uuid(dataset, version)
+            known = None if uuid is None else _KNOWN.get(uuid, since)
+            commit = self._commit(dataset, version) if known is None else None
+            if known is not None:
+                behind = known
             if commit is None:
                 break
             if _is_it(dataset, version, commit, since):
-                return OverwriteSearch(complete=True)
+                behind = _schema_at(dataset, version, commit)
+                break
             match commit.operation:
                 case LanceOperation.Overwrite(new_schema=schema):
-                    found = CommitId(version, str(commit.uuid))
-                    return OverwriteSearch(complete=True, commit=found, schema=schema)
+                    later.append(SchemaSeen(schema, overwrote=True))
+                    version -= 1
+                case LanceOperation.Project(schema=schema) | LanceOperation.Merge(schema=schema):
+                    later.append(SchemaSeen(schema))
+                    version -= 1
                 case LanceOperation.Restore(version=restored):
                     version = restored
                 case LanceOperation.Clone(ref_path=path, ref_version=version):
-                    behind = _opened(path, version, dataset.latest_storage_options())
-                    if behind is None:
+                    opened = _opened(path, version, dataset.latest_storage_options())
+                    if opened is None:
                         break
-                    dataset = behind
+                    dataset = opened
                 case _:
                     version -= 1
-        return OverwriteSearch(complete=False)
+        found = SchemaChanges(behind.complete, (*behind.schemas, *reversed(later)))
+        newest = self._uuid(self._dataset, self.version)
+        if newest is not None:
+            _KNOWN.put(newest, since, found)
+        return found
+
+    def _uuid(self, dataset: lance.LanceDataset, version: int) -> str | None:
+        known = _UUIDS.setdefault(dataset, {})
+        if version not in known:
+            commit = self._commit(dataset, version)
+            if commit is None:
+                return None
+            known[version] = str(commit.uuid)
+        return known[version]
 
     def _commit(self, dataset: lance.LanceDataset, version: int) -> Any | None:
         key = (dataset.uri, version)
-        if key not in self._known:
-            self._known[key] = read_commit(dataset, version)
-        return self._known[key]
+        if key not in self._read:
+            self._read[key] = read_commit(dataset, version)
+        return self._read[key]
 
 
-def _is_it(dataset: lance.LanceDataset, version: int, commit: Any, wanted: CommitId | str) -> bool:
+def _schema_at(dataset: lance.LanceDataset, version: int, commit: Any) -> SchemaChanges:
+    """The schema of a version, which its commit may say; not complete: the version is gone."""
+    match commit.operation:
+        case LanceOperation.Overwrite(new_schema=schema):
+            return SchemaChanges(complete=True, schemas=(SchemaSeen(schema),))
+        case LanceOperation.Project(schema=schema) | LanceOperation.Merge(schema=schema):
+            return SchemaChanges(complete=True, schemas=(SchemaSeen(schema),))
+    opened = _opened(dataset.uri, version, dataset.latest_storage_options())
+    if opened is None:
+        return SchemaChanges(complete=False)
+    return SchemaChanges(complete=True, schemas=(SchemaSeen(opened.lance_schema),))
+
+
+def _is_it(dataset: lance.LanceDataset, version: int, commit: Any, wanted: Since) -> bool:
     """Whether a commit is the one that is meant, or added the column that is."""
     if isinstance(wanted, CommitId):
         return str(commit.uuid) == wanted.uuid
