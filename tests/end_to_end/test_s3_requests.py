@@ -104,3 +104,19 @@ def test_a_refresh_opens_its_tables_once(calls: Calls) -> None:
         assert requests_of(view.refresh) <= 80
         assert calls.taken() == [80, 82]
         assert values(view, "y") == {i: 3 * i for i in range(0, 84, 2)}
+
+
+def test_the_commits_behind_a_table_are_read_several_at_a_time(calls: Calls) -> None:
+    with slow_store(0.02) as store:
+        table = make_table(store, 20, 2)
+        table.add_columns({"y": tripled(calls)})
+        table.backfill("y")
+        for i in range(40):
+            table.add(pa.table({"id": [100 + i]}))
+        dataset = lance.dataset(table.uri, storage_options=store.options)
+        dataset.alter_columns({"path": "id", "name": "key"})
+        store.requests(), store.most_at_once()
+        (column,) = table._connection.open_table("t").computed_columns().values()
+        assert column.inputs == ("key",)
+        assert sum(store.requests().values()) >= 40
+        assert store.most_at_once() >= 8

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -11,11 +13,13 @@ from weakref import WeakKeyDictionary
 import lance
 from lance import LanceOperation
 
-from geneva.model.tables import CommitId
+from geneva.model.tables import CommitId, is_remote
 from geneva.storage.lance.damage import is_missing
 
 MAX_COMMITS_BACK = 256
 """How far back commits are read: each is a request to the store."""
+_MAX_AT_ONCE = 16
+"""How many are read at the same time, where that is a request."""
 _PATCHING = threading.Lock()
 
 
@@ -134,6 +138,7 @@ class History:
         """Start at the version that `dataset` is checked out at, also when it moves on."""
         self._dataset, self.version = dataset, int(dataset.version)
         self._read: dict[tuple[str, int], Any] = {}
+        self._at_once = 1
 
     @property
     def newest(self) -> CommitId | None:
@@ -193,10 +198,21 @@ class History:
         return known[version]
 
     def _commit(self, dataset: lance.LanceDataset, version: int) -> Any | None:
-        key = (dataset.uri, version)
-        if key not in self._read:
-            self._read[key] = read_commit(dataset, version)
-        return self._read[key]
+        if (dataset.uri, version) not in self._read:
+            self._read_back(dataset, version)
+        return self._read[dataset.uri, version]
+
+    def _read_back(self, dataset: lance.LanceDataset, version: int) -> None:
+        """Read a commit; in a store with those behind it, twice as many each time."""
+        if not is_remote(dataset.uri):
+            self._read[dataset.uri, version] = read_commit(dataset, version)
+            return
+        versions = range(version, max(0, version - self._at_once), -1)
+        handles = [copy(dataset) for _ in versions]  # a handle reads one at a time
+        with ThreadPoolExecutor(self._at_once, thread_name_prefix="geneva-commits") as threads:
+            found = threads.map(read_commit, handles, versions)
+            self._read |= {(dataset.uri, v): c for v, c in zip(versions, found, strict=True)}
+        self._at_once = min(_MAX_AT_ONCE, 2 * self._at_once)
 
 
 def _schema_at(dataset: lance.LanceDataset, version: int, commit: Any) -> SchemaChanges:
