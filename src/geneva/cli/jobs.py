@@ -197,8 +197,10 @@ def watch(
     if as_json:
         emit(job_record(found, events=True))
     else:
+        committed, saved = (metric(found.metrics, n) for n in ("committed", "checkpointed"))
+        more = f", {saved - committed:,} more saved" if saved > committed else ""
         say(
-            f"{found.status}: {count(metric(found.metrics, 'committed'), 'row')} committed in "
+            f"{found.status}: {count(committed, 'row')} committed{more} in "
             f"{_seconds(found):.1f} s (job {found.job_id})"
         )
         if found.error:

@@ -62,6 +62,7 @@ from geneva.storage.jobs.output import OutputStore, TaskOutput
 from geneva.storage.jobs.records import JobRecord
 from geneva.storage.lance.damage import is_damage, unwritable
 from geneva.storage.lance.dataset import dropped_meanwhile, has_versions, is_replaced
+from geneva.storage.lance.own_commits import forget_own_commits
 
 if TYPE_CHECKING:
     from geneva.execution.backfill.control import JobControl
@@ -152,6 +153,8 @@ class Job:
             if (cause := self._cause(error)) is not None:
                 raise cause from error
             raise
+        finally:
+            forget_own_commits(self.job_id)
 
     def _cause(self, error: BaseException) -> GenevaError | None:
         """What an error comes from, where it doesn't say so itself."""

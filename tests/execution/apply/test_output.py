@@ -171,3 +171,24 @@ def test_objects_in_arrays_are_looked_at_as_those_in_lists(
     array = np.empty(2, dtype=object)
     array[:] = given
     assert outcome(array) == outcome(given)
+
+
+def test_a_column_of_one_is_to_be_made_flat() -> None:
+    @udf(data_type=pa.float32())
+    def means(x: pa.Array) -> Any:
+        return np.ones((len(x), 1), np.float32)
+
+    with pytest.raises(UDFOutputError, match=r"shape \(2, 1\).*\.squeeze\(1\)"):
+        Applier(means, pa.field("y", pa.float32())).apply(pa.record_batch({"x": [1, 2]}))
+
+
+def test_a_tensor_is_told_how_to_convert_it() -> None:
+    torch = pytest.importorskip("torch")
+
+    @udf(data_type=pa.list_(pa.float32(), 2))
+    def doubles(x: pa.Array) -> Any:
+        return torch.ones(len(x), 2, dtype=torch.float64)
+
+    kind = pa.list_(pa.float32(), 2)
+    with pytest.raises(UDFOutputError, match=r"a tensor of torch.float64.*\.to\(torch.float32\)"):
+        Applier(doubles, pa.field("y", kind)).apply(pa.record_batch({"x": [1, 2]}))

@@ -115,6 +115,8 @@ def test_rows_that_are_safe_stay_so() -> None:
 def test_what_was_there_before_says_nothing_of_the_speed() -> None:
     assert JobProgress(total=10, checkpointed=6, kept_rows=6, seconds=2.0).eta_seconds is None
     assert JobProgress(total=10, checkpointed=8, kept_rows=6, seconds=2.0).eta_seconds == 2.0
+    waited = JobProgress(total=10, checkpointed=8, kept_rows=6, seconds=9.0, start_seconds=7.0)
+    assert waited.eta_seconds == 2.0, "what Spark took to start is no speed"
 
 
 def test_time_runs_from_the_beginning() -> None:

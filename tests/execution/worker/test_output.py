@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from geneva.errors import JobCancelledError
 from geneva.execution.jobs import output as keeping
 from geneva.execution.jobs.output import OutputKeeper
 from geneva.execution.worker import live_output
@@ -107,7 +108,9 @@ def test_somebody_tidies_up_meanwhile(own_folder: Path):
         assert output() == ""
 
 
-def killed_worker(folder: Path, job: str, task: str, waits: str = "") -> None:
+def killed_worker(
+    folder: Path, job: str, task: str, waits: str = "", *, printed: bool = True
+) -> None:
     script = f"""
         import os, pathlib, signal, tempfile, time
         def is_seen():
@@ -116,7 +119,8 @@ def killed_worker(folder: Path, job: str, task: str, waits: str = "") -> None:
         tempfile.tempdir = {str(folder)!r}
         from geneva.execution.worker.output import captured
         with captured({job!r}, {task!r}) as output:
-            print("before the end", flush=True)
+            if {printed}:
+                print("before the end", flush=True)
             while {bool(waits)} and not is_seen():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -162,6 +166,21 @@ def test_what_nobody_could_report_is_found_by_the_driver(own_folder: Path):
     (found,) = store.of_job("job")
     assert "before the end" in found.text
     assert lost_output("job") == LostOutput()
+
+
+@pytest.mark.parametrize("printed", [True, False])
+def test_workers_that_are_stopped_with_their_job_have_not_died(
+    own_folder: Path,
+    printed: bool,
+):
+    killed_worker(own_folder, "job", "0-0", printed=printed)
+    store = OutputStore(str(own_folder / "db"), Secrets())
+    with pytest.raises(JobCancelledError), OutputKeeper("job", store, (), None):
+        raise JobCancelledError("stopped")
+    kept = store.of_job("job")
+    assert [(one.task, "died" in one.text) for one in kept] == (
+        [("workers that were stopped", False)] if printed else []
+    )
 
 
 def test_secrets_are_not_kept_nor_shown(own_folder: Path):

@@ -192,26 +192,30 @@ def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: i
 
 def _too_wide(result: Any, given: pa.DataType, kind: pa.DataType) -> str:
     """Why an array of a type is refused, and what to do about it, in the words of its library."""
-    if not isinstance(result, np.ndarray):
+    if not (isinstance(result, np.ndarray) or is_tensor(result)):
         return (
             f"returned an array of {given}, which the column can't hold without loss; "
             f"declare data_type to match, or cast the result with .cast(...)"
         )
-    shown = f"returned a numpy array of {result.dtype}"
-    shown += f" and shape {result.shape}" if result.ndim > 1 else ""
+    shape, dtype = tuple(result.shape), numpy_of(result).dtype
+    name, cast = ("tensor", "to(torch.") if is_tensor(result) else ("numpy array", "astype(np.")
+    shown = f"returned a {name} of {result.dtype}"
+    shown += f" and shape {shape}" if len(shape) > 1 else ""
     items, fitting = _storage(kind), ""
-    for _ in result.shape[1:]:
+    for _ in shape[1:]:
         items = items.value_type if is_list(items) else pa.null()
-    if result.dtype.kind in "iuf" and (pt.is_integer(items) or pt.is_floating(items)):
+    if dtype.kind in "iuf" and (pt.is_integer(items) or pt.is_floating(items)):
         made = items
-        for width in reversed(result.shape[1:]):
+        for width in reversed(shape[1:]):
             made = pa.list_(made, width)
         fitting = items.to_pandas_dtype().__name__ if holds(_storage(kind), made) else ""
     if not fitting:
-        return f"{shown}, which the column can't hold; declare data_type to match"
+        flat = shape[1:] == (1,) and not is_list(_storage(kind))
+        advice = ", or make it flat with .squeeze(1)" if flat else ""
+        return f"{shown}, which the column can't hold; declare data_type to match{advice}"
     return (
         f"{shown}, which the column can't hold without loss; declare data_type to match, or "
-        f"convert the result with .astype(np.{fitting})"
+        f"convert the result with .{cast}{fitting})"
     )
 
 

@@ -67,7 +67,9 @@ class Ledger:
 
     def submitted(self, tasks: int) -> None:
         """Count tasks that were handed to the runner."""
-        self._set(tasks=self._progress.tasks + tasks)
+        before = self._progress
+        start = before.start_seconds if before.tasks else self.seconds
+        self._set(tasks=before.tasks + tasks, start_seconds=start)
 
     def lost_workers(self) -> None:
         """Count a submission that was given up because its workers died."""

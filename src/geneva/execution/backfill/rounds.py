@@ -36,7 +36,7 @@ from geneva.model.rows import RowRange
 from geneva.model.tables import TableRef
 from geneva.planning.backfill import Action, FragmentPlan
 from geneva.planning.sharing import gains_by_sharing, shared_reads
-from geneva.render.text import one_line
+from geneva.render.text import count, one_line
 from geneva.storage.checkpoints.cleanup import delete_keys
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import CheckpointKey
@@ -209,16 +209,20 @@ class Round:
 
     def _check_stop(self) -> None:
         if self._control.cancelled.is_set():
-            raise JobCancelledError(
-                f"Job {self._control.job_id} was cancelled. Finished fragments are committed; "
-                "the same again does what is left."
-            )
+            raise JobCancelledError(f"Job {self._control.job_id} was cancelled. {self._kept()}")
         limit = self._prepared.request.options.timeout
         if limit is not None and self._ledger.seconds > limit:
             raise JobTimeoutError(
-                f"Job {self._control.job_id} did not finish within {limit:g} s. Finished fragments "
-                "are committed; the same again does what is left."
+                f"Job {self._control.job_id} did not finish within {limit:g} s. {self._kept()}"
             )
+
+    def _kept(self) -> str:
+        """What a job that is stopped leaves behind, in words."""
+        now = self._ledger.progress
+        return (
+            f"{now.checkpointed:,} of {count(now.total, 'row')} were saved by then, finished "
+            "fragments are in the table, and the same again computes only the rest."
+        )
 
     def _should_poll(self) -> bool:
         """Whether to look at the checkpoints of running tasks."""

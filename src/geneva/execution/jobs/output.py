@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
+from geneva.errors import WorkerLostError
 from geneva.execution.worker.live_output import LiveReader
 from geneva.execution.worker.output import lost_output, output_folder
 from geneva.model.tables import Secrets
@@ -58,9 +59,12 @@ class OutputKeeper:
     ) -> None:
         """Write what is left, also what tasks had printed on this machine that never reported."""
         self._live.close()
-        lost = lost_output(self._job_id)
+        # When a job ends with an error, its other tasks are stopped: nothing has killed them.
+        stopped = kind is not None and not issubclass(kind, WorkerLostError)
+        lost = lost_output(self._job_id, stopped=stopped)
         if lost.text:
-            self.record("workers that died", lost.text, self._is_live)
+            name = "workers that were stopped" if stopped else "workers that died"
+            self.record(name, lost.text, self._is_live)
             if self._is_live:
                 self._show_text(lost.unseen)
         with self._lock:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from geneva.execution.worker.task import Timings
 from geneva.render.plain import plain
 
-_MAXIMA = ("slots", "worker_memory_bytes", "max_fragment_seconds")
+_MAXIMA = ("slots", "worker_memory_bytes", "max_fragment_seconds", "start_seconds")
 """Numbers of which a job has the largest of its parts, and not the sum."""
 
 
@@ -73,6 +73,8 @@ class JobProgress:
     rows_left: int = 0
     """Rows that others added or changed faster than the job could follow: left to the next."""
     seconds: float = 0.0
+    start_seconds: float = 0.0
+    """Seconds until the first task was handed out: Spark may have had to start."""
     commit_seconds: float = 0.0
     timings: Timings = field(default_factory=Timings)
 
@@ -123,7 +125,8 @@ class JobProgress:
         if left <= 0:
             return 0.0
         computed = self.checkpointed - self.kept_rows
-        return round(left * self.seconds / computed, 1) if computed > 0 else None
+        worked = self.seconds - self.start_seconds
+        return round(left * worked / computed, 1) if computed > 0 else None
 
 
 _STATES = ("checkpointed", "ready to commit", "committed")

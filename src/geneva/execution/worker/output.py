@@ -65,7 +65,7 @@ def captured(job_id: str, task: str) -> Iterator[Printed]:
         return
     _tidy(folder)
     stem = f"{job_id}.{task}."
-    before = _leftovers(folder, stem)
+    before = _leftovers(folder, stem, _DIED)
     live = LiveWriter.find(folder, job_id)
     if live is not None:
         live.add(before.unseen.encode("utf-8", "backslashreplace"))
@@ -93,10 +93,13 @@ class LostOutput:
     """The end of it, which nobody who watches has seen."""
 
 
-def lost_output(job_id: str) -> LostOutput:
-    """What tasks of a job had printed on this machine whose workers died; it is forgotten then."""
-    folder = output_folder()
-    return LostOutput() if folder is None else _leftovers(folder, f"{job_id}.")
+def lost_output(job_id: str, *, stopped: bool = False) -> LostOutput:
+    """What tasks of a job had printed on this machine whose workers died; it is forgotten then.
+
+    `stopped`: they were stopped with their job, and have not died by themselves.
+    """
+    folder, mark = output_folder(), "" if stopped else _DIED
+    return LostOutput() if folder is None else _leftovers(folder, f"{job_id}.", mark)
 
 
 def output_folder() -> Path | None:
@@ -135,12 +138,13 @@ def _is_forgotten(path: Path) -> bool:
     return time.time() - path.stat().st_mtime > _FORGOTTEN_SECONDS
 
 
-def _leftovers(folder: Path, stem: str) -> LostOutput:
+def _leftovers(folder: Path, stem: str, mark: str) -> LostOutput:
+    """What is left of tasks that did not report, each with a `mark` behind it."""
     text = unseen = ""
     for path in sorted(folder.glob(f"{stem}*.out")):
         with contextlib.suppress(OSError):
-            unseen += f"{_unseen(path)}{_DIED}"
-            text += f"{_Tail(path)()}{_DIED}"
+            unseen += f"{_unseen(path)}{mark}"
+            text += f"{_Tail(path)()}{mark}"
             path.unlink()
             _seen_of(path).unlink(missing_ok=True)
     return LostOutput(text, unseen)

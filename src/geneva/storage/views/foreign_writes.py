@@ -55,7 +55,10 @@ def is_untouched(
         return False
     nodes, leaves = nodes_of(view.lance_schema), field_ids_of(view)
     fields = frozenset(i for name in columns for i in (nodes[name], *leaves[name]))
-    return not any(_writes(route, s, fields) for s in route.new if not job_id or s.job != job_id)
+    others = [step for step in route.new if not job_id or step.job != job_id]
+    if job_id and any(isinstance(step.operation, LanceOperation.Restore) for step in others):
+        return False  # what the job did before that is undone, and not on the way
+    return not any(_writes(route, step, fields) for step in others)
 
 
 def _writes(route: Route, step: Step, fields: frozenset[int]) -> bool:
