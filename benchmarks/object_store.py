@@ -111,7 +111,7 @@ def store_view(bench: Bench) -> Outcome:
     outcome = Outcome(
         "store_view",
         "S3, 30 ms a request: first refresh of a 50% filter over 8,000 rows; against a backfill",
-        target=Target(2.0, "loop"),
+        target=Target(2.5, "loop"),
     )
     with slow_store(REQUEST_SECONDS) as store:
         table = _warm_table(store, keyed(0, 8_000), 8, enable_stable_row_ids=True)
