@@ -213,11 +213,17 @@ class SparkRunner:
         resources: Resources,
         said: tuple[str, str],
     ) -> list[str]:
-        """Run a job for each item: it has its own share of the machine, and Python process."""
+        """Run a job for each item: it has its own share of the machine, and Python process.
+
+        When one fails the others are stopped: nobody hears of them any more.
+        """
         from pyspark import inheritable_thread_target
 
+        together = f"{self._tag}-{uuid.uuid4().hex}"
+
         def run_one(item: T) -> str:
-            return self._run(function, [item], resources, said)[0]
+            with self._kind.also_tagged(together):
+                return self._run(function, [item], resources, said)[0]
 
         def inherits(run: Callable[[], str]) -> Callable[[], str]:
             """With properties of its own: those of one call would be shared by all threads."""
@@ -229,6 +235,9 @@ class SparkRunner:
             jobs = [threads.submit(inherits(partial(run_one, item))) for item in items]
             wait(jobs, return_when=FIRST_EXCEPTION)
             failed = next((job for job in jobs if job.done() and job.exception()), None)
+            while failed is not None and wait(jobs, timeout=0.1).not_done:
+                # Again and again: a job that was about to start can't be seen the first time.
+                self._kind.cancel(together)
             return [job.result() for job in (jobs if failed is None else [failed])]
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
@@ -343,6 +352,9 @@ class _SessionKind(Protocol):
     def tagged(
         self, tag: str, group: str, description: str
     ) -> contextlib.AbstractContextManager[None]: ...
+    def also_tagged(self, tag: str) -> contextlib.AbstractContextManager[None]:
+        """Give the jobs of this thread one more tag to be cancelled by."""
+
     def run(
         self,
         body: _Body,
@@ -395,6 +407,14 @@ class _Classic:
                 yield
             finally:
                 context.removeJobTag(tag)
+
+    @contextlib.contextmanager
+    def also_tagged(self, tag: str) -> Iterator[None]:
+        self._context.addJobTag(tag)
+        try:
+            yield
+        finally:
+            self._context.removeJobTag(tag)
 
     def run(
         self,
@@ -466,6 +486,14 @@ class _Connect:
         finally:
             for each in tags:
                 self._session.removeTag(each)
+
+    @contextlib.contextmanager
+    def also_tagged(self, tag: str) -> Iterator[None]:
+        self._session.addTag(tag)
+        try:
+            yield
+        finally:
+            self._session.removeTag(tag)
 
     def run(
         self,

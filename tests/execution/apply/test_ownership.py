@@ -16,6 +16,7 @@ import pytest
 from geneva import udf
 from geneva.execution.apply.batch import Applier
 from geneva.execution.apply.ownership import is_only_here
+from geneva.execution.apply.preparing import _parts
 from geneva.execution.apply.tensors import is_tensor
 from geneva.on_error import skip_on_error
 
@@ -271,6 +272,7 @@ def test_torch_that_is_being_imported_is_none_yet(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     assert is_only_here([fresh()])
     assert not is_tensor(fresh())
+    assert _parts({"a": fresh()}), "what is prepared ahead is pickled meanwhile, too"
 
 
 def test_a_tensor_without_rows_is_the_functions_failure() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from geneva.execution.apply.tensors import is_tensor
+from geneva.execution.apply.tensors import is_plain_tensor
 
 
 def is_only_here(box: list[Any]) -> bool:
@@ -21,15 +21,11 @@ def is_only_here(box: list[Any]) -> bool:
     A view counts with what it is a view of, and keeps it: so that may not be much larger. Where
     memory comes from elsewhere, somebody else has it.
     """
-    if sys.getrefcount(box[0]) > _ALONE or not _is_plain(box[0]) or _is_watched(box[0]):
+    if sys.getrefcount(box[0]) > _ALONE or _is_watched(box[0]):
         return False
-    return _is_only_tensor(box) if is_tensor(box[0]) else _is_only_array(box)
-
-
-def _is_plain(thing: Any) -> bool:
-    """Whether a thing is an array or tensor itself, and not of a class derived from it."""
-    kind = type(thing)
-    return kind is np.ndarray or (kind.__name__ == "Tensor" and is_tensor(thing))
+    if is_plain_tensor(box[0]):
+        return _is_only_tensor(box)
+    return type(box[0]) is np.ndarray and _is_only_array(box)
 
 
 def _is_watched(thing: Any) -> bool:

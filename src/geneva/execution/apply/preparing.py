@@ -39,6 +39,7 @@ from geneva.config import variables_set
 from geneva.execution.apply.by_batch import as_parameters
 from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.forks import ending_copies, note_worker
+from geneva.execution.apply.tensors import is_plain_tensor
 from geneva.render.values import error_text
 from geneva.udf.call import StatefulCallable
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
@@ -392,8 +393,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles tensors on the CPU as arrays, whose values lie beside the pickle."""
 
     def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and not obj.requires_grad:
+        if is_plain_tensor(obj) and not obj.requires_grad:
             with contextlib.suppress(TypeError):  # on a device, or of a type that numpy lacks
                 return _tensor, (obj.numpy(),)
         return super().reducer_override(obj)

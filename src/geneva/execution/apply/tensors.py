@@ -11,9 +11,20 @@ import numpy.typing as npt
 
 def is_tensor(value: Any) -> bool:
     """Whether a value is a tensor of torch."""
+    kind = _tensor_type()
+    return kind is not None and isinstance(value, kind)
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Whether it is just that, and not of a class derived from it."""
+    kind = _tensor_type()
+    return kind is not None and type(value) is kind
+
+
+def _tensor_type() -> type | None:
     # A module that another thread is about to import has not all of its names.
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
-    return isinstance(kind, type) and isinstance(value, kind)
+    return kind if isinstance(kind, type) else None
 
 
 def numpy_of(value: Any) -> npt.NDArray[Any]:

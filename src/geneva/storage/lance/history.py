@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
@@ -52,14 +53,18 @@ def read_commit(dataset: lance.LanceDataset, version: int) -> Any | None:
         return None
 
 
-def commit_uuid(dataset: lance.LanceDataset, version: int) -> str | None:
+def commit_uuid(
+    dataset: lance.LanceDataset,
+    version: int,
+    read: Callable[[lance.LanceDataset, int], Any | None] = read_commit,
+) -> str | None:
     """Which commit made a version of a table; None where that was cleaned up.
 
     Read once for each handle: a handle is of one table, whatever is in its place by now.
     """
     known = _UUIDS.setdefault(dataset, {})
     if version not in known:
-        commit = read_commit(dataset, version)
+        commit = read(dataset, version)
         if commit is None:
             return None
         known[version] = str(commit.uuid)
@@ -189,13 +194,7 @@ class History:
         return found
 
     def _uuid(self, dataset: lance.LanceDataset, version: int) -> str | None:
-        known = _UUIDS.setdefault(dataset, {})
-        if version not in known:
-            commit = self._commit(dataset, version)
-            if commit is None:
-                return None
-            known[version] = str(commit.uuid)
-        return known[version]
+        return commit_uuid(dataset, version, self._commit)
 
     def _commit(self, dataset: lance.LanceDataset, version: int) -> Any | None:
         if (dataset.uri, version) not in self._read:
