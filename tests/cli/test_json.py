@@ -200,6 +200,21 @@ def test_a_failed_job_is_named(db: str, tmp_path: Path, monkeypatch: pytest.Monk
     error = json.loads(result.stdout)["error"]
     assert (error["type"], error["exit_code"]) == ("UDFExecutionError", result.exit_code)
     assert geneva.connect(db).get_job(error["job_id"]).status == "FAILED"
+    assert 'bad.py", line 2, in f' in "".join(error["notes"])
+
+
+def test_people_see_the_line_that_failed(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "worse.py").write_text("def f(id: int) -> int:\n    return 1 // 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "geneva.connection.Connection._spark_runner", lambda self: InProcessRunner()
+    )
+    for debug in ([], ["--debug"]):
+        result = invoke([*debug, "backfill", db, "t", "x", "--udf", "worse:f"])
+        assert result.exit_code == 1
+        assert result.stderr.count('worse.py", line 2, in f') == 1
 
 
 def test_the_demo_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

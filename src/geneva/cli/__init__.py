@@ -42,9 +42,11 @@ from geneva.cli.terminal import (
     documents,
     emit,
     exit_code,
+    notes_of,
     only_documents,
     readable,
     show_error,
+    show_notes,
     show_traceback,
 )
 from geneva.render.plain import plain
@@ -92,6 +94,8 @@ class Commands(Group):
             if ctx.params.get("debug"):
                 show_traceback(error)
             show_error(readable(error))
+            if not ctx.params.get("debug"):  # they end the traceback
+                show_notes(error)
             raise typer.Exit(exit_code(error)) from error
 
     def _answer(self, error: BaseException) -> None:
@@ -107,7 +111,8 @@ class Commands(Group):
         elif isinstance(error, typer.Abort):
             message = "it was not confirmed; nothing was done."
         answer = {"type": kind, "message": message, "exit_code": code}
-        emit({"error": {**answer, "job_id": getattr(error, "job_id", None)}})
+        more = {"job_id": getattr(error, "job_id", None), "notes": notes_of(error)}
+        emit({"error": {**answer, **more}})
 
 
 def _check_text(arguments: Sequence[str]) -> None:

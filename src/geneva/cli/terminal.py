@@ -82,6 +82,17 @@ def show_error(message: object) -> None:
     err.print(Text.assemble(("error: ", "bold red"), plain(message, lines=True)), soft_wrap=True)
 
 
+def notes_of(error: BaseException) -> list[str]:
+    """What an error has beside its message: where in the user's function it was raised."""
+    return [redact(str(note)).rstrip() for note in getattr(error, "__notes__", ())]
+
+
+def show_notes(error: BaseException) -> None:
+    """Print them below the message."""
+    for note in notes_of(error):
+        err.print(Text(plain(note, lines=True), "dim"), soft_wrap=True)
+
+
 def warn(message: object) -> None:
     """Print a warning beside the output."""
     err.print(
