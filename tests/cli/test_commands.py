@@ -99,11 +99,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def run(*arguments: str, code: int = 0) -> Result:
-    """Run a command; it has to leave with `code`, and never with a traceback."""
+def run(*arguments: str, code: int = 0, tracebacks: int = 0) -> Result:
+    """Run a command; it has to leave with `code`, and with no traceback but a user's own."""
     result = invoke(list(arguments), catch_exceptions=False)
     assert result.exit_code == code, result.output
-    assert "Traceback" not in result.stderr
+    assert result.stderr.count("Traceback") == tracebacks
     return result
 
 
@@ -112,9 +112,9 @@ def read(*arguments: str, code: int = 0) -> Any:
     return json.loads(run(*arguments, "--json", code=code).stdout)
 
 
-def refused(*arguments: str, code: int = 2) -> str:
+def refused(*arguments: str, code: int = 2, tracebacks: int = 0) -> str:
     """Run a command that is wrong: nothing on standard output, a message on standard error."""
-    result = run(*arguments, code=code)
+    result = run(*arguments, code=code, tracebacks=tracebacks)
     assert result.stdout == ""
     return result.stderr
 
@@ -386,10 +386,11 @@ def test_a_plain_function_is_enough_and_inputs_can_be_named(folder: Path) -> Non
 
 
 def test_a_failing_function_is_exit_code_one(folder: Path) -> None:
-    message = refused(
-        *("backfill", "db", "articles", "bad", "--udf", "own_functions:fails", "--save"), code=1
-    )
+    failing = ("backfill", "db", "articles", "bad", "--udf", "own_functions:fails", "--save")
+    message = refused(*failing, code=1, tracebacks=1)
     assert "never works" in message
+    assert 'own_functions.py", line' in message
+    assert str(Path(geneva.__file__).parent) not in message
     (job,) = read("jobs", "list", "db", "--status", "failed")["jobs"]
     assert "never works" in job["error"]
     assert read("jobs", "watch", "db", job["job_id"], code=1)["status"] == "FAILED"
