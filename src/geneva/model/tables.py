@@ -174,6 +174,7 @@ class Reason(StrEnum):
     NULL = "value is NULL"
     ASKED = "asked for"
     FAILED = "failed before"
+    LOST = "its data file is gone"
     UNPROVEN = "unproven"
     UPSTREAM = "its input is to be computed first"
     UP_TO_DATE = "up to date"

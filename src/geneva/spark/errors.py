@@ -42,6 +42,8 @@ _FULL = re.compile(
     re.MULTILINE,
 )
 """As Java, Python and Lance say it of a disk: the words alone, or in quotes, may be a user's."""
+_DELETED = re.compile(r"OSError: LanceError\(IO\): failed to (shutdown|persist)[^'\"]*os error 2\)")
+"""Of a file that Lance has written and can't find when it is to get its name."""
 _MAX_TRACE_LINES = 30
 """Lines of a worker's traceback that are worth showing: the last ones."""
 
@@ -63,6 +65,12 @@ def explained(error: Exception) -> GenevaError:
                 "The workers' Python can't import what this task needs. Install the same packages "
                 "on every worker, or let PYSPARK_PYTHON name a Python that has them (before the "
                 f"session starts).\n{trace}"
+            )
+        if _DELETED.match(trace.rpartition("\n")[2]):
+            return JobError(
+                "Files that the job was writing were deleted, again and again. A clean-up with "
+                "delete_unverified=True deletes what is not committed yet: run it when no job "
+                "writes. What was saved before is kept; run the job again."
             )
         return JobError(f"A task failed on its worker, also when tried again.\n{trace}")
     if _CANCELLED.search(text):

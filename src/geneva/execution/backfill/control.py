@@ -57,6 +57,8 @@ class JobState:
     job_runner: JobRunner
     files: set[str] = field(default_factory=set)
     """Data files that the job has made so far, committed or not."""
+    lost_files: set[str] = field(default_factory=set)
+    """Data files that it has committed, and that somebody has deleted."""
     unreadable: dict[int, str] = field(default_factory=dict)
     """Fragments that can't be read, and why."""
 

@@ -111,7 +111,7 @@ class _Backfill:
         if self._is_paid or not outcome.landed:
             self._retries -= 1
         before_round()
-        planned = self.planned.again(frozenset(state.files))
+        planned = self.planned.again(frozenset(state.files), frozenset(state.lost_files))
         state.unreadable.update(planned.plan.unreadable)
         self.planned = planned = planned.without(state.unreadable)
         state.ledger.replanned(planned.plan.rows_to_compute)
@@ -131,7 +131,8 @@ class _Backfill:
 
 def _commit_results(planned: PreparedBackfill, control: JobControl, state: JobState) -> None:
     """Publish what is computed of fragments that are not done, where no more may be computed."""
-    left = planned.again(frozenset(state.files)).without(state.unreadable).without_calls()
+    found = planned.again(frozenset(state.files), frozenset(state.lost_files))
+    left = found.without(state.unreadable).without_calls()
     if left.plan.fragments:
         with _pinning(left, control) as wait_for_pin:
             run_rounds([Round(left, control, state)], [wait_for_pin])

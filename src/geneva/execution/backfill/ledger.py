@@ -160,6 +160,15 @@ class Ledger:
             commit_seconds=now.commit_seconds + seconds,
         )
 
+    def deleted(self, *, files: int, rows: int) -> None:
+        """Take back what was booked for files that somebody has deleted since."""
+        now = self._progress
+        self._set(
+            committed=now.committed - rows,
+            ready_to_commit=now.ready_to_commit - rows,
+            fragments_committed=now.fragments_committed - files,
+        )
+
     def _set(self, **changes: object) -> None:
         self._progress = replace(self._progress, seconds=self.seconds, **changes)  # type: ignore[arg-type]
         for listener in self._listeners:

@@ -75,6 +75,8 @@ class PreparedBackfill:
     """Staged files of earlier runs, for the fragments whose plan is to reuse them."""
     reuse: dict[int, tuple[Reuse, ...]]
     """Unpublished results of other runs, per fragment that has rows for them."""
+    filled: frozenset[int]
+    """The fragments that need something and have values of all outputs, right or wrong."""
     make_runner: Callable[[], Runner] | None = None
     """What checks receipts, where there is much to read; None: this process does."""
 
@@ -88,12 +90,18 @@ class PreparedBackfill:
         """Sizes of batches, checkpoints and tasks: those of the request, else the UDF's own."""
         return self.computation.sizes.overridden_by(self.request.options.sizes)
 
-    def again(self, files_of_job: frozenset[str]) -> PreparedBackfill:
-        """Plan what is left on the latest version, given the files that this job has made."""
+    def again(
+        self, files_of_job: frozenset[str], lost_files: frozenset[str] = frozenset()
+    ) -> PreparedBackfill:
+        """Plan what is left on the latest version, given the files that this job has made.
+
+        `lost_files`: those of the table that are gone.
+        """
         return prepare(
             self.subject,
             self.request,
             files_of_job=files_of_job,
+            lost_files=lost_files,
             make_runner=self.make_runner,
         )
 
@@ -130,10 +138,7 @@ class PreparedBackfill:
     def without_calls(self) -> PreparedBackfill:
         """The same, but only for rows that have a result already: nothing is computed."""
         cut = [
-            without_calls(
-                plan,
-                has_output=output_file(self.computation, self.facts[plan.fragment_id]) is not None,
-            )
+            without_calls(plan, has_output=plan.fragment_id in self.filled)
             for plan in self.plan.fragments
         ]
         kept = tuple(plan for plan in cut if plan is not None)
@@ -221,6 +226,7 @@ def prepare(
     dataset: Dataset | None = None,
     snapshot: TableSnapshot | None = None,
     files_of_job: frozenset[str] = frozenset(),
+    lost_files: frozenset[str] = frozenset(),
     upstream: ChangedInputs | None = None,
     make_runner: Callable[[], Runner] | None = None,
     stored: Callable[[], StoredWork] | None = None,
@@ -229,13 +235,14 @@ def prepare(
 
     `snapshot` is what `dataset` will be when the plan runs; None: what it is.
     `files_of_job` are data files that this very job made in earlier rounds, committed or not: the
-    rows that an explicit where clause asked for are done there. `upstream` says which rows of a
+    rows that an explicit where clause asked for are done there. `lost_files` are data files of the
+    table that are known to be gone. `upstream` says which rows of a
     fragment get another input before this is run. `make_runner` makes what checks receipts, where
     there is much to read. `stored` tells what is in the checkpoint store; asked where it matters.
     """
     dataset = open_dataset(subject.ref) if dataset is None else dataset
     snapshot = read_snapshot(dataset, subject.ref) if snapshot is None else snapshot
-    scope = bind_scope(subject, request, dataset, snapshot, files_of_job)
+    scope = bind_scope(subject, request, dataset, snapshot, files_of_job, lost_files)
     survey = take_survey(scope, upstream, make_runner)
     facts = {state.fragment_id: scope.facts[state.fragment_id] for state in survey.states}
     prefixes = {fragment_id: scope.prefix(fragment) for fragment_id, fragment in facts.items()}
@@ -257,6 +264,11 @@ def prepare(
         prefixes=prefixes,
         staged=found.staged,
         reuse=found.reuse,
+        filled=frozenset(
+            plan.fragment_id
+            for plan in needed
+            if scope.has_values(scope.computation, facts[plan.fragment_id])
+        ),
         make_runner=make_runner,
     )
 

@@ -40,7 +40,9 @@ from geneva.render.text import count, one_line
 from geneva.storage.checkpoints.cleanup import delete_keys
 from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import CheckpointKey
+from geneva.storage.columns.lost_files import missing_files
 from geneva.storage.columns.staged_files import StagedFile
+from geneva.storage.lance.dataset import is_dropped
 from geneva.udf.policy import Limits
 
 _LOG = logging.getLogger("geneva")
@@ -93,7 +95,9 @@ class Round:
         self._saved = SavedRows(prepared)
         self._committed_before = state.ledger.progress.committed
         self._polled, self._poll_cost = time.monotonic(), 0.0
-        self._landed = self._lost = 0
+        self._landed: dict[str, StagedFile] = {}
+        """Files that are in the table, by path."""
+        self._lost = 0
         self._unmatched: Counter[int] = Counter()
         """Per fragment, the rows whose key is not in the source."""
         self._table_changed = False
@@ -192,7 +196,8 @@ class Round:
             raise self._overspent
         self._commit(flush=True)
         SPEEDS.note(self.computation, self._ledger.rows_per_second)
-        return RoundOutcome(self._landed, self._lost, self._table_changed)
+        self._look_for_deleted()
+        return RoundOutcome(len(self._landed), self._lost, self._table_changed)
 
     def abandon(self) -> None:
         """Let no task go on, and book what they have finished by then."""
@@ -368,7 +373,7 @@ class Round:
             self._control.behind(partial(delete_keys, store, commit.unneeded))
         self._table_changed = self._table_changed or outcome.moved_on
         lost = [file for file, _ in outcome.lost]
-        self._landed += len(outcome.landed)
+        self._landed.update((file.path, file) for file in outcome.landed)
         self._lost += len(lost)
         self._state.files.update(file.path for file in (*outcome.landed, *lost))
         self._ledger.committed(
@@ -378,6 +383,25 @@ class Round:
             unmatched=sum(self._unmatched[file.fragment_id] for file in outcome.landed),
             seconds=commit.seconds,
         )
+
+    def _look_for_deleted(self) -> None:
+        """Have files computed again that a clean-up has deleted while they were committed."""
+        own = self._prepared
+        paths = missing_files(own.ref, self._landed, own.dataset)
+        if not paths or is_dropped(own.dataset, own.snapshot.version):  # with the whole table
+            return
+        gone = [self._landed.pop(path) for path in sorted(paths)]
+        _LOG.warning(
+            "Job %s: data files of column %r of table %r were deleted when they were in the table, "
+            "or about to be (a clean-up with delete_unverified=True?): %s. Their rows are computed "
+            "again.",
+            *(self._control.job_id, own.plan.column, own.ref.name, ", ".join(sorted(paths)[:5])),
+        )
+        self._lost += len(gone)
+        self._table_changed = True
+        self._state.files.difference_update(paths)
+        self._state.lost_files.update(paths)
+        self._ledger.deleted(files=len(gone), rows=self._computed_rows(gone))
 
     def _computed_rows(self, files: Iterable[StagedFile]) -> int:
         return sum(self._plans[file.fragment_id].compute.count for file in files)

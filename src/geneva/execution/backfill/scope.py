@@ -9,6 +9,7 @@ from geneva.execution.backfill.subjects import Subject
 from geneva.model.computation import Computation
 from geneva.model.tables import TableRef
 from geneva.storage.checkpoints.store import WorkIdentity
+from geneva.storage.columns.lost_files import missing_values
 from geneva.storage.columns.proofs import ValidityReader, readers_of
 from geneva.storage.columns.provenance import output_file, signature_of
 from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
@@ -29,11 +30,18 @@ class Scope:
     """All fragments, by id."""
     files_of_job: frozenset[str] = frozenset()
     """Data files that this very job has made, committed or not: their results are its own."""
+    lost_files: frozenset[str] = frozenset()
+    """Data files of values that the table has, and that are gone."""
 
     @property
     def ref(self) -> TableRef:
         """The table."""
         return self.snapshot.ref
+
+    def has_values(self, facet: Computation, fragment: FragmentFacts) -> bool:
+        """Whether a fragment has values of an output, right or wrong."""
+        path = output_file(facet, fragment)
+        return path is not None and self.lost_files.isdisjoint(path.split("\n"))
 
     def prefix(self, fragment: FragmentFacts) -> str:
         """The prefix of the checkpoint keys of a fragment's work."""
@@ -50,18 +58,21 @@ def bind_scope(
     dataset: Dataset,
     snapshot: TableSnapshot,
     files_of_job: frozenset[str],
+    lost_files: frozenset[str],
 ) -> Scope:
     """Bind a computation to one version of its table."""
     computation = subject.bind(dataset, snapshot)
+    lost = lost_files | missing_values(snapshot, computation)
     return Scope(
         subject=subject,
         request=request,
         dataset=dataset,
         snapshot=snapshot,
         computation=computation,
-        readers=readers_of(dataset, snapshot, computation),
+        readers=readers_of(dataset, snapshot, computation, lost),
         facts={fragment.id: fragment for fragment in snapshot.fragments},
         files_of_job=files_of_job,
+        lost_files=lost,
     )
 
 

@@ -203,7 +203,7 @@ def _states(
                     _output_state(
                         found,
                         live[fragment.id],
-                        has_output=output_file(facet, fragment) is not None,
+                        has_output=scope.has_values(facet, fragment),
                         forgets_failed=_forgets_failed(scope, fragment),
                         compute_unproven=compute_unproven,
                     )

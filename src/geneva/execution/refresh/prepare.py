@@ -37,6 +37,7 @@ from geneva.model.tables import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.checkpoints.staging import open_checkpoints, read_work
 from geneva.storage.columns.copies import how_to_get_stable_ids
+from geneva.storage.columns.lost_files import lost_files
 from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
 from geneva.storage.lance.history import commit_uuid
@@ -149,7 +150,7 @@ def prepare_refresh(
     _check_source(source, latest, state)
     untouched = is_as_refreshed(ref, view, state, own_columns(view, groups))
     reached = info.base_version == version and state.udf_versions == _versions(groups)
-    current = untouched and reached
+    current = untouched and reached and not _has_lost_files(ref, view)
     if current and not request.backfill.options.retry_failed:
         return up_to_date
     begun = replace(up_to_date, target=replace(up_to_date.target, damage=damage or Damage()))
@@ -158,6 +159,14 @@ def prepare_refresh(
     )
     # With rows to try again there may be work left in a view that is up to date.
     return up_to_date if current and not planned.plan.rows_to_compute else planned
+
+
+def _has_lost_files(ref: TableRef, view: Dataset) -> bool:
+    """Whether somebody has deleted files that refreshes have written."""
+    if ref.is_remote:
+        return False
+    fragments = read_snapshot(view, ref).fragments
+    return bool(lost_files(ref, (file for fragment in fragments for file in fragment.files)))
 
 
 def _around_damage(

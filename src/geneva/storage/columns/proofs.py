@@ -77,13 +77,15 @@ class ValidityReader:
         *,
         group: Computation | None = None,
         reads_values: bool = False,
+        lost_files: frozenset[str] = frozenset(),
     ) -> None:
         """Open nothing yet: for most fragments the names of their files are enough.
 
         The computation has one output, or several that are judged together; `group` is the one that
         it is a facet of. `reads_values`: compare receipts with values also where nobody can have
-        written others.
+        written others. `lost_files`: values in these are gone.
         """
+        self._lost_files = lost_files
         self._group = group or computation
         self._reads_values = reads_values
         self._null_structs = file_version(dataset) >= (2, 1)
@@ -116,6 +118,8 @@ class ValidityReader:
         values = fragment.files_of(self._value_ids)
         if not values:
             return Validity(rows, Reason.NEW)
+        if any(file.path in self._lost_files for file in values):
+            return Validity(rows, Reason.LOST)
         receipts = self._receipt_files(fragment)
         files = receipts or values
         found = parse_file_name(files[0].path) if len(files) == 1 else None
@@ -467,11 +471,15 @@ class _InputDigests:
 
 
 def readers_of(
-    dataset: lance.LanceDataset, snapshot: TableSnapshot, computation: Computation
+    dataset: lance.LanceDataset,
+    snapshot: TableSnapshot,
+    computation: Computation,
+    lost_files: frozenset[str] = frozenset(),
 ) -> tuple[ValidityReader, ...]:
-    """What judges the outputs of a computation, one by one."""
+    """What judges the outputs of a computation, one by one; `lost_files` are known to be gone."""
     return tuple(
-        ValidityReader(dataset, snapshot, facet, group=computation) for facet in computation.facets
+        ValidityReader(dataset, snapshot, facet, group=computation, lost_files=lost_files)
+        for facet in computation.facets
     )
 
 

@@ -17,6 +17,7 @@ from geneva.model.computation import Carry, Computation, Load, Output
 from geneva.model.tables import ColumnDefinition, TableRef
 from geneva.storage.columns.definitions import present_column, read_definition
 from geneva.storage.columns.dictionaries import DistinctValues, has_narrow_dictionary
+from geneva.storage.columns.lost_files import missing_files
 from geneva.storage.columns.provenance import named, output_file, parse_file_name, read_provenance
 from geneva.storage.columns.staged_files import StagedFile, data_file, read_columns, stage_nulls
 from geneva.storage.lance.commit import is_conflict, retry_conflicts
@@ -34,6 +35,9 @@ from geneva.storage.lance.history import read_commit, read_transaction
 from geneva.storage.lance.own_commits import is_own_commit, note_own_commit
 from geneva.storage.lance.transactions import JOB_PROPERTY, PLANNED_PROPERTY, job_of
 from geneva.udf.types import value_type
+
+DELETED = "somebody has deleted it (a clean-up with delete_unverified=True?)"
+"""What happened to a file that is not there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +101,11 @@ class _ColumnCommit:
         if self._attempts:
             self._rebase()
         self._attempts += 1
+        if self._fitting:
+            check_not_dropped(self._ref, self._base)
+            self._leave_out_missing()
         if not self._fitting:
             return self._outcome()
-        check_not_dropped(self._ref, self._base)
         try:
             if add_missing_fields(self._ref, self._base, self._fitting):
                 # After a commit of its own it looks at the table anew, as after one of others.
@@ -114,6 +120,14 @@ class _ColumnCommit:
             note_own_commit(self._ref.uri, version, self._job_id)
             self._moved_on = self._moved_on or self._others_came_before(version)
         return self._outcome()
+
+    def _leave_out_missing(self) -> None:
+        """Publish no file that is not there: the table could not be read any more."""
+        gone = missing_files(self._ref, [f.path for f in self._fitting], self._base)
+        if gone:
+            self._moved_on = True
+            self._lost += [(file, DELETED) for file in self._fitting if file.path in gone]
+            self._fitting = [file for file in self._fitting if file.path not in gone]
 
     def _others_came_before(self, version: int) -> bool:
         """Whether a commit between the version read and the one written is not of this job."""

@@ -1,0 +1,218 @@
+"""Data files that somebody deletes: a clean-up of what is not committed yet, or a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pytest
+
+import geneva
+from geneva import Connection, Table
+from geneva.config import Settings
+from geneva.execution.backfill.committer import publish_columns
+from geneva.execution.backfill.prepare import PreparedBackfill
+from geneva.execution.runner import InProcessRunner
+from geneva.model.tables import Reason
+from geneva.storage.columns.lost_files import missing_files
+from geneva.storage.columns.publish import CommitOutcome
+from geneva.storage.columns.staged_files import StagedFile, drop_staged
+from s3_server import Bucket, bucket, s3_endpoint
+from support import Calls, by_id, counted, make_table, publishing
+
+__all__ = ["bucket", "s3_endpoint"]
+
+ROWS = 40
+Happens = Callable[[PreparedBackfill, Sequence[str]], None]
+
+
+def double(id: int) -> int:
+    return id * 2
+
+
+def clean_up(prepared: PreparedBackfill, paths: Sequence[str]) -> None:
+    """What Lance's own clean-up does to files that are in no version."""
+    options = prepared.ref.storage_options.plain()
+    dataset = lance.dataset(prepared.ref.uri, storage_options=options)
+    dataset.cleanup_old_versions(
+        timedelta(0), delete_unverified=True, error_if_tagged_old_versions=False
+    )
+
+
+def delete_first(prepared: PreparedBackfill, paths: Sequence[str]) -> None:
+    assert drop_staged(prepared.ref, paths[0]) == [paths[0]]
+
+
+def once(
+    *, before: Happens | None = None, after: Happens | None = None
+) -> Callable[..., CommitOutcome]:
+    """Publish, with something that happens before or after the first commit."""
+    todo = [True]
+
+    def publish(
+        prepared: PreparedBackfill, files: Sequence[StagedFile], job_id: str, retries: int
+    ) -> CommitOutcome:
+        first, todo[:] = bool(todo), []
+        if first and before is not None:
+            before(prepared, [file.path for file in files])
+        outcome = publish_columns(prepared, files, job_id, retries)
+        if first and after is not None:
+            after(prepared, [file.path for file in outcome.landed])
+        return outcome
+
+    return publish
+
+
+@pytest.fixture
+def remote_db(bucket: Bucket) -> Connection:
+    options = bucket.storage_options
+    quiet = Settings(local_slots=2, jvm_archive=False, progress=False)
+    return geneva.connect(
+        bucket.uri, runner=InProcessRunner, settings=quiet, storage_options=options
+    )
+
+
+def filled(db: Connection, calls: Calls) -> Table:
+    fragments = [pa.table({"id": range(i, i + 10)}) for i in range(0, ROWS, 10)]
+    options = db._storage_options.plain()
+    for place, data in enumerate(fragments):
+        lance.write_dataset(
+            data,
+            f"{db.uri}/t.lance",
+            mode="append" if place else "create",
+            enable_stable_row_ids=True,
+            storage_options=options,
+        )
+    table = db.open_table("t")
+    table.add_columns({"y": counted(calls, double, data_type=pa.int64(), version="1")})
+    return table
+
+
+HAPPENINGS = [
+    pytest.param({"before": clean_up}, ROWS, id="before-all"),
+    pytest.param({"before": delete_first}, 10, id="before-one"),
+    pytest.param({"after": delete_first}, 10, id="after-one"),
+]
+
+
+def check(db: Connection, calls: Calls, happening: dict[str, Happens], again: int) -> None:
+    table = filled(db, calls)
+    with publishing(db, once(**happening)):
+        result = table.backfill("y", commit_granularity=100)
+    assert result.progress.committed == ROWS
+    rows = table.to_arrow().to_pylist()
+    assert {row["id"]: row["y"] for row in rows} == {i: i * 2 for i in range(ROWS)}
+    assert len(calls.taken()) <= ROWS + again
+    assert table.plan_backfill("y").is_empty
+
+
+@pytest.mark.parametrize(("happening", "again"), HAPPENINGS)
+def test_a_table_never_has_files_that_are_gone(
+    local_db: Connection, calls: Calls, happening: dict[str, Happens], again: int
+) -> None:
+    check(local_db, calls, happening, again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("happening", "again"), HAPPENINGS)
+def test_nor_in_a_store(
+    remote_db: Connection, calls: Calls, happening: dict[str, Happens], again: int
+) -> None:
+    check(remote_db, calls, happening, again)
+
+
+@pytest.mark.parametrize("happening", [{"before": clean_up}, {"after": delete_first}])
+def test_nor_with_a_clause(
+    local_db: Connection, calls: Calls, happening: dict[str, Happens]
+) -> None:
+    table = filled(local_db, calls)
+    with publishing(local_db, once(**happening)):
+        table.backfill("y", where="id % 10 < 5", commit_granularity=100)
+    asked = {i: i * 2 if i % 10 < 5 else None for i in range(ROWS)}
+    assert by_id(table, "y") == asked
+    calls.clear()
+    table.backfill("y")
+    assert by_id(table, "y") == {i: i * 2 for i in range(ROWS)}
+    assert calls.rows == [i for i in range(ROWS) if i % 10 >= 5]
+
+
+@pytest.mark.parametrize("happening", [{"before": clean_up}, {"after": delete_first}])
+def test_nor_does_a_view(local_db: Connection, calls: Calls, happening: dict[str, Happens]) -> None:
+    source = make_table(local_db, [10, 10], "s", stable_row_ids=True)
+    y = counted(calls, double, data_type=pa.int64(), version="1")
+    view = local_db.create_materialized_view("v", source.query().select({"id": "id", "y": y}))
+    with publishing(local_db, once(**happening)):
+        view.refresh()
+    assert by_id(view, "y") == {i: i * 2 for i in range(20)}
+
+
+def _data_file(table: Table, fragment: int) -> Path:
+    """The file of the values that were computed last."""
+    found = lance.dataset(table.ref.uri).get_fragment(fragment)
+    return Path(table.ref.uri, "data", found.data_files()[-1].path)
+
+
+def test_values_that_are_gone_are_computed_again(local_db: Connection, calls: Calls) -> None:
+    table = filled(local_db, calls)
+    table.backfill("y")
+    calls.clear()
+    _data_file(table, 1).unlink()
+    plan = table.plan_backfill("y")
+    assert [(f.fragment_id, f.reason) for f in plan.fragments] == [(1, Reason.LOST)]
+    table.backfill("y")
+    assert calls.taken() == list(range(10, 20))
+    assert by_id(table, "y") == {i: i * 2 for i in range(ROWS)}
+    assert table.plan_backfill("y").is_empty
+
+
+def test_a_clause_leaves_the_rest_of_them_to_be_computed(
+    local_db: Connection, calls: Calls
+) -> None:
+    table = filled(local_db, calls)
+    table.backfill("y")
+    calls.clear()
+    _data_file(table, 1).unlink()
+    table.backfill("y", where="id in (3, 13)")
+    assert calls.taken() == [3, 13]
+    assert by_id(table, "y") == {i: i * 2 if i // 10 != 1 or i == 13 else None for i in range(ROWS)}
+    table.backfill("y")
+    assert calls.taken() == [i for i in range(10, 20) if i != 13]
+    assert by_id(table, "y") == {i: i * 2 for i in range(ROWS)}
+
+
+def test_values_of_a_view_that_are_gone_come_again(local_db: Connection, calls: Calls) -> None:
+    source = make_table(local_db, [10, 10], "s", stable_row_ids=True)
+    y = counted(calls, double, data_type=pa.int64(), version="1")
+    view = local_db.create_materialized_view("v", source.query().select({"id": "id", "y": y}))
+    view.refresh()
+    for file in lance.dataset(view.ref.uri).get_fragment(0).data_files()[1:]:
+        Path(view.ref.uri, "data", file.path).unlink()
+    view.refresh()
+    assert by_id(view, "y") == {i: i * 2 for i in range(20)}
+
+
+def test_what_somebody_loaded_is_not_taken_for_values_of_ours(local_db: Connection) -> None:
+    table = make_table(local_db, [10, 10])
+    rows: dict[str, Any] = {"id": list(range(20)), "z": list(range(20))}
+    table.load_columns(pa.table(rows), "id", ["z"])
+    _data_file(table, 0).unlink()
+    with pytest.raises(Exception, match=r"(?i)not found|can't be read"):
+        table.load_columns(pa.table({"id": [1], "z": [100]}), "id", ["z"])
+
+
+@pytest.mark.slow
+def test_few_of_many_files_are_asked_for_one_by_one(remote_db: Connection) -> None:
+    ref = remote_db.create_table("t", pa.table({"id": [1]})).ref
+    dataset = lance.dataset(ref.uri, storage_options=ref.storage_options.plain())
+    there = dataset.get_fragments()[0].data_files()[0].path
+
+    class Large:
+        def get_fragments(self) -> list[int]:
+            return [0] * 5_000
+
+    for found in (dataset, Large()):
+        assert missing_files(ref, [there, "gone.lance"], found) == {"gone.lance"}
