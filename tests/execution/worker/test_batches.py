@@ -84,6 +84,9 @@ class Tripling:
         values = [None if x in self.skipped else 3 * x for x in xs]
         return Applied((pa.array(values, pa.int64()),), tuple(failures))
 
+    def call(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+        return self.run(batch, guard)
+
     def ahead(self, batch: pa.RecordBatch, guard: Guard | None = None) -> None:
         """Call when asked."""
 

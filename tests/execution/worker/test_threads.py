@@ -137,6 +137,9 @@ class Program:
         self.calls.append(xs)
         return Applied((pa.array([3 * x for x in xs], pa.int64()),))
 
+    def call(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+        return self.run(batch, guard)
+
     def close(self) -> None:
         """Hold nothing."""
 

@@ -26,7 +26,7 @@ from geneva.execution.apply.ahead import (
 )
 from geneva.execution.apply.by_batch import BatchAtOnce, arguments, as_declared
 from geneva.execution.apply.by_row import RowByRow
-from geneva.execution.apply.call import Applied, BatchCall, Queries, Strategy
+from geneva.execution.apply.call import Applied, BatchCall, Kept, Queries, Strategy
 from geneva.execution.apply.event_loop import event_loop
 from geneva.execution.apply.failures import (
     CellFailure,
@@ -35,8 +35,10 @@ from geneva.execution.apply.failures import (
     raise_failed,
 )
 from geneva.execution.apply.forks import CallPool, end_copy
+from geneva.execution.apply.layouts import Layout
 from geneva.execution.apply.limits import Limiter, TaskUsage
 from geneva.execution.apply.output import may_differ, may_forbid_null, own_values
+from geneva.execution.apply.ownership import is_only_here
 from geneva.execution.apply.preparing import PrepareDied, close_prepare_pool, prepare_pool
 from geneva.execution.apply.steps import failure_of
 from geneva.execution.apply.timeouts import (
@@ -86,6 +88,7 @@ class Applier:
         checked = self._checks_nulls or fields is not None or may_differ(output.type)
         self._is_plain = not (once_per_row or self.is_async or limited or checked)
         """Whether a batch is one call, that nothing limits, and its values need no second look."""
+        self._layout = Layout.of(output.type)
         self._own_usage = TaskUsage()
         self._is_warm = False
         with_pool = self.threads > 1 and not self.is_async
@@ -155,11 +158,42 @@ class Applier:
         if self.is_async:
             with self._calls(batch, guard, Flight(self.threads)) as calls:
                 return calls.take(batch.num_rows)
-        first = None
         if self._is_plain and prepared is None and self._pool is None:
-            first = self._called(batch)
-            if isinstance(first, pa.Array):
-                return Applied((first,))
+            called = self.call(batch, guard)
+            return called if isinstance(called, Applied) else called.applied()
+        return self._run(batch, guard, prepared)
+
+    def call(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied | Kept:
+        """The same, but for what may be left for later of a call that went as nearly all do.
+
+        Between two calls a device stands idle, so that this looks at as little as it can.
+        """
+        if not self._is_plain or self._pool is not None or not batch.num_rows:
+            return self.run(batch, guard)
+        function = self.udf.whole(self._live_function(batch))
+        try:
+            returned = [function(*arguments(batch, self.udf))]  # nothing else refers to it
+        except BaseException as error:  # noqa: BLE001  raised on where it is no failure
+            return self._run(batch, guard, first=partial(_raise, failure_of(error)))
+        if is_only_here(returned):
+            return Kept(returned[0].nbytes, partial(self._taken, returned, batch, guard))
+        return self._taken(returned, batch, guard)
+
+    def _taken(self, returned: list[Any], batch: pa.RecordBatch, guard: Guard | None) -> Applied:
+        """The values that a call returned; where they are not just that, all that is to be done."""
+        values = own_values(returned, self.output.type, self._layout, batch.num_rows)
+        if values is not None:
+            return Applied((values,))
+        return self._run(batch, guard, first=lambda: returned[0])
+
+    def _run(
+        self,
+        batch: pa.RecordBatch,
+        guard: Guard | None,
+        prepared: Future[Any] | None = None,
+        first: Callable[[], Any] | None = None,
+    ) -> Applied:
+        """Call the function by its kind; `first` gives what the first call returned or raised."""
         call = self._batch_call(batch)
         by_row = self.udf.arg_type in _ONCE_PER_ROW
         strategy: Strategy = RowByRow(call) if by_row else BatchAtOnce(call)
@@ -176,20 +210,6 @@ class Applier:
         values = strategy.values_of(function)
         failures = tuple(call.failures[row] for row in sorted(call.failures))
         return Applied(call.columns(values), failures, call.retries)
-
-    def _called(self, batch: pa.RecordBatch) -> pa.Array | Callable[[], Any]:
-        """The values of a call that went as nearly all do; otherwise what tells how it went.
-
-        Between two calls a device stands idle, so that this looks at as little as it can.
-        """
-        function = self.udf.whole(self._live_function(batch))
-        try:
-            returned = [function(*arguments(batch, self.udf))]  # nothing else refers to it
-        except BaseException as error:  # noqa: BLE001  raised on where it is no failure
-            failed = failure_of(error)
-            return partial(_raise, failed)
-        values = own_values(returned, self.output.type, batch.num_rows)
-        return values if values is not None else lambda: returned[0]
 
     def _batch_call(self, batch: pa.RecordBatch) -> BatchCall:
         threads = self.threads if not self.is_async else 1

@@ -38,6 +38,15 @@ class Applied:
     """Rows whose key was looked up and is not in the source."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a call has returned, in memory that nobody else has: it may be looked at later."""
+
+    nbytes: int
+    applied: Callable[[], Applied]
+    """Gives the values; raises what is wrong with them."""
+
+
 Queries: TypeAlias = Callable[[pa.RecordBatch], list[Any]]
 """Makes a query over the rows of each partition that a batch describes."""
 

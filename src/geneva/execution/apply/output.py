@@ -20,6 +20,7 @@ from geneva.execution.apply.convert import (
     pandas_values,
     single,
 )
+from geneva.execution.apply.layouts import Layout
 from geneva.execution.apply.ownership import is_only_here
 from geneva.execution.apply.taken import taken
 from geneva.execution.apply.tensors import is_tensor, numpy_of
@@ -59,21 +60,34 @@ def may_differ(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.BaseExtensionType) or bool(pt.is_dictionary(kind))
 
 
-def own_values(returned: list[Any], kind: pa.DataType, rows: int) -> pa.Array | None:
+def own_values(
+    returned: list[Any], kind: pa.DataType, layout: Layout | None, rows: int
+) -> pa.Array | None:
     """What a function returned, where it is just what it should be; None: it may not be.
 
     It is given as the one item of a list, which nothing else here refers to. It is copied before
     the next call: functions return memory that they use again, or views of their inputs, which
     would keep these; and Lance panics on sliced structs. Only what nobody else has stays as it is.
+    `layout`: that of the type, if it has one.
     """
     try:
         stays, result = is_only_here(returned), returned[0]
         # Objects are looked at one by one, elsewhere.
         is_array = type(result) is np.ndarray and not result.dtype.hasobject
         is_numbers = is_array or is_tensor(result)
+        if layout is not None and is_numbers:
+            # What comes from a GPU is in memory of its own by that.
+            elsewhere = not is_array and not result.is_cpu
+            array = layout.of_numpy(numpy_of(result), rows, may_keep=stays or elsewhere)
+            if array is not None:
+                return array
         has_rows = result.ndim > 0 if is_numbers else isinstance(result, pa.Array)
         if not has_rows or len(result) != rows:
             return None
+        if layout is not None and not is_numbers and result.type == kind:
+            array = layout.of_arrow(result)
+            if array is not None:
+                return array
         array = _returned_array(result, kind)
         if array is None or array.type != kind:
             return None

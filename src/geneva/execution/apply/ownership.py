@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ _MAX_KEPT = 2
 
 def _is_only_array(box: list[np.ndarray[Any, Any]]) -> bool:
     array, max_bytes = box[0], _MAX_KEPT * box[0].nbytes
-    if not array.flags.aligned:
+    if not array.flags.aligned or array.dtype.hasobject:  # objects may be anybody's
         return False
     while type(array.base) is np.ndarray:
         if sys.getrefcount(array.base) > _ALONE or _is_watched(array.base):
@@ -55,18 +56,17 @@ def _is_only_array(box: list[np.ndarray[Any, Any]]) -> bool:
 
 
 def _is_only_tensor(box: list[Any]) -> bool:
-    """The same of a tensor. One that is on a GPU is copied from there, and ours from then on."""
-    if box[0].device.type != "cpu":
-        return True
-    torch = sys.modules["torch"]
+    """The same of a tensor. One that is on a GPU is not: it is copied from there at once."""
+    if not box[0].is_cpu:
+        return False
     try:
         fits = box[0].untyped_storage().nbytes() <= _MAX_KEPT * box[0].nbytes
-        return fits and _holders(box, torch) == _holders([torch.empty(1)], torch)
+        return fits and _holders(box) == _holders_of_nobody()
     except (AttributeError, RuntimeError):  # a release that counts otherwise
         return False
 
 
-def _holders(box: list[Any], torch: Any) -> tuple[Any, ...]:
+def _holders(box: list[Any]) -> tuple[Any, ...]:
     """Who has a tensor's memory: other tensors, arrays, capsules of DLPack, other processes.
 
     Memory that torch did not allocate itself (`from_numpy`), or that numpy has seen (`.numpy()`,
@@ -75,8 +75,14 @@ def _holders(box: list[Any], torch: Any) -> tuple[Any, ...]:
     storage = box[0].untyped_storage()
     return (
         box[0]._use_count(),
-        torch._C._storage_Use_Count(storage._cdata),
+        sys.modules["torch"]._C._storage_Use_Count(storage._cdata),
         sys.getrefcount(storage),
         storage.resizable(),
         storage.is_shared(),
     )
+
+
+@cache
+def _holders_of_nobody() -> tuple[Any, ...]:
+    """The same of memory that only a tensor has."""
+    return _holders([sys.modules["torch"].empty(1)])

@@ -34,7 +34,11 @@ def numpy_of(value: Any) -> npt.NDArray[Any]:
     no bfloat16; each of its values is one of float32.
     """
     if is_tensor(value):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":
+        if value.requires_grad or not value.is_cpu:
+            value = value.detach().cpu()
+        if value.dtype is sys.modules["torch"].bfloat16:
             value = value.float()
+        if is_plain_tensor(value):
+            numbers: npt.NDArray[Any] = value.numpy()
+            return numbers
     return np.asanyarray(value)

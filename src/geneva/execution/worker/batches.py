@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from geneva.errors import (
 )
 from geneva.execution.apply.ahead import CallsAhead, Flight
 from geneva.execution.apply.batch import Applied
+from geneva.execution.apply.call import Kept
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.apply.forks import end_copy
 from geneva.execution.apply.limits import TaskUsage, shared_states
@@ -55,6 +56,10 @@ _Values = TypeVar("_Values", Computed, Result)
 _MAX_QUEUED_BYTES = 512 * 1024 * 1024
 """Inputs of batches that are being prepared."""
 
+_BURST_SECONDS = 0.05
+_BURST_BYTES = 16 * 1024 * 1024
+"""How long calls follow each other, and what they give, before their values are looked at."""
+
 _ENDS_THE_JOB = (
     UDFError,
     UDFIntegrityError,
@@ -79,6 +84,9 @@ class _Batch:
     nbytes: int = 0
     """The size of its inputs, where they are held before its turn."""
 
+
+_Done: TypeAlias = tuple[Window, Applied | Kept, float]
+"""A window, what a call for it gave, and the seconds that it took."""
 
 Event = PartBegins | Computed | Result | PartEnds
 """What comes out of the program, part after part."""
@@ -150,22 +158,24 @@ class BatchRunner:
         Raises BatchFailed when the user's function fails and its policy doesn't skip the row.
         """
         program: Program | None = None
-        for item in items:
-            if self.is_given_back:
-                return
-            if not isinstance(item, Window):
-                yield from self._pass_on(item)
-                continue
-            if self._is_batch(item):
+        left = deque(items)
+        while left and not self.is_given_back:
+            item = left[0]
+            if isinstance(item, Window) and self._is_batch(item):
                 program = program or self._loaded(item.offsets)
                 if not program.is_async and not program.prepares:
                     if self._should_give_back():
                         self.is_given_back = True
                         return
-                    yield self._run_at_once(program, item)
+                    yield from self._run_at_once(program, left)
                     continue
-            self._waiting.add(item)
-        yield from self._cut(is_last=False)
+            left.popleft()
+            if isinstance(item, Window):
+                self._waiting.add(item)
+            else:
+                yield from self._pass_on(item)
+        if not self.is_given_back:
+            yield from self._cut(is_last=False)
 
     def _least_rows(self, program: Program) -> int:
         """Rows that wait for others where there are fewer: a call of them would be a waste."""
@@ -183,9 +193,69 @@ class BatchRunner:
         """
         return len(window.offsets) == self._whole_batch and not self._waiting and not self._queued
 
-    def _run_at_once(self, program: Program, window: Window) -> Computed:
+    def _run_at_once(self, program: Program, left: deque[Window | Result]) -> Iterator[Event]:
+        """Compute the first of what is `left`: batches as they are, as many as take a moment.
+
+        What becomes of their values waits until all of these calls are made: between them as little
+        is done as can be.
+        """
         self._has_batch = True
-        return self._paced(self._compute(_Batch(program, window, self._cut_search)))
+        done: list[_Done] = []
+        failed: BaseException | None = None
+        try:
+            with metered(self.usage):
+                self._call_some(program, left, done)
+        except BaseException as error:  # noqa: BLE001  raised behind what was computed before it
+            failed = error
+        for window, called, seconds in done:
+            yield self._paced(self._taken(window, self._applied(window, called), seconds))
+        if failed is not None:
+            raise failed
+
+    def _call_some(self, program: Program, left: deque[Window | Result], done: list[_Done]) -> None:
+        """Call the program on windows that are `left`, and move them to what is `done`."""
+        began = started = time.perf_counter()
+        nbytes = 0
+        while left:
+            window = left[0]
+            if not isinstance(window, Window) or not self._is_batch(window):
+                return
+            try:
+                if not done:
+                    program.warm(window.inputs)
+                    self.deadline.start()
+                called = program.call(window.inputs, BatchGuard(self._cut_search, window.offsets))
+            except _ENDS_THE_JOB as error:
+                raise _batch_failed(error, window.offsets, ()) from error
+            finally:
+                end_copy()
+                ended = time.perf_counter()
+                self.clock.udf += ended - started
+            done.append((window, called, ended - started))
+            left.popleft()
+            started = ended
+            if isinstance(called, Kept):
+                nbytes += called.nbytes
+            elif called.failures:
+                return
+            else:
+                nbytes += _size(called.values)
+            if self._may_give_back and self.deadline.may_end_part:
+                return
+            if ended - began > _BURST_SECONDS or nbytes > _BURST_BYTES:
+                return
+
+    def _applied(self, window: Window, called: Applied | Kept) -> Applied:
+        """What a call gave. Where something is wrong with it, the function may be called again."""
+        if isinstance(called, Applied):
+            return called
+        try:
+            with metered(self.usage):
+                return called.applied()
+        except _ENDS_THE_JOB as error:
+            raise _batch_failed(error, window.offsets, ()) from error
+        finally:
+            end_copy()
 
     def _pass_on(self, result: Result) -> Iterator[Event]:
         yield from self._cut(is_last=True)
@@ -462,29 +532,33 @@ class BatchRunner:
         )
 
     def _compute(self, queued: _Batch) -> Computed:
-        batch = queued.window
-        failures: tuple[RowFailure, ...] = ()
         started = time.perf_counter()
         try:
-            try:
-                applied = self._call(queued)
-            finally:
-                end_copy()
-                seconds = time.perf_counter() - started
-                self.clock.udf += seconds
-            self.retries += applied.retries
-            if applied.failures:
-                failures = _row_failures(batch.offsets, applied)
-            if failures:
-                self._check_failures(failures)
+            applied = self._call(queued)
         except _ENDS_THE_JOB as error:
-            raise _batch_failed(error, batch.offsets, failures) from error
+            raise _batch_failed(error, queued.window.offsets, ()) from error
+        finally:
+            end_copy()
+            seconds = time.perf_counter() - started
+            self.clock.udf += seconds
+        return self._taken(queued.window, applied, seconds)
+
+    def _taken(self, batch: Window, applied: Applied, seconds: float) -> Computed:
+        """What calls made of a batch."""
+        rows = len(batch.offsets)
+        self._rows_called += rows
+        self._has_value = self._has_value or len(applied.failures) < rows
+        self.deadline.ran(rows)
+        self.retries += applied.retries
         failed: tuple[int, ...] = ()
         unpaid: tuple[int, ...] = ()
+        failures: tuple[RowFailure, ...] = ()
         if applied.failures:
-            rows = [(f.row, f.is_unpaid) for f in applied.failures if f.row is not None]
-            failed = tuple(row for row, is_unpaid in rows if not is_unpaid)
-            unpaid = tuple(row for row, is_unpaid in rows if is_unpaid)
+            failures = _row_failures(batch.offsets, applied)
+            self._check_failures(failures, batch)
+            places = [(f.row, f.is_unpaid) for f in applied.failures if f.row is not None]
+            failed = tuple(row for row, is_unpaid in places if not is_unpaid)
+            unpaid = tuple(row for row, is_unpaid in places if is_unpaid)
         computed = _computed(
             batch,
             applied.values,
@@ -492,10 +566,10 @@ class BatchRunner:
             failed,
             failures,
             unpaid,
-            rows_run=len(batch.offsets) - len(unpaid),
+            rows_run=rows - len(unpaid),
             rows_unmatched=applied.unmatched,
         )
-        self._pacing.ran(len(batch.offsets), computed.nbytes)
+        self._pacing.ran(rows, computed.nbytes)
         return computed
 
     def _call(self, queued: _Batch) -> Applied:
@@ -514,25 +588,29 @@ class BatchRunner:
             else:
                 guard = BatchGuard(search, batch.offsets)
                 applied = program.run(batch.inputs, guard, queued.prepared)
-        self._rows_called += len(batch.offsets)
-        self._has_value = self._has_value or len(applied.failures) < len(batch.offsets)
-        self.deadline.ran(len(batch.offsets))
         if not self._pacing.has_exact_batches:
             program.cost = program.cost.after(len(batch.offsets), time.perf_counter() - started)
         return applied
 
-    def _check_failures(self, failures: tuple[RowFailure, ...]) -> None:
+    def _check_failures(self, failures: tuple[RowFailure, ...], batch: Window) -> None:
         """Give up when more rows of the task failed than may."""
         self._failed_rows += len(failures)
         limit = self._work.max_failed
-        if limit is not None and self._failed_rows > limit:
-            last = failures[-1]
-            raise TooManyFailedRowsError(
-                f"{count(self._failed_rows, 'row')} failed, and the UDF's limits (max_failed_rows, "
-                f"max_failed_fraction) allow {limit:,} here. The last one, row {last.offset}: "
-                f"{last.exception_type}: {last.message}. See table.get_errors(); raise the limits, "
-                "or fix the function, and run again: what is computed is kept."
-            )
+        if limit is None or self._failed_rows <= limit or not failures:
+            return
+        last = failures[-1]
+        error = TooManyFailedRowsError(
+            f"{count(self._failed_rows, 'row')} failed, and the UDF's limits (max_failed_rows, "
+            f"max_failed_fraction) allow {limit:,} here. The last one, row {last.offset}: "
+            f"{last.exception_type}: {last.message}. See table.get_errors(); raise the limits, "
+            "or fix the function, and run again: what is computed is kept."
+        )
+        raise _batch_failed(error, batch.offsets, failures)
+
+
+def _size(arrays: tuple[pa.Array, ...]) -> int:
+    # Not `nbytes`: that lets go of the interpreter, and the next call would wait for it.
+    return sum([array.get_total_buffer_size() for array in arrays])
 
 
 def _computed(
@@ -546,8 +624,7 @@ def _computed(
     rows_run: int = 0,
     rows_unmatched: int = 0,
 ) -> Computed:
-    # Not `nbytes`: that lets go of the interpreter, and the next call would wait for it.
-    size = sum(output.get_total_buffer_size() for output in outputs) + 8 * len(batch.offsets)
+    size = _size(outputs) + 8 * len(batch.offsets)
     return Computed(
         rows=batch.rows,
         offsets=batch.offsets,

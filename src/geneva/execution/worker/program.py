@@ -16,6 +16,7 @@ import pyarrow as pa
 from geneva.errors import SQLExecutionError, UDFError, UnmatchedKeyError
 from geneva.execution.apply.ahead import CallsAhead, Flight
 from geneva.execution.apply.batch import Applied, Applier
+from geneva.execution.apply.call import Kept
 from geneva.execution.apply.timeouts import Guard
 from geneva.execution.worker.partition_queries import PartitionQueries
 from geneva.execution.worker.surroundings import enter_function
@@ -54,6 +55,9 @@ class Program(Protocol):
     ) -> Applied:
         """Compute the values of one batch; say which rows failed."""
 
+    def call(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied | Kept:
+        """The same, but for what may be left for later."""
+
     def ahead(
         self, batch: pa.RecordBatch, guard: Guard | None = None, flight: Flight | None = None
     ) -> CallsAhead | None:
@@ -87,6 +91,10 @@ class OwnProgram:
         prepared: Future[Any] | None = None,
     ) -> Applied:
         """Call the function."""
+        return self._values(batch)
+
+    def call(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied:
+        """Leave nothing for later."""
         return self._values(batch)
 
     def ahead(

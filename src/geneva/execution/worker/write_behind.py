@@ -26,7 +26,7 @@ _MAX_BYTES = 32 * 1024 * 1024
 """Values that were computed and wait for the writer."""
 _MAX_SECONDS = 1.0
 """Work that waits for the writer."""
-_GROUP_BYTES = 1024 * 1024
+_GROUP_BYTES = 4 * 1024 * 1024
 """Small results are handed over when they have so many bytes ..."""
 _GROUP_SECONDS = 0.1
 """... or took this long."""
