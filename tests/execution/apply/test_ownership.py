@@ -163,6 +163,8 @@ def test_tensors_of_torch() -> None:
     assert is_only_here([kept + 1])
     with torch.inference_mode():
         assert is_only_here([(kept + 1).mean(dim=0, keepdim=True).float().cpu().reshape(-1)])
+    assert not is_only_here([(kept + 1).requires_grad_()]), "keeps what it was made from"
+    assert not is_only_here([torch.empty(1, device="meta")]), "is elsewhere"
     assert not is_only_here([kept])
     assert not is_only_here([kept.detach()])
     assert not is_only_here([kept[:2]])

@@ -14,6 +14,7 @@ import pytest
 import geneva
 from geneva import Connection, Table
 from geneva.config import Settings
+from geneva.errors import TableChangedError
 from geneva.execution.backfill.committer import publish_columns
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.runner import InProcessRunner
@@ -140,6 +141,70 @@ def test_nor_with_a_clause(
     assert calls.rows == [i for i in range(ROWS) if i % 10 >= 5]
 
 
+def compact_and_clean_up(prepared: PreparedBackfill, paths: Sequence[str]) -> None:
+    dataset = lance.dataset(prepared.ref.uri)
+    dataset.optimize.compact_files()
+    dataset.cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
+
+
+def delete_rows_and_clean_up(prepared: PreparedBackfill, paths: Sequence[str]) -> None:
+    dataset = lance.dataset(prepared.ref.uri)
+    dataset.delete("id < 10")
+    dataset.cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
+
+
+@pytest.mark.parametrize("happens", [compact_and_clean_up, delete_rows_and_clean_up])
+@pytest.mark.parametrize("where", [None, "id % 10 < 5"])
+def test_files_that_were_replaced_are_not_missed(
+    local_db: Connection,
+    calls: Calls,
+    caplog: pytest.LogCaptureFixture,
+    happens: Happens,
+    where: str | None,
+) -> None:
+    table = filled(local_db, calls)
+    with publishing(local_db, once(after=happens)):
+        table.backfill("y", where=where, commit_granularity=100)
+    assert len(calls.taken()) == (ROWS if where is None else ROWS // 2)
+    assert "were deleted" not in caplog.text
+    values = by_id(table, "y")
+    assert {i: y for i, y in values.items() if y is not None}.items() <= {
+        i: i * 2 for i in range(ROWS)
+    }.items()
+
+
+@pytest.mark.parametrize("bound", ["num_frags", "read_version"])
+def test_a_bounded_job_says_what_was_deleted(
+    local_db: Connection, calls: Calls, bound: str
+) -> None:
+    table = filled(local_db, calls)
+    options: dict[str, Any] = {bound: 4 if bound == "num_frags" else table.version}
+    with (
+        publishing(local_db, once(after=delete_first)),
+        pytest.raises(TableChangedError, match="were deleted meanwhile"),
+    ):
+        table.backfill("y", commit_granularity=100, **options)
+    calls.clear()
+    table.backfill("y")
+    assert len(calls.taken()) == 10
+    assert by_id(table, "y") == {i: i * 2 for i in range(ROWS)}
+
+
+def test_files_that_a_refresh_does_not_write_keep_no_view_from_being_up_to_date(
+    local_db: Connection, calls: Calls
+) -> None:
+    source = make_table(local_db, [10, 10], "s", stable_row_ids=True)
+    view = local_db.create_materialized_view("v", source.query().select(["id"]))
+    view.refresh()
+    view.load_columns(pa.table({"id": range(20), "z": range(20)}), "id", ["z"])
+    view.refresh()
+    version = view.version
+    _data_file(view, 0).unlink()
+    assert view.plan_refresh().is_empty
+    view.refresh()
+    assert view.version == version
+
+
 @pytest.mark.parametrize("happening", [{"before": clean_up}, {"after": delete_first}])
 def test_nor_does_a_view(local_db: Connection, calls: Calls, happening: dict[str, Happens]) -> None:
     source = make_table(local_db, [10, 10], "s", stable_row_ids=True)
@@ -211,8 +276,8 @@ def test_few_of_many_files_are_asked_for_one_by_one(remote_db: Connection) -> No
     there = dataset.get_fragments()[0].data_files()[0].path
 
     class Large:
-        def get_fragments(self) -> list[int]:
-            return [0] * 5_000
+        def get_fragments(self) -> list[Any]:
+            return dataset.get_fragments() * 5_000
 
     for found in (dataset, Large()):
         assert missing_files(ref, [there, "gone.lance"], found) == {"gone.lance"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Log:
     def __init__(self, tmp_path: Path) -> None:
         self.events: list[tuple[str, int]] = []
         self.values: list[Any] = []
+        self.seconds = 0.0
         self._task = open_task(tmp_path, range(ROWS), batch_size=SIZE)
 
     def run(self, function: Callable[[Log, pa.Array], Any], **options: Any) -> None:
@@ -51,12 +53,13 @@ class Log:
             return function(self, x)
 
         applier = Applier(called, pa.field("y", pa.int64()))
-        runner = BatchRunner(self._task, lambda work: applier)
+        runner = self.runner = BatchRunner(self._task, lambda work: applier)
         search = PoisonSearch(self._task.store, "a", is_retry=False)
         list(runner.begin(make_part(ROWS, window=100), search))
         for event in runner.run(*windows()):
             assert isinstance(event, Computed)
             self.events.append(("result", event.rows.start))
+            self.seconds += event.seconds
             self.values += event.outputs[0].to_pylist()
 
     @property
@@ -148,6 +151,18 @@ def test_rows_may_be_skipped_of_what_was_kept(log: Log) -> None:
     log.values.clear()
     log.run(some_wrong, on_error=skip_on_error())
     assert log.values == TRIPLED
+
+
+def test_calls_that_are_made_again_are_timed(log: Log) -> None:
+    def slow_alone(log: Log, x: pa.Array) -> Any:
+        if len(x) == 1:
+            time.sleep(0.05)
+        return fresh(log, x)[:1]
+
+    log.run(slow_alone, on_error=skip_on_error())
+    assert log.values == TRIPLED
+    assert log.runner.clock.udf >= ROWS * 0.05
+    assert log.seconds == pytest.approx(log.runner.clock.udf, rel=0.1)
 
 
 def test_memory_and_objects_that_are_used_again(log: Log) -> None:

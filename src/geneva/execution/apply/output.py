@@ -75,10 +75,12 @@ def own_values(
         # Objects are looked at one by one, elsewhere.
         is_array = type(result) is np.ndarray and not result.dtype.hasobject
         is_numbers = is_array or is_tensor(result)
-        if layout is not None and is_numbers:
+        if is_numbers and not is_array:
             # What comes from a GPU is in memory of its own by that.
-            elsewhere = not is_array and not result.is_cpu
-            array = layout.of_numpy(numpy_of(result), rows, may_keep=stays or elsewhere)
+            stays = stays or not result.is_cpu
+            result = numpy_of(result)
+        if layout is not None and is_numbers:
+            array = layout.of_numpy(result, rows, may_keep=stays)
             if array is not None:
                 return array
         has_rows = result.ndim > 0 if is_numbers else isinstance(result, pa.Array)

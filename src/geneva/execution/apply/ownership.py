@@ -56,8 +56,8 @@ def _is_only_array(box: list[np.ndarray[Any, Any]]) -> bool:
 
 
 def _is_only_tensor(box: list[Any]) -> bool:
-    """The same of a tensor. One that is on a GPU is not: it is copied from there at once."""
-    if not box[0].is_cpu:
+    """The same of a tensor. Not of one on a GPU, or with a gradient, which keep much else."""
+    if not box[0].is_cpu or box[0].requires_grad:
         return False
     try:
         fits = box[0].untyped_storage().nbytes() <= _MAX_KEPT * box[0].nbytes
@@ -85,4 +85,4 @@ def _holders(box: list[Any]) -> tuple[Any, ...]:
 @cache
 def _holders_of_nobody() -> tuple[Any, ...]:
     """The same of memory that only a tensor has."""
-    return _holders([sys.modules["torch"].empty(1)])
+    return _holders([sys.modules["torch"].empty(1, device="cpu")])

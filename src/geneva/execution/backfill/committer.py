@@ -135,14 +135,14 @@ class TableCommitter:
         table, column = prepared.ref.name, prepared.plan.column
         if outcome.moved_on:
             _LOG.info(
-                "Job %s: conflict: somebody else committed to table %r while column %r was "
+                "Job %s: conflict: somebody else changed table %r while column %r was "
                 "committed; %d files landed, %d don't fit any more.",
                 *(self._job_id, table, column, len(outcome.landed), len(outcome.lost)),
             )
         for file, why in outcome.lost:
             _LOG.info(
-                "Job %s: data file %s of fragment %d of table %r doesn't match: %s. Its rows are "
-                "looked up by their receipts.",
+                "Job %s: data file %s of fragment %d of table %r can't be committed: %s. Its rows "
+                "are planned again.",
                 *(self._job_id, file.path, file.fragment_id, table, plain(why)),
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
 from geneva.errors import BudgetExceededError, TableChangedError, UnreadableFragmentsError
@@ -102,7 +102,11 @@ class _Backfill:
     def goes_on(self, outcome: RoundOutcome, before_round: Callable[[], None]) -> bool:
         """Whether another round follows; then it is planned."""
         prepared, state = self._prepared, self.state
-        if not outcome.table_changed or not prepared.request.follows_table:
+        if not prepared.request.follows_table:
+            if state.lost_files:
+                raise _files_deleted(prepared, state.lost_files)
+            return False
+        if not outcome.table_changed:
             return False
         self._lossy = outcome.lost > 0
         owed = prepared.plan.rows_to_compute
@@ -138,8 +142,18 @@ def _commit_results(planned: PreparedBackfill, control: JobControl, state: JobSt
             run_rounds([Round(left, control, state)], [wait_for_pin])
 
 
+def _files_deleted(prepared: PreparedBackfill, lost_files: Collection[str]) -> TableChangedError:
+    named = ", ".join(sorted(lost_files)[:5])
+    return TableChangedError(
+        f"Data files that the backfill of {prepared.plan.column!r} committed to table "
+        f"{prepared.ref.name!r} were deleted meanwhile (a clean-up with delete_unverified=True?): "
+        f"{named}. Run it again, without num_frags and read_version: their rows are computed again."
+    )
+
+
 def _kept_changing(prepared: PreparedBackfill, control: JobControl) -> TableChangedError:
-    left = [f for f in prepared.plan.fragments if f.reason is not Reason.NEW]
+    every = prepared.plan.fragments
+    left = [f for f in every if f.reason is not Reason.NEW] or every
     named = ", ".join(f"{f.fragment_id} ({f.reason.value})" for f in left[:5])
     return TableChangedError(
         f"Table {prepared.ref.name!r} kept changing under the backfill of {prepared.plan.column!r} "

@@ -42,7 +42,7 @@ from geneva.storage.checkpoints.staging import open_checkpoints
 from geneva.storage.checkpoints.store import CheckpointKey
 from geneva.storage.columns.lost_files import missing_files
 from geneva.storage.columns.staged_files import StagedFile
-from geneva.storage.lance.dataset import is_dropped
+from geneva.storage.lance.dataset import is_dropped, open_dataset, read_snapshot
 from geneva.udf.policy import Limits
 
 _LOG = logging.getLogger("geneva")
@@ -62,7 +62,7 @@ class RoundOutcome:
 
     landed: int
     lost: int
-    """Files that no longer fit the table. Their results are kept for the next plan."""
+    """Files that no longer fit the table, or are gone."""
     table_changed: bool
     """Whether others changed the table meanwhile."""
 
@@ -390,11 +390,16 @@ class Round:
         paths = missing_files(own.ref, self._landed, own.dataset)
         if not paths or is_dropped(own.dataset, own.snapshot.version):  # with the whole table
             return
+        # Others were replaced since, by a compaction, say: a clean-up may delete those.
+        latest = read_snapshot(open_dataset(own.ref), own.ref)
+        paths &= {file.path for fragment in latest.fragments for file in fragment.files}
+        if not paths:
+            return
         gone = [self._landed.pop(path) for path in sorted(paths)]
         _LOG.warning(
             "Job %s: data files of column %r of table %r were deleted when they were in the table, "
-            "or about to be (a clean-up with delete_unverified=True?): %s. Their rows are computed "
-            "again.",
+            "or about to be (a clean-up with delete_unverified=True?): %s. Their rows are to be "
+            "computed again.",
             *(self._control.job_id, own.plan.column, own.ref.name, ", ".join(sorted(paths)[:5])),
         )
         self._lost += len(gone)

@@ -9,7 +9,7 @@ from geneva.execution.backfill.subjects import Subject
 from geneva.model.computation import Computation
 from geneva.model.tables import TableRef
 from geneva.storage.checkpoints.store import WorkIdentity
-from geneva.storage.columns.lost_files import missing_values
+from geneva.storage.columns.lost_files import lost_values
 from geneva.storage.columns.proofs import ValidityReader, readers_of
 from geneva.storage.columns.provenance import output_file, signature_of
 from geneva.storage.lance.dataset import Dataset, FragmentFacts, TableSnapshot
@@ -62,7 +62,7 @@ def bind_scope(
 ) -> Scope:
     """Bind a computation to one version of its table."""
     computation = subject.bind(dataset, snapshot)
-    lost = lost_files | missing_values(snapshot, computation)
+    lost = lost_files | lost_values(snapshot, computation)
     return Scope(
         subject=subject,
         request=request,

@@ -37,9 +37,15 @@ from geneva.model.tables import TableRef
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.checkpoints.staging import open_checkpoints, read_work
 from geneva.storage.columns.copies import how_to_get_stable_ids
-from geneva.storage.columns.lost_files import lost_files
+from geneva.storage.columns.lost_files import lost_of_fields
 from geneva.storage.lance.damage import damage_reason, is_damage
-from geneva.storage.lance.dataset import Dataset, has_path, open_dataset, read_snapshot
+from geneva.storage.lance.dataset import (
+    Dataset,
+    field_ids_of,
+    has_path,
+    open_dataset,
+    read_snapshot,
+)
 from geneva.storage.lance.history import commit_uuid
 from geneva.storage.views.definition import ROW_ADDRESSES, ViewInfo, is_view, read_view
 from geneva.storage.views.foreign_writes import is_as_refreshed
@@ -150,7 +156,7 @@ def prepare_refresh(
     _check_source(source, latest, state)
     untouched = is_as_refreshed(ref, view, state, own_columns(view, groups))
     reached = info.base_version == version and state.udf_versions == _versions(groups)
-    current = untouched and reached and not _has_lost_files(ref, view)
+    current = untouched and reached and not _has_lost_files(ref, view, groups)
     if current and not request.backfill.options.retry_failed:
         return up_to_date
     begun = replace(up_to_date, target=replace(up_to_date.target, damage=damage or Damage()))
@@ -161,12 +167,14 @@ def prepare_refresh(
     return up_to_date if current and not planned.plan.rows_to_compute else planned
 
 
-def _has_lost_files(ref: TableRef, view: Dataset) -> bool:
-    """Whether somebody has deleted files that refreshes have written."""
+def _has_lost_files(ref: TableRef, view: Dataset, groups: Iterable[Group]) -> bool:
+    """Whether somebody has deleted files that a refresh would write again."""
     if ref.is_remote:
         return False
-    fragments = read_snapshot(view, ref).fragments
-    return bool(lost_files(ref, (file for fragment in fragments for file in fragment.files)))
+    ids = field_ids_of(view)
+    names = (name for group in groups for name in group.columns_filled if name in ids)
+    fields = [field_id for name in names for field_id in ids[name]]
+    return bool(lost_of_fields(read_snapshot(view, ref), fields))
 
 
 def _around_damage(

@@ -208,7 +208,9 @@ class BatchRunner:
         except BaseException as error:  # noqa: BLE001  raised behind what was computed before it
             failed = error
         for window, called, seconds in done:
-            yield self._paced(self._taken(window, self._applied(window, called), seconds))
+            applied, more = self._applied(window, called)
+            self._count(window, applied)
+            yield self._paced(self._computed(window, applied, seconds + more))
         if failed is not None:
             raise failed
 
@@ -245,17 +247,24 @@ class BatchRunner:
             if ended - began > _BURST_SECONDS or nbytes > _BURST_BYTES:
                 return
 
-    def _applied(self, window: Window, called: Applied | Kept) -> Applied:
-        """What a call gave. Where something is wrong with it, the function may be called again."""
+    def _applied(self, window: Window, called: Applied | Kept) -> tuple[Applied, float]:
+        """What a call gave, and the seconds that it took to find out.
+
+        Where something is wrong with it, the function may be called again.
+        """
         if isinstance(called, Applied):
-            return called
+            return called, 0.0
+        started = time.perf_counter()
         try:
             with metered(self.usage):
-                return called.applied()
+                applied = called.applied()
         except _ENDS_THE_JOB as error:
             raise _batch_failed(error, window.offsets, ()) from error
         finally:
             end_copy()
+            seconds = time.perf_counter() - started
+            self.clock.udf += seconds
+        return applied, seconds
 
     def _pass_on(self, result: Result) -> Iterator[Event]:
         yield from self._cut(is_last=True)
@@ -541,14 +550,18 @@ class BatchRunner:
             end_copy()
             seconds = time.perf_counter() - started
             self.clock.udf += seconds
-        return self._taken(queued.window, applied, seconds)
+        return self._computed(queued.window, applied, seconds)
 
-    def _taken(self, batch: Window, applied: Applied, seconds: float) -> Computed:
-        """What calls made of a batch."""
+    def _count(self, batch: Window, applied: Applied) -> None:
+        """Count a batch for which calls were made."""
         rows = len(batch.offsets)
         self._rows_called += rows
         self._has_value = self._has_value or len(applied.failures) < rows
         self.deadline.ran(rows)
+
+    def _computed(self, batch: Window, applied: Applied, seconds: float) -> Computed:
+        """What calls made of a batch."""
+        rows = len(batch.offsets)
         self.retries += applied.retries
         failed: tuple[int, ...] = ()
         unpaid: tuple[int, ...] = ()
@@ -588,6 +601,7 @@ class BatchRunner:
             else:
                 guard = BatchGuard(search, batch.offsets)
                 applied = program.run(batch.inputs, guard, queued.prepared)
+        self._count(batch, applied)
         if not self._pacing.has_exact_batches:
             program.cost = program.cost.after(len(batch.offsets), time.perf_counter() - started)
         return applied

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from lance.file import LanceFileSession
 
@@ -16,7 +17,7 @@ from geneva.model.computation import Computation, Load
 from geneva.model.tables import TableRef
 from geneva.model.uris import local_path
 from geneva.storage.columns.provenance import parse_file_name
-from geneva.storage.lance.dataset import Dataset, FileFacts, TableSnapshot
+from geneva.storage.lance.dataset import Dataset, TableSnapshot
 
 _LISTED_AT_ONCE = 1_000
 """Names that an object store gives for one request."""
@@ -31,44 +32,61 @@ def missing_files(ref: TableRef, paths: Collection[str], dataset: Dataset) -> fr
     if not paths:
         return frozenset()
     if not ref.is_remote:
-        return frozenset(paths) - _local_files(ref)
+        return _absent(_data_folder(ref), paths)
     session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
-    in_table = len(dataset.get_fragments())  # a file each, at the least
-    if (in_table + len(paths)) / _LISTED_AT_ONCE <= len(paths):
-        return frozenset(paths).difference(session.list())
+    if _listing_requests(dataset, len(paths)) <= max(1, len(paths) // _REQUESTS_AT_ONCE):
+        paths = set(paths).difference(session.list())
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
         there = threads.map(session.contains, paths)
         return frozenset(path for path, found in zip(paths, there, strict=True) if not found)
 
 
-def missing_values(snapshot: TableSnapshot, computation: Computation) -> frozenset[str]:
+def lost_values(snapshot: TableSnapshot, computation: Computation) -> frozenset[str]:
     """The files that jobs have written a computation's values into, and that are gone.
 
     Not of values that were loaded: nobody can compute those again.
     """
     if isinstance(computation.program, Load):
         return frozenset()
-    fields = frozenset(computation.output_ids)
-    files = (file for fragment in snapshot.fragments for file in fragment.files_of(fields))
-    return lost_files(snapshot.ref, files)
+    return lost_of_fields(snapshot, computation.output_ids)
 
 
-def lost_files(ref: TableRef, files: Iterable[FileFacts]) -> frozenset[str]:
-    """Those of a table's files that jobs have written, and that are gone.
+def lost_of_fields(snapshot: TableSnapshot, field_ids: Iterable[int]) -> frozenset[str]:
+    """The files of some fields that jobs have written, and that are gone.
 
     Only of a local table, where looking costs next to nothing.
     """
+    ref, fields = snapshot.ref, frozenset(field_ids)
     if ref.is_remote:
         return frozenset()
-    own = {file.path for file in files if file.base_id is None}
-    missing = own - _local_files(ref) if own else own
-    return frozenset(path for path in missing if parse_file_name(path) is not None)
+    files = (file for fragment in snapshot.fragments for file in fragment.files_of(fields))
+    own = {f.path for f in files if f.base_id is None and parse_file_name(f.path) is not None}
+    if not own:
+        return frozenset()
+    folder = _data_folder(ref)
+    return _absent(folder, own.difference(_listed(folder)))
 
 
-def _local_files(ref: TableRef) -> frozenset[str]:
+def _listing_requests(dataset: Dataset, staged: int) -> int:
+    """About how many requests it takes to list a table's data folder."""
+    fragments = dataset.get_fragments()
+    each = len(fragments[-1].data_files()) if fragments else 0
+    return 1 + (len(fragments) * each + staged) // _LISTED_AT_ONCE
+
+
+def _data_folder(ref: TableRef) -> Path:
     folder = local_path(ref.uri)
     assert folder is not None
+    return folder / "data"
+
+
+def _listed(folder: Path) -> list[str]:
     try:
-        return frozenset(os.listdir(folder / "data"))  # noqa: PTH208  names are all that is needed
+        return os.listdir(folder)  # noqa: PTH208  names are all that is needed
     except FileNotFoundError:
-        return frozenset()
+        return []
+
+
+def _absent(folder: Path, paths: Iterable[str]) -> frozenset[str]:
+    """Those that are not there. Each is asked for: a mount may remember an older listing."""
+    return frozenset(path for path in paths if not os.path.exists(folder / path))  # noqa: PTH110

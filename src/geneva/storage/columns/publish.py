@@ -46,9 +46,9 @@ class CommitOutcome:
 
     landed: tuple[StagedFile, ...]
     lost: tuple[tuple[StagedFile, str], ...]
-    """Files that no longer fit the table, each with what happened to their fragment."""
+    """Files that no longer fit the table, or are gone, each with what happened to it."""
     moved_on: bool
-    """Whether somebody else committed in between."""
+    """Whether somebody else committed in between, or deleted files."""
 
 
 def commit_columns(
