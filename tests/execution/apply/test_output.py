@@ -192,3 +192,31 @@ def test_a_tensor_is_told_how_to_convert_it() -> None:
     kind = pa.list_(pa.float32(), 2)
     with pytest.raises(UDFOutputError, match=r"a tensor of torch.float64.*\.to\(torch.float32\)"):
         Applier(doubles, pa.field("y", kind)).apply(pa.record_batch({"x": [1, 2]}))
+
+
+NULS = ["a\0b", "a\0c", "", "\0d"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "values"),
+    [
+        (pa.string(), np.array(NULS), NULS),
+        (pa.large_binary(), np.array([v.encode() for v in NULS]), [v.encode() for v in NULS]),
+        (pa.list_(pa.string(), 2), np.array([NULS, NULS]).T, [[v, v] for v in NULS]),
+        (pa.list_(pa.string()), [np.array([v]) for v in NULS], [[v] for v in NULS]),
+        (pa.string(), np.ma.array(NULS, mask=[0, 1, 0, 0]), [NULS[0], None, *NULS[2:]]),
+        (pa.dictionary(pa.int32(), pa.string()), np.array(NULS), NULS),
+    ],
+)
+def test_texts_are_not_ended_by_nul_characters(kind: pa.DataType, made: Any, values: Any) -> None:
+    @udf(data_type=kind)
+    def texts(x: pa.Array) -> Any:
+        return made
+
+    @udf(data_type=kind)
+    def one(x: int) -> Any:
+        return made[x]
+
+    batch = pa.record_batch({"x": range(4)})
+    for function in (texts, one):
+        assert Applier(function, pa.field("v", kind)).apply(batch).to_pylist() == values

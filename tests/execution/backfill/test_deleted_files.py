@@ -14,7 +14,7 @@ import pytest
 import geneva
 from geneva import Connection, Table
 from geneva.config import Settings
-from geneva.errors import TableChangedError
+from geneva.errors import TableChangedError, UnreadableFragmentsError
 from geneva.execution.backfill.committer import publish_columns
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.runner import InProcessRunner
@@ -258,6 +258,68 @@ def test_values_of_a_view_that_are_gone_come_again(local_db: Connection, calls: 
         Path(view.ref.uri, "data", file.path).unlink()
     view.refresh()
     assert by_id(view, "y") == {i: i * 2 for i in range(20)}
+
+
+def test_a_view_whose_rows_are_gone_says_so(local_db: Connection) -> None:
+    source = make_table(local_db, [10, 10], "s", stable_row_ids=True)
+    view = local_db.create_materialized_view("v", source.query().select(["id"]))
+    view.refresh()
+    rows = lance.dataset(view.ref.uri).get_fragment(0).data_files()[0].path
+    assert not rows.startswith("geneva-")
+    Path(view.ref.uri, "data", rows).unlink()
+    with pytest.raises(UnreadableFragmentsError, match="create it again") as caught:
+        view.refresh()
+    assert rows in str(caught.value)
+
+
+def each_time(happens: Happens, times: int) -> Callable[..., CommitOutcome]:
+    """Publish; something happens behind so many commits."""
+    left = [times]
+
+    def publish(
+        prepared: PreparedBackfill, files: Sequence[StagedFile], job_id: str, retries: int
+    ) -> CommitOutcome:
+        outcome = publish_columns(prepared, files, job_id, retries)
+        if left[0]:
+            left[0] -= 1
+            happens(prepared, [file.path for file in outcome.landed])
+        return outcome
+
+    return publish
+
+
+def test_files_of_earlier_rounds_are_looked_for_too(local_db: Connection, calls: Calls) -> None:
+    table = filled(local_db, calls)
+    deleted: list[str] = []
+
+    def delete_one_of_all(prepared: PreparedBackfill, paths: Sequence[str]) -> None:
+        """Behind the first commit a file of it, behind the second another file of the first."""
+        deleted.append(sorted(paths)[0])
+        if len(deleted) == 1:
+            first.extend(sorted(paths)[1:])
+            drop_staged(prepared.ref, deleted[0])
+        else:
+            drop_staged(prepared.ref, first[0])
+
+    first: list[str] = []
+    with publishing(local_db, each_time(delete_one_of_all, 2)):
+        result = table.backfill("y", commit_granularity=100)
+    assert result.progress.committed == ROWS
+    assert by_id(table, "y") == {i: i * 2 for i in range(ROWS)}
+    assert len(calls.taken()) <= ROWS + 20
+
+
+def test_a_job_whose_files_are_deleted_for_ever_fails(local_db: Connection, calls: Calls) -> None:
+    table = filled(local_db, calls)
+    with (
+        publishing(local_db, each_time(delete_first, 1_000)),
+        pytest.raises(TableChangedError, match="kept changing"),
+    ):
+        table.backfill("y", commit_granularity=100)
+    assert len(calls.taken()) <= ROWS + 10 * 12
+    calls.clear()
+    table.backfill("y")
+    assert by_id(table, "y") == {i: i * 2 for i in range(ROWS)}
 
 
 def test_what_somebody_loaded_is_not_taken_for_values_of_ours(local_db: Connection) -> None:

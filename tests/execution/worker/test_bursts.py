@@ -87,7 +87,8 @@ def test_results_are_handed_on_behind_the_calls_of_a_moment(log: Log) -> None:
     log.run(fresh)
     assert log.values == TRIPLED
     assert log.calls == log.results == [0, 2, 4, 6, 8]
-    assert [kind for kind, _ in log.events] == ["call"] * 5 + ["result"] * 5
+    first, others = ["call", "result"], ["call"] * 4 + ["result"] * 4
+    assert [kind for kind, _ in log.events] == first + others
 
 
 @pytest.mark.parametrize("bound", ["_BURST_SECONDS", "_BURST_BYTES"])

@@ -318,8 +318,8 @@ def numpy_leaf(numbers: npt.NDArray[Any], kind: pa.DataType) -> pa.Array | pa.Ch
         same = pt.is_timestamp(kind) if code == "M" else pt.is_duration(kind)
         if same:
             return _numpy_times(numbers, kind)
-    if (code == "U" and is_text(kind)) or (code == "S" and is_binary(kind)):
-        return pa.array(numbers).cast(kind)
+    if code in "SU":  # Arrow ends these at their first NUL character
+        return leaf_array(numbers.tolist(), kind)
     if code in "bcV":
         raise TypeError(f"items of {numbers.dtype} can't be stored as {kind}")
     return leaf_array(list(numbers), kind)

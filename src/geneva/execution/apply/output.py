@@ -72,8 +72,10 @@ def own_values(
     """
     try:
         stays, result = is_only_here(returned), returned[0]
-        # Objects are looked at one by one, elsewhere.
-        is_array = type(result) is np.ndarray and not result.dtype.hasobject
+        # Objects and texts are looked at one by one, elsewhere.
+        is_array = type(result) is np.ndarray and not (
+            _goes_by_item(result) or result.dtype.hasobject
+        )
         is_numbers = is_array or is_tensor(result)
         if is_numbers and not is_array:
             # What comes from a GPU is in memory of its own by that.
@@ -299,11 +301,16 @@ def _python_values(result: Any) -> Sequence[Any] | None:
         return pandas_values(result)
     if isinstance(result, np.ma.MaskedArray):
         # pyarrow keeps the mask of plain rows only.
-        return masked_values(result) if result.ndim > 1 or result.dtype == object else None
-    if isinstance(result, np.ndarray) and result.dtype == object and result.ndim:
+        return masked_values(result) if result.ndim > 1 or _goes_by_item(result) else None
+    if isinstance(result, np.ndarray) and _goes_by_item(result) and result.ndim:
         values: list[Any] = result.tolist()
         return values
     return None
+
+
+def _goes_by_item(array: np.ndarray[Any, Any]) -> bool:
+    """Whether items are taken one by one: objects; and texts, which Arrow ends at a NUL."""
+    return array.dtype.kind in "OSU"
 
 
 def _returned_array(result: Any, kind: pa.DataType) -> pa.Array | None:

@@ -57,6 +57,8 @@ class JobState:
     job_runner: JobRunner
     files: set[str] = field(default_factory=set)
     """Data files that the job has made so far, committed or not."""
+    landed: dict[str, int] = field(default_factory=dict)
+    """Those that it has committed, with how many rows of them it computed."""
     lost_files: set[str] = field(default_factory=set)
     """Data files that it has committed, and that somebody has deleted."""
     unreadable: dict[int, str] = field(default_factory=dict)

@@ -108,11 +108,11 @@ class _Backfill:
             return False
         if not outcome.table_changed:
             return False
-        self._lossy = outcome.lost > 0
+        self._lossy = outcome.lost + outcome.deleted > 0
         owed = prepared.plan.rows_to_compute
         paid = not self._lossy or state.ledger.progress.committed >= owed
-        self._is_paid = self._is_paid or paid
-        if self._is_paid or not outcome.landed:
+        self._is_paid = paid or (self._is_paid and not outcome.deleted)
+        if self._is_paid or outcome.deleted or not outcome.landed:
             self._retries -= 1
         before_round()
         planned = self.planned.again(frozenset(state.files), frozenset(state.lost_files))

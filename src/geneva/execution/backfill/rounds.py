@@ -62,7 +62,9 @@ class RoundOutcome:
 
     landed: int
     lost: int
-    """Files that no longer fit the table, or are gone."""
+    """Files that could not be committed: they no longer fit the table, or are gone."""
+    deleted: int
+    """Files that the job has committed, in this round or before, and that somebody has deleted."""
     table_changed: bool
     """Whether others changed the table meanwhile."""
 
@@ -95,9 +97,7 @@ class Round:
         self._saved = SavedRows(prepared)
         self._committed_before = state.ledger.progress.committed
         self._polled, self._poll_cost = time.monotonic(), 0.0
-        self._landed: dict[str, StagedFile] = {}
-        """Files that are in the table, by path."""
-        self._lost = 0
+        self._landed = self._lost = self._deleted = 0
         self._unmatched: Counter[int] = Counter()
         """Per fragment, the rows whose key is not in the source."""
         self._table_changed = False
@@ -197,7 +197,8 @@ class Round:
         self._commit(flush=True)
         SPEEDS.note(self.computation, self._ledger.rows_per_second)
         self._look_for_deleted()
-        return RoundOutcome(len(self._landed), self._lost, self._table_changed)
+        changed = self._table_changed or self._deleted > 0
+        return RoundOutcome(self._landed, self._lost, self._deleted, changed)
 
     def abandon(self) -> None:
         """Let no task go on, and book what they have finished by then."""
@@ -373,7 +374,10 @@ class Round:
             self._control.behind(partial(delete_keys, store, commit.unneeded))
         self._table_changed = self._table_changed or outcome.moved_on
         lost = [file for file, _ in outcome.lost]
-        self._landed.update((file.path, file) for file in outcome.landed)
+        self._landed += len(outcome.landed)
+        self._state.landed.update(
+            (file.path, self._plans[file.fragment_id].compute.count) for file in outcome.landed
+        )
         self._lost += len(lost)
         self._state.files.update(file.path for file in (*outcome.landed, *lost))
         self._ledger.committed(
@@ -385,9 +389,10 @@ class Round:
         )
 
     def _look_for_deleted(self) -> None:
-        """Have files computed again that a clean-up has deleted while they were committed."""
+        """Note files that somebody has deleted since the job has committed them."""
         own = self._prepared
-        paths = missing_files(own.ref, self._landed, own.dataset)
+        landed = self._state.landed
+        paths = missing_files(own.ref, landed, own.dataset)
         if not paths or is_dropped(own.dataset, own.snapshot.version):  # with the whole table
             return
         # Others were replaced since, by a compaction, say: a clean-up may delete those.
@@ -395,18 +400,16 @@ class Round:
         paths &= {file.path for fragment in latest.fragments for file in fragment.files}
         if not paths:
             return
-        gone = [self._landed.pop(path) for path in sorted(paths)]
         _LOG.warning(
             "Job %s: data files of column %r of table %r were deleted when they were in the table, "
             "or about to be (a clean-up with delete_unverified=True?): %s. Their rows are to be "
             "computed again.",
             *(self._control.job_id, own.plan.column, own.ref.name, ", ".join(sorted(paths)[:5])),
         )
-        self._lost += len(gone)
-        self._table_changed = True
+        self._deleted = len(paths)
         self._state.files.difference_update(paths)
         self._state.lost_files.update(paths)
-        self._ledger.deleted(files=len(gone), rows=self._computed_rows(gone))
+        self._ledger.deleted(files=len(paths), rows=sum(landed.pop(path) for path in paths))
 
     def _computed_rows(self, files: Iterable[StagedFile]) -> int:
         return sum(self._plans[file.fragment_id].compute.count for file in files)

@@ -34,10 +34,12 @@ from geneva.execution.refresh.rows import Membership, read_first_membership, rea
 from geneva.execution.refresh.stored_sql import check_stored_sql
 from geneva.model.computation import PartitionRows
 from geneva.model.tables import TableRef
+from geneva.model.view_query import SYSTEM_COLUMNS
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.checkpoints.staging import open_checkpoints, read_work
 from geneva.storage.columns.copies import how_to_get_stable_ids
-from geneva.storage.columns.lost_files import lost_of_fields
+from geneva.storage.columns.lost_files import absent_of_fields, lost_of_fields
+from geneva.storage.columns.provenance import parse_file_name
 from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import (
     Dataset,
@@ -123,6 +125,7 @@ def prepare_refresh(
     identity = commit_uuid(latest, version)
     _check_reachable(ref, source, info, version)
     groups = view_groups(view, info)
+    _check_rows(ref, view)
     state = read_view_state(view.schema)
     up_to_date = PreparedRefresh(
         target=RefreshTarget(
@@ -165,6 +168,29 @@ def prepare_refresh(
     )
     # With rows to try again there may be work left in a view that is up to date.
     return up_to_date if current and not planned.plan.rows_to_compute else planned
+
+
+def _check_rows(ref: TableRef, view: Dataset) -> None:
+    """Refuse a view whose rows can't be read: what they are made from is not known any more."""
+    if ref.is_remote:
+        return
+    ids, snapshot = field_ids_of(view), read_snapshot(view, ref)
+    fields = {field_id for name in SYSTEM_COLUMNS for field_id in ids.get(name, ())}
+    gone = {path for path in absent_of_fields(snapshot, fields) if parse_file_name(path) is None}
+    if not gone:
+        return
+    fragments = [
+        fragment.id
+        for fragment in snapshot.fragments
+        if any(file.path in gone for file in fragment.files)
+    ]
+    raise UnreadableFragmentsError(
+        f"Rows of view {ref.name!r} can't be read: its data files {', '.join(sorted(gone)[:5])} "
+        f"are gone (fragments {fragments[:5]}). Restore the files, or drop the view and create it "
+        "again.",
+        tuple(fragments),
+        ref.name,
+    )
 
 
 def _has_lost_files(ref: TableRef, view: Dataset, groups: Iterable[Group]) -> bool:

@@ -22,6 +22,8 @@ from geneva.storage.lance.dataset import Dataset, TableSnapshot
 _LISTED_AT_ONCE = 1_000
 """Names that an object store gives for one request."""
 _REQUESTS_AT_ONCE = 16
+_ASKED_AT_ONCE = 64
+"""Local files up to which each is asked for, without a listing."""
 
 
 def missing_files(ref: TableRef, paths: Collection[str], dataset: Dataset) -> frozenset[str]:
@@ -56,15 +58,17 @@ def lost_of_fields(snapshot: TableSnapshot, field_ids: Iterable[int]) -> frozens
 
     Only of a local table, where looking costs next to nothing.
     """
+    gone = absent_of_fields(snapshot, field_ids)
+    return frozenset(path for path in gone if parse_file_name(path) is not None)
+
+
+def absent_of_fields(snapshot: TableSnapshot, field_ids: Iterable[int]) -> frozenset[str]:
+    """The files of some fields that are gone, whoever wrote them; only of a local table."""
     ref, fields = snapshot.ref, frozenset(field_ids)
     if ref.is_remote:
         return frozenset()
     files = (file for fragment in snapshot.fragments for file in fragment.files_of(fields))
-    own = {f.path for f in files if f.base_id is None and parse_file_name(f.path) is not None}
-    if not own:
-        return frozenset()
-    folder = _data_folder(ref)
-    return _absent(folder, own.difference(_listed(folder)))
+    return _absent(_data_folder(ref), {file.path for file in files if file.base_id is None})
 
 
 def _listing_requests(dataset: Dataset, staged: int) -> int:
@@ -87,6 +91,8 @@ def _listed(folder: Path) -> list[str]:
         return []
 
 
-def _absent(folder: Path, paths: Iterable[str]) -> frozenset[str]:
+def _absent(folder: Path, paths: Collection[str]) -> frozenset[str]:
     """Those that are not there. Each is asked for: a mount may remember an older listing."""
+    if len(paths) > _ASKED_AT_ONCE:
+        paths = set(paths).difference(_listed(folder))
     return frozenset(path for path in paths if not os.path.exists(folder / path))  # noqa: PTH110
