@@ -27,7 +27,7 @@ from geneva.execution.apply.tensors import is_tensor, numpy_of
 from geneva.render.text import a_type, shorten
 from geneva.render.values import error_text, repr_text
 from geneva.storage.lance.pieces import room
-from geneva.udf.types import holds, is_blob_type, is_list
+from geneva.udf.types import holds, is_binary, is_blob_type, is_list, is_text
 
 ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -73,9 +73,8 @@ def own_values(
     try:
         stays, result = is_only_here(returned), returned[0]
         # Objects and texts are looked at one by one, elsewhere.
-        is_array = type(result) is np.ndarray and not (
-            _goes_by_item(result) or result.dtype.hasobject
-        )
+        is_array = type(result) is np.ndarray and result.dtype.kind not in "SU"
+        is_array = is_array and not result.dtype.hasobject
         is_numbers = is_array or is_tensor(result)
         if is_numbers and not is_array:
             # What comes from a GPU is in memory of its own by that.
@@ -184,7 +183,7 @@ def result_to_array(result: Any, kind: pa.DataType, refuse: Refuse, first_row: i
     in numpy arrays and pandas Series, are looked at one by one.
     """
     is_array = isinstance(result, (pa.Array, pa.ChunkedArray))
-    values = None if is_array else _python_values(result)
+    values = None if is_array else _python_values(result, kind)
     if values is not None:
         return values_to_array(values, kind, refuse, first_row)
     try:
@@ -248,7 +247,7 @@ def result_to_records(
     """The same for a function that fills several columns: a RecordBatch, a table, or records."""
     given = _named_columns(result)
     if given is None:
-        values = _python_values(result)
+        values = _python_values(result, kind)
         if values is not None:
             return records_to_array(values, kind, refuse, first_row, optional=optional)
         return result_to_array(result, kind, refuse, first_row)
@@ -291,7 +290,7 @@ def _named_columns(result: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def _python_values(result: Any) -> Sequence[Any] | None:
+def _python_values(result: Any, kind: pa.DataType) -> Sequence[Any] | None:
     """Return the values of a result that has no type of its own."""
     if isinstance(result, (list, tuple)):
         return result
@@ -301,16 +300,20 @@ def _python_values(result: Any) -> Sequence[Any] | None:
         return pandas_values(result)
     if isinstance(result, np.ma.MaskedArray):
         # pyarrow keeps the mask of plain rows only.
-        return masked_values(result) if result.ndim > 1 or _goes_by_item(result) else None
-    if isinstance(result, np.ndarray) and _goes_by_item(result) and result.ndim:
+        return masked_values(result) if result.ndim > 1 or _goes_by_item(result, kind) else None
+    if isinstance(result, np.ndarray) and _goes_by_item(result, kind) and result.ndim:
         values: list[Any] = result.tolist()
         return values
     return None
 
 
-def _goes_by_item(array: np.ndarray[Any, Any]) -> bool:
+def _goes_by_item(array: np.ndarray[Any, Any], kind: pa.DataType) -> bool:
     """Whether items are taken one by one: objects; and texts, which Arrow ends at a NUL."""
-    return array.dtype.kind in "OSU"
+    if array.dtype.kind not in "SU":
+        return bool(array.dtype == object)
+    while is_list(kind) or pt.is_dictionary(kind):
+        kind = kind.value_type
+    return is_text(kind) or is_binary(kind)
 
 
 def _returned_array(result: Any, kind: pa.DataType) -> pa.Array | None:

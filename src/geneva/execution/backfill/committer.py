@@ -135,7 +135,7 @@ class TableCommitter:
         table, column = prepared.ref.name, prepared.plan.column
         if outcome.moved_on:
             _LOG.info(
-                "Job %s: conflict: somebody else changed table %r while column %r was "
+                "Job %s: conflict: somebody else committed to table %r while column %r was "
                 "committed; %d files landed, %d don't fit any more.",
                 *(self._job_id, table, column, len(outcome.landed), len(outcome.lost)),
             )

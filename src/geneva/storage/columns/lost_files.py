@@ -22,7 +22,7 @@ from geneva.storage.lance.dataset import Dataset, TableSnapshot
 _LISTED_AT_ONCE = 1_000
 """Names that an object store gives for one request."""
 _REQUESTS_AT_ONCE = 16
-_ASKED_AT_ONCE = 64
+_ASKED_AT_ONCE = 4
 """Local files up to which each is asked for, without a listing."""
 
 
@@ -67,8 +67,9 @@ def absent_of_fields(snapshot: TableSnapshot, field_ids: Iterable[int]) -> froze
     ref, fields = snapshot.ref, frozenset(field_ids)
     if ref.is_remote:
         return frozenset()
-    files = (file for fragment in snapshot.fragments for file in fragment.files_of(fields))
-    return _absent(_data_folder(ref), {file.path for file in files if file.base_id is None})
+    every = [file for fragment in snapshot.fragments for file in fragment.files]
+    own = {f.path for f in every if f.base_id is None and not fields.isdisjoint(f.fields)}
+    return _absent(_data_folder(ref), own)
 
 
 def _listing_requests(dataset: Dataset, staged: int) -> int:
@@ -95,4 +96,4 @@ def _absent(folder: Path, paths: Collection[str]) -> frozenset[str]:
     """Those that are not there. Each is asked for: a mount may remember an older listing."""
     if len(paths) > _ASKED_AT_ONCE:
         paths = set(paths).difference(_listed(folder))
-    return frozenset(path for path in paths if not os.path.exists(folder / path))  # noqa: PTH110
+    return frozenset(path for path in paths if not Path(folder, path).exists())
