@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -110,6 +111,35 @@ def test_output_is_seen_while_a_task_runs(tmp_path: Path, capfd: pytest.CaptureF
         "through the gate",
     ]
     assert "waiting for the gate\nthrough the gate\n" in str(db.get_job(job.job_id).logs())
+
+
+@pytest.mark.slow
+def test_a_command_shows_output_while_its_first_task_runs(tmp_path: Path):
+    """The job is older than its Spark, whose folder the output is kept in."""
+    table = connect(tmp_path / "db", None).create_table("t", pa.table({"x": [7]}))
+    gate = str(tmp_path / "gate")
+
+    def patient(x: int) -> int:
+        import os
+        import time
+
+        print("waiting for the gate")  # noqa: T201
+        while not os.path.exists(gate):  # noqa: PTH110
+            time.sleep(0.01)
+        return x
+
+    table.add_columns({"y": udf(patient)})
+    line = [sys.executable, "-m", "geneva", "backfill", str(tmp_path / "db"), "t", "y", "--logs"]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as command:
+        assert command.stderr is not None
+        try:
+            assert any(b"waiting for the gate" in line for line in command.stderr)
+            assert command.poll() is None
+        finally:
+            Path(gate).touch()
+        command.stderr.read()
+    assert command.returncode == 0
+    assert connect(tmp_path / "db", None).open_table("t").to_arrow()["y"].to_pylist() == [7]
 
 
 def test_a_compiled_module_beside_the_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

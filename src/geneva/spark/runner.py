@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 from geneva.errors import JobCancelledError, SparkUnavailableError
 from geneva.execution.runner import ANY, REPORT_DDL, arrow_body, partition_body, task_body
-from geneva.execution.worker.output import output_place
+from geneva.execution.worker.output import output_place, pipe_place
 from geneva.execution.worker.surroundings import Surroundings
 from geneva.model.computation import Resources
 from geneva.model.tables import Secrets
@@ -303,6 +303,7 @@ class SparkRunner:
             path=path,
             log_level=level,
             output_folder=output_place(),
+            pipe_folder=pipe_place(),
         )
 
     def _check(self) -> None:

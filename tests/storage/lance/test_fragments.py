@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -71,11 +72,26 @@ def pieces_of(
     return sizes
 
 
+NARROW = pa.table({"v": [str(i) for i in range(1_000)]})
+"""Rows whose width is not known before some were read."""
+
+
 def test_narrow_rows_are_read_in_ever_larger_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = lance.write_dataset(pa.table({"v": range(1_000)}), str(tmp_path / "t.lance"))
+    dataset = lance.write_dataset(NARROW, str(tmp_path / "t.lance"))
     assert pieces_of(dataset, monkeypatch, 100) == [100, 200, 400, 300]
+
+
+@pytest.mark.parametrize(
+    ("width", "sizes"), [(1, [4_000]), (1_024, [1_000, 1_000, 1_000, 1_000]), (8_192, [100] * 40)]
+)
+def test_rows_of_a_known_width_are_read_8_mib_at_a_time(
+    width: int, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(4_000 * width)), width)
+    dataset = lance.write_dataset(pa.table({"v": rows}), str(tmp_path / "t.lance"))
+    assert pieces_of(dataset, monkeypatch, 100) == sizes
 
 
 def test_rows_that_get_wider_are_read_in_small_pieces(
@@ -91,7 +107,7 @@ def test_rows_that_get_wider_are_read_in_small_pieces(
 def test_what_was_read_before_the_damage_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = lance.write_dataset(pa.table({"v": range(1_000)}), str(tmp_path / "t.lance"))
+    dataset = lance.write_dataset(NARROW, str(tmp_path / "t.lance"))
     scanner = lance.LanceDataset.scanner
 
     def damaged(self: lance.LanceDataset, **options: Any) -> Any:
@@ -99,24 +115,24 @@ def test_what_was_read_before_the_damage_is_given(
 
         def batches() -> Iterator[pa.RecordBatch]:
             for batch in found.to_batches():
-                if 450 in batch.column(0).to_pylist():
+                if "450" in batch.column(0).to_pylist():
                     raise OSError("damaged")
                 yield batch
 
         return SimpleNamespace(to_batches=batches)
 
     monkeypatch.setattr(lance.LanceDataset, "scanner", damaged)
-    seen: list[int] = []
+    seen: list[str] = []
     batches = read_windows(dataset, 0, ["v"], RowRange(0, 1_000), 100)
     with pytest.raises(OSError, match="damaged"):
         seen.extend(x for _, batch in batches for x in batch.column(0).to_pylist())
-    assert seen == list(range(400))
+    assert seen == [str(i) for i in range(400)]
 
 
 def test_without_a_thread_to_spare_all_is_read_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset = lance.write_dataset(pa.table({"v": range(1_000)}), str(tmp_path / "t.lance"))
+    dataset = lance.write_dataset(NARROW, str(tmp_path / "t.lance"))
 
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

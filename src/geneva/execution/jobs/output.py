@@ -11,7 +11,7 @@ from types import TracebackType
 
 from geneva.errors import WorkerLostError
 from geneva.execution.worker.live_output import LiveReader
-from geneva.execution.worker.output import lost_output, output_folder
+from geneva.execution.worker.output import lost_output, pipe_folder
 from geneva.model.tables import Secrets
 from geneva.secret_values import redacted
 from geneva.storage.jobs.output import OutputStore, TaskOutput
@@ -45,7 +45,7 @@ class OutputKeeper:
 
     def __enter__(self) -> OutputKeeper:
         """Begin."""
-        folder = output_folder() if self._show is not None else None
+        folder = pipe_folder() if self._show is not None else None
         if folder is not None:
             reader = LiveReader(folder, self._job_id, self._show_text)
             self._is_live = self._live.enter_context(reader).is_open

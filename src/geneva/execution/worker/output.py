@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -29,17 +29,26 @@ _FORGOTTEN_SECONDS = 86_400.0
 
 
 _place: str | None = None
+_pipe_place: str | None = None
 
 
-def keep_output_in(folder: str | None) -> None:
-    """Say in which folder the files of output are; None: in one of the system's temporary ones."""
-    global _place
-    _place = folder
+def keep_output_in(folder: str | None, pipes: str | None = None) -> None:
+    """Say in which folders files of output and the pipes to drivers are; None: a temporary one."""
+    global _place, _pipe_place
+    _place, _pipe_place = folder, pipes
 
 
 def output_place() -> str | None:
     """The folder that this process was told to keep output in."""
     return _place
+
+
+def pipe_place() -> str:
+    """The folder in which the pipes of jobs are that this process drives.
+
+    Not that of their Spark, which a pipe may be older than: a first job starts Spark.
+    """
+    return _pipe_place or tempfile.gettempdir()
 
 
 class Printed:
@@ -66,7 +75,8 @@ def captured(job_id: str, task: str) -> Iterator[Printed]:
     _tidy(folder)
     stem = f"{job_id}.{task}."
     before = _leftovers(folder, stem, _DIED)
-    live = LiveWriter.find(folder, job_id)
+    pipes = pipe_folder()
+    live = LiveWriter.find(pipes, job_id) if pipes is not None else None
     if live is not None:
         live.add(before.unseen.encode("utf-8", "backslashreplace"))
     own = f"{stem}{os.getppid()}-"
@@ -104,8 +114,20 @@ def lost_output(job_id: str, *, stopped: bool = False) -> LostOutput:
 
 def output_folder() -> Path | None:
     """The folder for output, which is this user's alone."""
+    return _own_folder(_place or tempfile.gettempdir())
+
+
+def pipe_folder() -> Path | None:
+    """The folder for pipes, which is this user's alone, too."""
+    folder = _own_folder(pipe_place())
+    if folder is not None:
+        _remove_forgotten(folder.glob("*.live"))
+    return folder
+
+
+def _own_folder(place: str) -> Path | None:
     user = os.getuid() if hasattr(os, "getuid") else "user"
-    folder = Path(_place or tempfile.gettempdir()) / f"geneva-output-{user}"
+    folder = Path(place) / f"geneva-output-{user}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
@@ -128,7 +150,12 @@ def _tidy(folder: Path) -> None:
                 if is_gone or _is_forgotten(path):
                     path.unlink()
                     _seen_of(path).unlink(missing_ok=True)
-        for path in (*folder.glob("*.live"), *folder.glob("*.seen")):
+    _remove_forgotten(folder.glob("*.seen"))
+
+
+def _remove_forgotten(paths: Iterable[Path]) -> None:
+    with contextlib.suppress(OSError):
+        for path in paths:
             with contextlib.suppress(OSError):
                 if _is_forgotten(path):
                     path.unlink()

@@ -34,6 +34,8 @@ class Surroundings:
     log_level: int = logging.WARNING
     output_folder: str | None = None
     """Where to keep what functions print until it is reported; None: where a worker would."""
+    pipe_folder: str | None = None
+    """Where the pipe is by which the driver sees it at once; None: where a worker would look."""
 
 
 class _Environment:
@@ -67,7 +69,7 @@ def enter_job(surroundings: Surroundings) -> None:
     if surroundings.path:
         others = [entry for entry in sys.path if entry not in surroundings.path]
         sys.path[:] = [*surroundings.path, *others]
-    keep_output_in(surroundings.output_folder)
+    keep_output_in(surroundings.output_folder, surroundings.pipe_folder)
     # To stderr, which is kept with the job; nothing where the user's code has set logging up.
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger().setLevel(surroundings.log_level)

@@ -12,6 +12,7 @@ import lance
 import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileSession
 
+from geneva.model.computation import RECEIPT_PREFIX
 from geneva.model.tables import TableRef
 from geneva.storage.columns.dictionaries import has_dictionary, has_narrow_dictionary
 from geneva.storage.columns.provenance import PROVENANCE_METADATA, Provenance, nulls_file_name
@@ -31,6 +32,9 @@ from geneva.udf.types import value_type
 
 _NAME_METADATA = "geneva.file"
 """A staged file carries its own name: one that was put in the place of another is not it."""
+
+_AS_IT_IS = {b"lance-encoding:compression": b"none"}
+"""How receipts are written: nothing makes digests shorter, and Lance would take its time trying."""
 
 _LOG = logging.getLogger("geneva")
 
@@ -63,6 +67,8 @@ def written_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 def _written(field: pa.Field) -> pa.Field:
     how = {BLOB_KEY: b"true"} if is_blob(field) else None
+    if field.name.startswith(RECEIPT_PREFIX):
+        how = _AS_IT_IS
     return pa.field(field.name, value_type(field.type), nullable=field.nullable, metadata=how)
 
 

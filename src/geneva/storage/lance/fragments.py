@@ -167,12 +167,17 @@ def read_windows(
         return batches
 
     at = rows.start
-    # So does it in files of its first format.
-    at_once = deleted or file_version(dataset) < (2, 0) or len(rows) <= batch_rows
-    piece_bytes = _REMOTE_PIECE_BYTES if is_remote(dataset.uri) else _PIECE_BYTES
+    piece_bytes, first = _PIECE_BYTES, batch_rows
+    if is_remote(dataset.uri):
+        piece_bytes = _REMOTE_PIECE_BYTES
+    elif width := width_of(field_at(dataset.schema, path).type for path in paths):
+        first *= max(1, piece_bytes // (width * first))
     if blobs:
         piece_bytes = 0  # a window each: the next rows may be as wide as they like
-    for batch in scan(rows) if at_once else _in_pieces(scan, rows, batch_rows, piece_bytes):
+    # In files of its first format Lance counts through what is before a range, too.
+    at_once = deleted or file_version(dataset) < (2, 0) or len(rows) <= first
+    batches = scan(rows) if at_once else _in_pieces(scan, rows, batch_rows, piece_bytes, first)
+    for batch in batches:
         yield at, _renamed(batch, paths)
         at += batch.num_rows
     if at != rows.end:
@@ -187,20 +192,22 @@ def _in_pieces(
     rows: RowRange,
     window: int,
     piece_bytes: int,
+    first: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Scan a range piece by piece. The first one is a window; what is read tells how wide rows are.
+    """Scan a range piece by piece; what is read of the `first` rows tells how wide rows are.
 
     A piece has at most twice the rows of the one before, and of eight windows: rows further on may
-    be wider.
+    be wider. It may have as many as the first one.
     """
-    at, size, ahead = rows.start, window, _begin(scan, rows, window)
+    at, size, ahead = rows.start, first, _begin(scan, rows, first)
+    max_rows = max(first, _MAX_WINDOWS * window)
     while at < rows.end:
         batches, error = ahead.result()
         found = sum(batch.num_rows for batch in batches)
         at += found
         if error is None and found and at < rows.end:
             fitting = piece_bytes * found // max(1, sum(batch.nbytes for batch in batches))
-            size = window * max(1, min(2 * size, _MAX_WINDOWS * window, fitting) // window)
+            size = window * max(1, min(2 * size, max_rows, fitting) // window)
             ahead = _begin(scan, RowRange(at, rows.end), size)
         yield from batches
         if error is not None:
