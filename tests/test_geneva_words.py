@@ -124,7 +124,7 @@ class TestUdfs:
 
     def test_the_words_of_the_decorator(self, local_db: Connection, table: Table) -> None:
         manifest = GenevaManifest.create_pip("m").pip(["pyarrow"]).build()
-        with pytest.warns(CompatibilityWarning, match="geneva backfill") as told:
+        with pytest.warns(CompatibilityWarning, match="geneva refresh DB") as told:
             f = udf(
                 lambda id: id,
                 data_type=pa.int64(),
@@ -481,7 +481,7 @@ class TestChunkers:
             chunker(letters.func, wrong=1)
         with pytest.raises(InvalidUDFError, match=r"^Chunker 'letters'.* num_cpus=-1"):
             chunker(letters.func, num_cpus=-1)
-        with pytest.warns(CompatibilityWarning, match="geneva view refresh"):
+        with pytest.warns(CompatibilityWarning, match="geneva refresh DB"):
             chunker(letters.func, auto_refresh=True, manifest=None)
 
 

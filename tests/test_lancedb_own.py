@@ -106,7 +106,7 @@ class TestViews:
         assert local_db.table_names() == ["t"]
 
     def test_auto_refresh_is_said(self, local_db: Connection, table: Table) -> None:
-        with pytest.warns(CompatibilityWarning, match="geneva view refresh") as told:
+        with pytest.warns(CompatibilityWarning, match="geneva refresh DB") as told:
             local_db.create_materialized_view("v", table, auto_refresh=True)
         assert told[0].filename == __file__
 

@@ -20,11 +20,11 @@ _PACKAGE = str(Path(__file__).parent)
 
 AUTO_BACKFILL = (
     "it is kept in the column's metadata, and no service looks at it here: call table.backfill() "
-    "after new rows or another version, or run `geneva backfill` on a timer"
+    "after new rows or another version, or run `geneva refresh DB` on a timer"
 )
 AUTO_REFRESH = (
     "no service looks at it here: call view.refresh() after the source has changed, or run "
-    "`geneva view refresh` on a timer"
+    "`geneva refresh DB` on a timer"
 )
 ADMISSION = "Spark queues tasks until there is room, and refuses none"
 

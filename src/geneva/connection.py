@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from geneva.cluster import GenevaCluster
 from geneva.compatibility import (
@@ -24,6 +24,7 @@ from geneva.compatibility import (
 )
 from geneva.config import Settings
 from geneva.contexts import Context, ExitMode, check_functions, modules_of
+from geneva.database_refresh import plan_database, refresh_database
 from geneva.errors import JobNotFoundError, TableNotFoundError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
@@ -48,7 +49,9 @@ from geneva.model.uris import (
     without_file_scheme,
 )
 from geneva.model.view_query import ViewQuery
+from geneva.options import WorkArguments
 from geneva.planning.backfill import BackfillPlan
+from geneva.planning.database import DatabasePlan
 from geneva.planning.estimates import Measured
 from geneva.query import Query
 from geneva.render.text import did_you_mean, listed, one_line
@@ -727,12 +730,34 @@ class Connection(ConnectionMethods):
         kinds = ((name, self._listed_kind(name)) for name in self.table_names())
         return [ViewName(name, kind) for name, kind in kinds if kind is not None]
 
-    def refresh(self, name: str, **options: Any) -> JobResult:
-        """Bring a view up to date: `db.open_table(name).refresh(...)`."""
+    @overload
+    def refresh(self, name: str, **options: Any) -> JobResult: ...
+    @overload
+    def refresh(
+        self, name: None = None, **options: Unpack[WorkArguments]
+    ) -> tuple[JobResult, ...]: ...
+    def refresh(self, name: str | None = None, **options: Any) -> JobResult | tuple[JobResult, ...]:
+        """Bring everything up to date, or one view: `db.open_table(name).refresh(...)`.
+
+        Without a name, all computed columns and views of the database are brought up to date, in
+        namespaces, too: sources before what is made from them, each by a job of its own. What has
+        nothing to do gets no job. Where one fails, what is made from it is left out, all else is
+        done, and `IncompleteRefreshError` says which. Branches are left alone. Options, of
+        `geneva.options.WorkArguments`, are for each job.
+
+        Returns:
+            The outcome of the view's job; without a name those of all jobs, in their order.
+        """
+        if name is None:
+            return refresh_database(self, options)
         view = self.open_table(name)
         if not isinstance(view, MaterializedView):
             raise UserInputError(f"{name!r} is no view of Geneva's: only those are refreshed here.")
         return view.refresh(**options)
+
+    def plan_refresh(self) -> DatabasePlan:
+        """Say what `refresh()` of the whole database would do. Changes nothing, runs nothing."""
+        return plan_database(self)
 
     def open_materialized_view(self, name: str) -> Any:
         """Open a view: Geneva's is a `MaterializedView`, LanceDB's is LanceDB's own object."""

@@ -34,6 +34,7 @@
     │   ├── BudgetExceededError          the job's max_cost is spent; run again to go on
     │   ├── WorkerLostError              workers died again and again (out of memory, segfault)
     │   ├── UnreadableFragmentsError     data files can't be read; all other fragments are done
+    │   ├── IncompleteRefreshError       parts of a database can't be refreshed; the rest is done
     │   └── StorageFullError             no space is left to write to: make room, then run again
     ├── QueryTimeoutError                the time given to a query ran out
     ├── StorageUnavailableError          the store can't be reached; look at it, then run again
@@ -48,7 +49,8 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from geneva.render.plain import plain
@@ -233,6 +235,22 @@ class UnreadableFragmentsError(JobError):
         """Keep which fragments they are, and of which table: of a view's source, perhaps."""
         super().__init__(message)
         self.fragments, self.table = fragments, table
+
+
+class IncompleteRefreshError(JobError):
+    """Parts of a database could not be brought up to date. All that they do not feed has been."""
+
+    def __init__(
+        self,
+        message: str,
+        failed: Mapping[str, BaseException] = MappingProxyType({}),
+        left_out: Sequence[str] = (),
+        results: Sequence[Any] = (),
+    ) -> None:
+        """Keep what failed and why, what was left out for that, and what the other jobs did."""
+        super().__init__(message)
+        self.failed = dict(failed)
+        self.left_out, self.results = tuple(left_out), tuple(results)
 
 
 class StorageFullError(JobError, OSError):

@@ -43,7 +43,10 @@ class TakenArguments(TypedDict, total=False):
 
 
 class WorkArguments(TakenArguments, total=False):
-    """Options of a backfill and of a refresh: how the work is done."""
+    """Options of a backfill and of a refresh: how the work is done.
+
+    A refresh of a whole database takes these alone, for each of its jobs.
+    """
 
     concurrency: int | None
     intra_applier_concurrency: int | None
@@ -54,7 +57,6 @@ class WorkArguments(TakenArguments, total=False):
     commit_granularity: int | None
     batch_checkpoint_flush_interval_seconds: float | None
     timeout: float | timedelta | None
-    job_id: str | None
     logs: bool
     max_cost: float | None
     budget: float | None
@@ -63,6 +65,7 @@ class WorkArguments(TakenArguments, total=False):
 class RefreshArguments(WorkArguments, total=False):
     """All options of a refresh. A backfill takes them, too."""
 
+    job_id: str | None
     retry_failed: bool
     source_task_size: int | None
     where: Any
@@ -95,6 +98,7 @@ class SelectionArguments(TypedDict, total=False):
 class BackfillArguments(SelectionArguments, WorkArguments, total=False):
     """All options of a backfill."""
 
+    job_id: str | None
     task_shuffle_diversity: int | None
 
 
@@ -385,6 +389,12 @@ def read_refresh_options(given: Mapping[str, Any]) -> JobOptions:
     own = taken_words(given, {**JOB_WORDS, **REFRESH_WORDS}, "refresh")
     own = _in_own_word(own, "source_task_size", "task_size")
     return _read(own, RefreshArguments, "A refresh")
+
+
+def read_work_options(given: Mapping[str, Any]) -> JobOptions:
+    """Check the options of a refresh of a whole database."""
+    own = taken_words(given, JOB_WORDS, "refresh")
+    return _read(own, WorkArguments, "A refresh of a whole database")
 
 
 def read_load_options(given: Mapping[str, Any], interval_seconds: Any) -> JobOptions:

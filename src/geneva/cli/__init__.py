@@ -26,6 +26,7 @@ from geneva.cli import (
     jobs,
     loads,
     quick_import,
+    refresh,
     tables,
     trust,
     version,
@@ -185,6 +186,13 @@ _command(
     COMPUTE,
     "geneva backfill my-database articles words",
     "geneva backfill my-database articles words --udf functions:words --save",
+)
+_command(
+    "refresh",
+    refresh.refresh,
+    COMPUTE,
+    "geneva refresh my-database --dry-run",
+    "geneva refresh my-database",
 )
 _command(
     "load-columns",

@@ -1,8 +1,9 @@
-"""The computed columns of a table as a graph: what each reads, and so in which order they go."""
+"""What is computed as a graph: what each column and view reads, and so in which order they go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
@@ -41,3 +42,97 @@ def find_cycle(reads: Reads) -> tuple[str, ...] | None:
         # Named by who is read; a reader of the message follows who reads.
         return tuple(reversed(error.args[1]))
     return None
+
+
+# ------------------------------------------------------------------ all tables of a database
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A table or view of a database, and what of it is computed."""
+
+    table: str
+    reads: Reads = field(default_factory=dict)
+    """Per computed column, but for those of a view's query: the column paths that it reads."""
+    filled_by: Mapping[str, str] = field(default_factory=dict)
+    """Per computed column what fills it: columns that one call fills have the same."""
+    is_view: bool = False
+    source: str | None = None
+    """The table that the rows of a view are made from."""
+    source_paths: tuple[str, ...] = ()
+    """The columns of that table that the view reads."""
+
+
+Key: TypeAlias = tuple[str, str | None]
+"""What names a step: its table, and the first of its columns; None: the rows of a view."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One job of many: it fills columns of a table that go together, or the rows of a view."""
+
+    table: str
+    columns: tuple[str, ...] = ()
+    """None: it is the refresh of a view."""
+    inputs: tuple[Key, ...] = ()
+    """The steps whose results it reads."""
+
+    @property
+    def key(self) -> Key:
+        """What names it."""
+        return self.table, self.columns[0] if self.columns else None
+
+    def __str__(self) -> str:
+        """Say what it fills."""
+        if not self.columns:
+            return f"view {self.table!r}"
+        names = ", ".join(map(repr, self.columns))
+        return f"{'columns' if len(self.columns) > 1 else 'column'} {names} of {self.table!r}"
+
+
+def steps_of(nodes: Iterable[Node]) -> tuple[Step, ...]:
+    """All that brings tables and views up to date: sources before what is made from them.
+
+    Raises CycleError where views are made from each other.
+    """
+    every = {node.table: node for node in nodes}
+    sources = {n.table: [n.source] if n.source in every else [] for n in every.values()}
+    order = TopologicalSorter(sources).static_order()
+    return tuple(step for table in order for step in _own_steps(every[table], every))
+
+
+def _own_steps(node: Node, every: Mapping[str, Node]) -> Iterator[Step]:
+    """The steps of one table: first its rows, then its columns."""
+    rows: tuple[Key, ...] = ()
+    if node.is_view:
+        yield Step(node.table, inputs=_read_of_source(node, every.get(node.source or "")))
+        rows = ((node.table, None),)
+    leads = _leads(node)
+    done: set[str] = set()
+    own = {column: computed_inputs(column, node.reads) for column in node.reads}
+    for column in TopologicalSorter(own).static_order():
+        lead = leads[column]
+        if lead in done:
+            continue
+        done.add(lead)
+        together = tuple(name for name in node.reads if leads[name] == lead)
+        read = dict.fromkeys((node.table, leads[name]) for name in own[column])
+        yield Step(node.table, together, (*rows, *read))
+
+
+def _leads(node: Node) -> dict[str, str]:
+    """Per computed column the first of those that are filled with it."""
+    first: dict[str, str] = {}
+    for column in node.reads:
+        first.setdefault(node.filled_by[column], column)
+    return {column: first[node.filled_by[column]] for column in node.reads}
+
+
+def _read_of_source(view: Node, source: Node | None) -> tuple[Key, ...]:
+    """The steps of a view's source whose results its rows are made from."""
+    if source is None:
+        return ()
+    rows: tuple[Key, ...] = ((source.table, None),) if source.is_view else ()
+    read = computed_inputs("", {**source.reads, "": view.source_paths})
+    leads = _leads(source)
+    return (*rows, *dict.fromkeys((source.table, leads[name]) for name in read))

@@ -1,0 +1,176 @@
+"""Refreshing a whole database: each computed column and view, sources before what they feed.
+
+Each step is a job of its own, such as `Table.backfill` and `MaterializedView.refresh` run. One that
+fails holds back what is made from it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from graphlib import CycleError
+from typing import TYPE_CHECKING, Any
+
+from geneva.errors import (
+    IncompleteRefreshError,
+    JobCancelledError,
+    MissingDependencyError,
+    StorageFullError,
+    StorageUnavailableError,
+    UserInputError,
+)
+from geneva.jobs import JobResult
+from geneva.model.uris import TableName
+from geneva.options import read_work_options
+from geneva.planning.backfill import BackfillPlan
+from geneva.planning.database import DatabasePlan, planned_steps
+from geneva.planning.graph import Key, Node, Step, steps_of
+from geneva.planning.refresh import RefreshPlan
+from geneva.render.plain import plain
+from geneva.render.text import count, listed, one_line
+from geneva.view import MaterializedView
+
+if TYPE_CHECKING:
+    from geneva.connection import Connection
+    from geneva.table import Table
+
+_LOG = logging.getLogger("geneva")
+_ENDS_ALL = (
+    JobCancelledError,
+    MissingDependencyError,
+    StorageFullError,
+    StorageUnavailableError,
+)
+"""What would befall the next step as well, or was meant to stop all of them."""
+
+Heard = Callable[[Step, JobResult], None]
+
+
+def refresh_database(
+    connection: Connection, options: Mapping[str, Any], heard: Heard | None = None
+) -> tuple[JobResult, ...]:
+    """Bring everything up to date; return what was done, by the jobs that had something to do.
+
+    `heard` is called as each of them ends.
+    """
+    read_work_options(options)  # wrong ones are refused before anything begins
+    tables, unreadable = _open_tables(connection)
+    failed: dict[str, BaseException] = {f"table {name!r}": e for name, e in unreadable.items()}
+    held_back: dict[Key, Step] = {}
+    left_out: list[Step] = []
+    results: list[JobResult] = []
+    for step in _steps(tables):
+        if any(key in held_back for key in step.inputs):
+            held_back[step.key] = step
+            left_out.append(step)
+            continue
+        try:
+            result = _run(tables[step.table], step, options)
+        except _ENDS_ALL:
+            raise
+        except Exception as error:  # noqa: BLE001  raised when all else is done
+            _LOG.warning("%s: %s", plain(str(step)), plain(one_line(error)))
+            held_back[step.key], failed[str(step)] = step, error
+            continue
+        if result is not None:
+            results.append(result)
+            if heard is not None:
+                heard(step, result)
+    if failed:
+        raise _incomplete(failed, left_out, results)
+    return tuple(results)
+
+
+def plan_database(connection: Connection) -> DatabasePlan:
+    """What `refresh_database` would do. Changes nothing, runs nothing."""
+    tables, unreadable = _open_tables(connection)
+    found: list[tuple[Step, BackfillPlan | RefreshPlan | str]] = []
+    for step in _steps(tables):
+        try:
+            found.append((step, _plan(tables[step.table], step)))
+        except Exception as error:  # noqa: BLE001  said in the plan
+            found.append((step, one_line(error)))
+    reasons = tuple((name, one_line(error)) for name, error in unreadable.items())
+    return DatabasePlan(connection.uri, tuple(planned_steps(found)), reasons)
+
+
+def _open_tables(connection: Connection) -> tuple[dict[str, Table], dict[str, BaseException]]:
+    """All tables and views but branches, by name; and why others can't be opened."""
+    tables: dict[str, Table] = {}
+    unreadable: dict[str, BaseException] = {}
+    for name in connection.all_table_names():
+        if TableName.parse(name).branch is not None:
+            continue
+        try:
+            tables[name] = connection.open_table(name)
+        except Exception as error:  # noqa: BLE001  it is no reason to leave the others alone
+            unreadable[name] = error
+    return tables, unreadable
+
+
+def _steps(tables: Mapping[str, Table]) -> tuple[Step, ...]:
+    by_uri = {table.ref.uri: name for name, table in tables.items()}
+    try:
+        return steps_of([_node(name, table, by_uri) for name, table in tables.items()])
+    except CycleError as error:
+        raise UserInputError(
+            f"These are made from each other: {listed(error.args[1])}. Nothing was refreshed: drop "
+            "one of them, or make it of another source."
+        ) from None
+
+
+def _node(name: str, table: Table, by_uri: Mapping[str, str]) -> Node:
+    own = table.computed_columns()
+    if not isinstance(table, MaterializedView):
+        return Node(
+            table=name,
+            reads={column: found.inputs for column, found in own.items()},
+            filled_by={column: found.computation_id for column, found in own.items()},
+        )
+    query = table.definition
+    of_query = table._query_columns()
+    added = {column: found for column, found in own.items() if column not in of_query}
+    paths = [*query.where_inputs, *(path for column in query.columns for path in column.inputs)]
+    return Node(
+        table=name,
+        reads={column: found.inputs for column, found in added.items()},
+        filled_by={column: found.computation_id for column, found in added.items()},
+        is_view=True,
+        source=by_uri.get(table._source().uri),
+        source_paths=tuple(dict.fromkeys(paths)),
+    )
+
+
+def _plan(table: Table, step: Step) -> BackfillPlan | RefreshPlan:
+    if step.columns:
+        return table.plan_backfill(step.columns[0])
+    assert isinstance(table, MaterializedView)
+    return table.plan_refresh()
+
+
+def _run(table: Table, step: Step, options: Mapping[str, Any]) -> JobResult | None:
+    """Do a step; None: there is nothing to do, and no job on record."""
+    if _plan(table, step).is_empty:
+        return None
+    if step.columns:
+        return table.backfill(step.columns[0], **options)
+    assert isinstance(table, MaterializedView)
+    return table.refresh(**options)
+
+
+def _incomplete(
+    failed: Mapping[str, BaseException], left_out: list[Step], results: list[JobResult]
+) -> IncompleteRefreshError:
+    causes = "; ".join(f"{what} ({one_line(error)})" for what, error in failed.items())
+    names = ", ".join(map(str, left_out))
+    held = f" Left out, as they are made from these: {names}." if left_out else ""
+    done = f"{count(len(results), 'job')} did what could be done" if results else "Nothing else had"
+    error = IncompleteRefreshError(
+        f"{count(len(failed), 'part')} of the database could not be brought up to date: {causes}."
+        f"{held} {done}{'' if results else ' to be done'}. The same again does what is left.",
+        failed,
+        tuple(map(str, left_out)),
+        tuple(results),
+    )
+    error.__cause__ = next(iter(failed.values()))
+    return error

@@ -1,0 +1,307 @@
+"""`db.refresh()`: everything computed brought up to date, in order, at the cost of what changed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import geneva
+from geneva import Columns, Connection, Table, udf
+from geneva.cli import app
+from geneva.errors import (
+    IncompleteRefreshError,
+    JobCancelledError,
+    TableNotFoundError,
+    UnknownOptionError,
+    UserInputError,
+)
+from geneva.execution.runner import InProcessRunner
+from support import Calls, column, connect
+
+
+def made(db: Connection, calls: Calls, rows: int = 4) -> Table:
+    """A table with a chain of two columns, a view with a column of its own, and a view of that."""
+    table = db.create_table("texts", pa.table({"id": range(rows)}))
+
+    @udf
+    def doubled(id: int) -> int:
+        calls.note([f"doubled {id}"])
+        return 2 * id
+
+    @udf
+    def more(doubled: int) -> int:
+        calls.note([f"more {doubled}"])
+        return doubled + 1
+
+    @udf
+    def of_view(more: int) -> int:
+        calls.note([f"of view {more}"])
+        return -more
+
+    table.add_columns({"doubled": doubled})
+    table.add_columns({"more": more})
+    view = db.create_materialized_view("some", table.query().where("id > 1").select(["id", "more"]))
+    view.add_columns({"of_view": of_view})
+    db.create_materialized_view("fewer", view.query().where("of_view < -6").select(["of_view"]))
+    return table
+
+
+def names(db: Connection) -> list[str]:
+    """What jobs there were, oldest first."""
+    jobs = sorted(db.list_jobs(), key=lambda job: job.created_at)
+    return [f"{job.table_name}.{job.column_name}" for job in jobs]
+
+
+def test_everything_is_computed_in_order(local_db: Connection, calls: Calls) -> None:
+    made(local_db, calls)
+    results = local_db.refresh()
+    assert [result.rows_computed for result in results] == [4, 4, 0, 2, 0]
+    assert names(local_db) == ["texts.doubled", "texts.more", "some.*", "some.of_view", "fewer.*"]
+    assert column(local_db.open_table("texts"), "more") == [1, 3, 5, 7]
+    assert column(local_db.open_table("some"), "of_view") == [-5, -7]
+    assert column(local_db.open_table("fewer"), "of_view") == [-7]
+    assert calls.count == 10
+
+
+def test_nothing_to_do_is_no_job(local_db: Connection, calls: Calls) -> None:
+    made(local_db, calls)
+    local_db.refresh()
+    before = len(local_db.list_jobs())
+    assert local_db.refresh() == ()
+    assert local_db.plan_refresh().is_empty
+    assert len(local_db.list_jobs()) == before
+    assert calls.count == 10
+
+
+def test_a_change_costs_what_is_made_from_it(local_db: Connection, calls: Calls) -> None:
+    table = made(local_db, calls)
+    local_db.refresh()
+    table.add(pa.table({"id": [9]}))
+    results = local_db.refresh()
+    assert calls.count == 13
+    assert [result.rows_computed for result in results] == [1, 1, 0, 1, 0]
+    assert sorted(column(local_db.open_table("fewer"), "of_view")) == [-19, -7]
+
+
+def test_the_plan_says_what_there_is_to_do_and_what_follows(
+    local_db: Connection, calls: Calls
+) -> None:
+    table = made(local_db, calls)
+    local_db.refresh()
+    table.update(where="id = 3", values={"id": 30})
+    plan = local_db.plan_refresh()
+    assert [each.is_empty for each in plan.steps] == [False] * 5
+    lines = str(plan).splitlines()
+    assert lines[0].endswith("0 of 5 up to date")
+    assert lines[1] == "  column 'doubled' of 'texts': compute 1 row"
+    assert "what follows from column 'doubled' of 'texts'" in lines[2]
+    assert "can't be planned" not in str(plan)
+    assert "what follows" in plan._repr_html_()
+    assert calls.count == 10
+    local_db.refresh()
+    assert "5 of 5 up to date" in str(local_db.plan_refresh())
+    assert "everything is up to date" in local_db.plan_refresh()._repr_html_()
+
+
+def test_the_first_plan_is_of_all_steps(local_db: Connection, calls: Calls) -> None:
+    made(local_db, calls)
+    plan = str(local_db.plan_refresh())
+    assert "column 'doubled' of 'texts': compute 4 rows" in plan
+    # The view of a view can't be planned yet, which is no trouble.
+    assert "view 'fewer': what follows from view 'some', column 'of_view' of 'some'" in plan
+    assert calls.count == 0
+
+
+def test_columns_of_one_call_are_one_job(local_db: Connection, calls: Calls) -> None:
+    class Both(NamedTuple):
+        up: int
+        down: int
+
+    @udf
+    def both(id: int) -> Columns[Both]:
+        calls.note([id])
+        return Both(id, -id)
+
+    table = local_db.create_table("t", pa.table({"id": range(3)}))
+    table.add_columns(both)
+    (result,) = local_db.refresh()
+    assert result.rows_computed == calls.count == 3
+    assert local_db.refresh() == ()
+
+
+@pytest.fixture
+def broken(local_db: Connection, calls: Calls) -> Connection:
+    """A database in which `doubled` fails: beside what is made from it there is other work."""
+    table = made(local_db, calls)
+
+    @udf(data_type=pa.int64())
+    def failing(id: int) -> int:
+        raise ValueError(f"no {id}")
+
+    @udf
+    def other(id: int) -> int:
+        calls.note([f"other {id}"])
+        return id
+
+    table.alter_columns({"path": "doubled", "udf": failing})
+    table.add_columns({"other": other})
+    local_db.create_materialized_view("others", table.query().select(["other"]))
+    return local_db
+
+
+def test_what_fails_holds_back_what_is_made_from_it_alone(broken: Connection, calls: Calls) -> None:
+    with pytest.raises(IncompleteRefreshError, match=r"ValueError: no [0-3]") as caught:
+        broken.refresh()
+    error = caught.value
+    assert list(error.failed) == ["column 'doubled' of 'texts'"]
+    assert isinstance(error.__cause__, geneva.errors.UDFExecutionError)
+    assert error.left_out == (
+        "column 'more' of 'texts'",
+        "view 'some'",
+        "column 'of_view' of 'some'",
+        "view 'fewer'",
+    )
+    assert [result.rows_committed for result in error.results] == [4, 4]
+    assert "2 jobs did what could be done" in str(error)
+    assert calls.rows == [f"other {i}" for i in range(4)]
+    assert column(broken.open_table("others"), "other") == [0, 1, 2, 3]
+
+
+def test_after_a_fix_the_rest_is_done(broken: Connection, calls: Calls) -> None:
+    with pytest.raises(IncompleteRefreshError):
+        broken.refresh()
+
+    @udf
+    def mended(id: int) -> int:
+        return 2 * id
+
+    broken.open_table("texts").alter_columns({"path": "doubled", "udf": mended})
+    broken.refresh()
+    assert column(broken.open_table("fewer"), "of_view") == [-7]
+    assert calls.rows.count("other 0") == 1
+
+
+def test_a_cancelled_job_ends_all(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(local_db, calls)
+
+    def cancelled(self: Table, column: str, **options: object) -> None:
+        raise JobCancelledError("cancelled")
+
+    monkeypatch.setattr(Table, "backfill", cancelled)
+    with pytest.raises(JobCancelledError):
+        local_db.refresh()
+    assert local_db.list_jobs() == []
+
+
+def test_a_table_that_cannot_be_opened_hides_no_other(
+    local_db: Connection, calls: Calls, tmp_path: Path
+) -> None:
+    made(local_db, calls)
+    local_db.create_table("bad", pa.table({"id": [1]}))
+    for manifest in (tmp_path / "db" / "bad.lance" / "_versions").iterdir():
+        manifest.write_bytes(b"no manifest")
+    assert "table 'bad'" in str(local_db.plan_refresh())
+    with pytest.raises(IncompleteRefreshError) as caught:
+        local_db.refresh()
+    assert list(caught.value.failed) == ["table 'bad'"]
+    assert len(caught.value.results) == 5
+
+
+def test_views_that_are_made_from_each_other_are_refused(
+    local_db: Connection, calls: Calls
+) -> None:
+    made(local_db, calls)
+    local_db.drop_table("some")
+    fewer = local_db.open_table("fewer")
+    local_db.create_materialized_view("some", fewer.query().select(["of_view"]))
+    with pytest.raises(UserInputError, match=r"made from each other: .*'?fewer'?.* Nothing was"):
+        local_db.refresh()
+    assert calls.count == 0
+
+
+def test_branches_are_left_alone(local_db: Connection, calls: Calls) -> None:
+    table = made(local_db, calls)
+    table.branches.create("b")
+    local_db.refresh()
+    assert column(local_db.open_table("texts@b"), "doubled") == [None] * 4
+
+
+def test_chunked_views_and_lancedbs_own_are_in_their_place(
+    local_db: Connection, calls: Calls
+) -> None:
+    table = made(local_db, calls)
+
+    @geneva.chunker(output_schema=pa.schema([("digit", pa.string())]))
+    def digits(more: int):  # type: ignore[no-untyped-def]
+        calls.note([f"digits {more}"])
+        return [{"digit": digit} for digit in str(more)]
+
+    local_db.create_udtf_view("digits", table.query().select(["id"]), digits)
+    local_db.create_materialized_view("theirs", "texts", select=["id"])
+    table.add(pa.table({"id": [30]}))
+    local_db.refresh()
+    assert column(local_db.open_table("digits"), "digit") == ["1", "3", "5", "7", "6", "1"]
+    assert local_db.refresh() == ()
+    assert calls.count == 2 * 5 + 3 + 5
+
+
+def test_options_are_for_each_job(local_db: Connection, calls: Calls) -> None:
+    made(local_db, calls)
+    with pytest.raises(UnknownOptionError, match="whole database has no option 'job_id'"):
+        local_db.refresh(job_id="x")  # type: ignore[call-overload]
+    with pytest.raises(UserInputError, match="concurrency must be"):
+        local_db.refresh(concurrency=0)
+    assert calls.count == 0
+    local_db.refresh(concurrency=1, checkpoint_size=2)
+    assert {job.config["concurrency"] for job in local_db.list_jobs()} == {1}
+    assert calls.count == 10
+
+
+def test_by_name_it_is_one_view(local_db: Connection, calls: Calls) -> None:
+    table = made(local_db, calls)
+    table.backfill("more")
+    assert local_db.refresh("some").rows_committed == 2
+    with pytest.raises(TableNotFoundError):
+        local_db.refresh("sme")
+
+
+def test_an_asynchronous_connection_has_it(tmp_path: Path, calls: Calls) -> None:
+    made(connect(tmp_path / "db", InProcessRunner), calls)
+
+    async def refreshed() -> int:
+        with await geneva.connect_async(tmp_path / "db", runner=InProcessRunner) as db:
+            return len(await db.refresh())
+
+    assert asyncio.run(refreshed()) == 5
+
+
+def test_on_spark(db: Connection, calls: Calls) -> None:
+    made(db, calls)
+    assert len(db.refresh()) == 5
+    assert column(db.open_table("fewer"), "of_view") == [-7]
+    assert calls.count == 10
+
+
+class TestCommand:
+    @pytest.fixture
+    def folder(self, tmp_path: Path, calls: Calls) -> Path:
+        made(connect(tmp_path / "db", InProcessRunner), calls)
+        return tmp_path / "db"
+
+    def test_a_dry_run_runs_nothing(self, folder: Path, calls: Calls) -> None:
+        done = CliRunner().invoke(app, ["refresh", str(folder), "--dry-run"])
+        assert done.exit_code == 0
+        assert "column 'doubled' of 'texts': compute 4 rows" in done.stdout
+        assert calls.count == 0
+
+    def test_nothing_to_do(self, tmp_path: Path) -> None:
+        connect(tmp_path / "db", InProcessRunner).create_table("t", pa.table({"id": [1]}))
+        done = CliRunner().invoke(app, ["refresh", str(tmp_path / "db")])
+        assert (done.exit_code, done.stdout) == (0, "Everything is up to date.\n")
