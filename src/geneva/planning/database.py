@@ -95,13 +95,11 @@ def _action(plan: BackfillPlan | RefreshPlan) -> str:
         return _of_column(plan)
     if plan.partitions is not None:
         return f"partitions: {plan.partitions}"
+    entering, leaving = plan.rows_entering, plan.rows_leaving
     filled = max((column.rows for column in plan.columns), default=0)
     parts = (
-        (
-            plan.rows_entering,
-            f"{count(plan.rows_entering, 'row')} {agree(plan.rows_entering, 'come')}",
-        ),
-        (plan.rows_leaving, f"{count(plan.rows_leaving, 'row')} {agree(plan.rows_leaving, 'leave')}"),
+        (entering, f"{count(entering, 'row')} {agree(entering, 'come')}"),
+        (leaving, f"{count(leaving, 'row')} {agree(leaving, 'leave')}"),
         (filled, f"fill {count(filled, 'row')}"),
         (plan.rows_to_run, f"call functions for {count(plan.rows_to_run, 'row')}"),
     )
