@@ -11,6 +11,9 @@ from typing import Any
 from geneva.udf.call import StatefulCallable
 from geneva.udf.declare import UDF
 
+_NOT_A_FILE = "<string>"
+"""Where what `eval` and `exec` made is from. From Python 3.13 on, a text of that name is known: that
+of `python -c`, whatever was made by it. No source is better than that of another function."""
 _MAX_SOURCE = 100_000
 _OWN = ("geneva.", "cloudpickle.")
 _UNCLEAR = "a name that is made while it is loaded"
@@ -19,6 +22,9 @@ _UNCLEAR = "a name that is made while it is loaded"
 def source_text(udf: UDF) -> str:
     """The source of a function, for whoever has to decide whether to run it; empty: not known."""
     target = udf.func.target if isinstance(udf.func, StatefulCallable) else udf.func
+    code = getattr(target, "__code__", None)
+    if code is not None and code.co_filename == _NOT_A_FILE:
+        return ""
     try:
         return textwrap.dedent(inspect.getsource(target))[:_MAX_SOURCE]
     except (OSError, TypeError, SyntaxError):
