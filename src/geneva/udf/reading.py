@@ -12,8 +12,8 @@ from geneva.udf.call import StatefulCallable
 from geneva.udf.declare import UDF
 
 _NOT_A_FILE = "<string>"
-"""Where what `eval` and `exec` made is from. From Python 3.13 on, a text of that name is known: that
-of `python -c`, whatever was made by it. No source is better than that of another function."""
+"""Where what `eval` and `exec` made is from. From Python 3.13 on a text of that name is known, that
+of `python -c`, which need not be theirs. No source is better than that of something else."""
 _MAX_SOURCE = 100_000
 _OWN = ("geneva.", "cloudpickle.")
 _UNCLEAR = "a name that is made while it is loaded"

@@ -131,8 +131,8 @@ READING = {
     "effective_system_namespace get_cluster get_job get_manifest get_table is_remote "
     "list_clusters list_jobs list_manifests list_materialized_views local_ray_context "
     "namespace_client_impl namespace_client_properties namespace_client_pushdown_operations "
-    "open_materialized_view open_table plan_refresh register_views system_namespace system_table_db_uri "
-    "table_names uri user_db_uri",
+    "open_materialized_view open_table plan_refresh register_views system_namespace "
+    "system_table_db_uri table_names uri user_db_uri",
 }
 LANCEDB_READING = {
     TableMethods: "blob_columns current_branch embedding_functions fetch_blob_files "
