@@ -222,6 +222,13 @@ SYNC: dict[str, Callable[[Any, Any], Any]] = {
     "full text": lambda db, t: text_searched(
         t, lambda t: t.search("text17", query_type="fts").limit(2).to_arrow().drop_columns(["b"])
     ),
+    "full text as a frame": lambda db, t: text_searched(
+        t,
+        lambda t: (
+            t.search("text17", query_type="fts").select(["id", "x"]).limit(2).to_pandas(),
+            t.search("text17", query_type="fts").output_schema().names,
+        ),
+    ),
     "a match": lambda db, t: text_searched(
         t, lambda t: [row["id"] for row in t.search(MatchQuery("text17", "s")).to_list()]
     ),
@@ -358,6 +365,12 @@ async def async_text(db: Any, t: Any) -> Any:
         (await t.search("word1", query_type="fts")).nearest_to(VECTOR).select(["id"]),
     ]
     names = [(await query.limit(3).to_arrow()).schema.names for query in queries]
+    words = [await t.search("text17", query_type="fts"), t.query().nearest_to_text("text17")]
+    words.append((await t.search("text17", query_type="fts")).select(["id"]))
+    for query in words:
+        schema = (await query.output_schema()).names
+        # Without the blobs, of which LanceDB makes no frame here.
+        names += [schema, list((await query.select(["id", "x"]).to_pandas()).columns)]
     return found.schema.names, [r["id"] for r in by_query], names
 
 

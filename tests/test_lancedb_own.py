@@ -138,6 +138,38 @@ class TestSearches:
         assert {row["id"] for row in found} >= {1, 5}
         assert not any(name.startswith("__") for row in found for name in row)
 
+    def test_full_text_as_a_frame(self, words: Table) -> None:
+        words.create_index("s", config=FTS())
+
+        def asked() -> Any:
+            return words.search("word3", query_type="fts")
+
+        frame = asked().to_pandas()
+        assert list(frame.columns) == ["id", "s", "v", "x", "_score"]
+        assert frame["x"].tolist() == [9]
+        assert asked().output_schema().names == ["id", "s", "v", "x"], "as LanceDB's own has it"
+        chosen = asked().select(["id", "_score"])
+        assert list(chosen.to_pandas().columns) == ["id", "_score"]
+        renamed = asked().select({"n": "id", "score": "_score"})
+        assert list(renamed.to_pandas().columns) == renamed.to_arrow().schema.names
+        assert words.search([3.0, 0.0]).limit(1).to_pandas()["x"].tolist() == [9]
+
+    def test_columns_whose_names_are_patterns(self, local_db: Connection, calls: Calls) -> None:
+        columns = {"id": [1, 2], "*": ["a b", "c"], "^i?d$": [3, 4]}
+        vectors = pa.array([[0.0, 1.0], [1.0, 0.0]], pa.list_(pa.float32(), 2))
+        table = local_db.create_table("odd", pa.table({**columns, "v": vectors}))
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        table.create_index("*", config=FTS())
+        names = ["id", "*", "^i?d$", "v", "x"]
+        assert table.to_polars().collect().columns == names
+        assert table.search().to_arrow().schema.names == names
+        assert table.search([0.0, 1.0]).limit(1).to_list()[0]["*"] == "a b"
+        found = table.search("c", query_type="fts").to_pandas()
+        assert list(found.columns) == [*names, "_score"]
+        assert found["x"].tolist() == [6]
+        assert [row["*"] for row in table.take_offsets([1]).to_list()] == ["c"]
+
     def test_without_arguments(self, local_db: Connection, words: Table) -> None:
         query = words.search().where("id > 3").limit(9).select(["id", "x"])
         assert query.to_list() == [{"id": 4, "x": 12}, {"id": 5, "x": 15}]

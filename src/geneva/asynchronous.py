@@ -28,6 +28,7 @@ from geneva.storage.lance.delegation import (
     delegated_attribute,
     merged_within,
 )
+from geneva.storage.lance.scores import is_of_words, score_of, without_score
 from geneva.storage.views.definition import ViewKind
 from geneva.table import Table
 from geneva.view import MaterializedView
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Result = TypeVar("_Result")
-_SCORES = {"AsyncVectorQuery": ("_distance",), "AsyncFTSQuery": ("_score",)}
-"""What a search adds by itself to the columns that it was asked for; Lance wants it said."""
 _FURTHER = ("nearest_to", "nearest_to_text")
 """What makes another kind of query of one."""
 _RESULTS = frozenset(
@@ -189,26 +188,33 @@ class AsyncTable:
             return AsyncGenevaQuery(self._table.query()) if args else self.query()
         return self._shown(await self._lancedb.search(*args, **options))
 
-    def _shown(self, found: Any, *, is_chosen: bool = False) -> Any:
-        """A query of all columns but Geneva's own, unless `is_chosen`, whatever it becomes.
+    def _shown(self, found: Any, chosen: Any = None) -> Any:
+        """A query of all columns but Geneva's own, unless some are `chosen`, whatever it becomes.
 
         A vector or words that are added to it make another kind of query, with another score.
         """
         kind, selects = type(found), found.select
-        if not is_chosen:
-            self._table._without_hidden(found, *_SCORES.get(kind.__name__, ()))
+        if chosen is None:
+            self._table._without_hidden(found, *score_of(found))
 
         def select(columns: Any) -> Any:
-            nonlocal is_chosen
-            is_chosen = True
+            nonlocal chosen
+            chosen = columns
             return selects(columns)
 
         def further(method: str, *args: Any, **options: Any) -> Any:
-            if not is_chosen:
+            asked = chosen
+            if asked is None:
                 self._table._without_hidden(found)  # and without a score that is no longer there
-            return self._shown(getattr(kind, method)(found, *args, **options), is_chosen=is_chosen)
+            return self._shown(getattr(kind, method)(found, *args, **options), asked)
+
+        async def output_schema() -> pa.Schema:
+            rows = self._lancedb.query().select(without_score(chosen or self._table._visible()))
+            return await (rows.with_row_id() if found._with_row_id else rows).output_schema()
 
         found.select = select
+        if is_of_words(found):
+            found.output_schema = output_schema
         for method in _FURTHER:
             if hasattr(kind, method):
                 setattr(found, method, partial(further, method))

@@ -19,7 +19,7 @@ from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.work import BackfillWork
 from geneva.execution.lifecycle import Job
 from geneva.jobs import JobFuture, JobResult
-from geneva.model.sql import missing_column
+from geneva.model.sql import missing_column, quoted_name
 from geneva.model.tables import ColumnDefinition, Secrets, TableRef
 from geneva.options import (
     MAX_COUNT,
@@ -72,6 +72,7 @@ from geneva.storage.lance.delegation import (
 )
 from geneva.storage.lance.expressions import single
 from geneva.storage.lance.lancedb_methods import TableMethods
+from geneva.storage.lance.scores import score_of, with_schema
 from geneva.storage.views.definition import (
     present_definitions,
     read_view,
@@ -97,8 +98,6 @@ __all__ = ["JobFuture", "NativeTable", "RemoteTable", "Table"]
 
 _NOT_GIVEN: Any = object()
 _OF_VIEWS = ("refresh", "refresh_async", "plan_refresh")
-_SCORES = {"LanceVectorQueryBuilder": "_distance", "LanceFtsQueryBuilder": "_score"}
-"""What a search adds by itself to the columns that it was asked for; Lance wants it said."""
 
 ColumnSource: TypeAlias = UDF | tuple[UDF, Sequence[str]] | str
 SeveralColumns: TypeAlias = UDF | UnpackedUDF | tuple[UDF | UnpackedUDF, Sequence[str]]
@@ -382,8 +381,7 @@ class Table(TableMethods):
         found = self._table.search(None if query is _NOT_GIVEN else query, *options)
         if query is _NOT_GIVEN and plain:
             return Search(self, self._without_hidden(found))
-        scores = [score for kind, score in _SCORES.items() if type(found).__name__ == kind]
-        return self._without_hidden(found, *scores)
+        return with_schema(self._without_hidden(found, *score_of(found)))
 
     def take_offsets(self, offsets: list[int], *, with_row_id: bool = False) -> Any:
         """Take rows by their place in the table, as LanceDB does."""
@@ -413,7 +411,9 @@ class Table(TableMethods):
     def to_polars(self, batch_size: int | None = None) -> Any:
         """The rows of the table as a lazy polars frame."""
         frame = self._table.to_polars(batch_size)
-        return frame.select(self._visible())
+        visible = self._visible()
+        # Not by the names of those that stay: `*` and `^a$` are patterns to polars.
+        return frame.drop([name for name in self._table.schema.names if name not in visible])
 
     def to_spark(
         self,
@@ -464,7 +464,9 @@ class Table(TableMethods):
         """A LanceDB query, of all columns, without those that are Geneva's own."""
         visible = self._visible()
         if len(visible) < len(self._table.schema):
-            found = found.select([*visible, *more])
+            names = [*visible, *more]
+            # In a list, the name `*` is all columns to Lance.
+            found = found.select({n: quoted_name(n) for n in names} if "*" in names else names)
         return read_within(found, self._calling)
 
     @writes
