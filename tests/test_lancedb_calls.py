@@ -274,6 +274,12 @@ SYNC: dict[str, Callable[[Any, Any], Any]] = {
     "namespaces": lambda db, t: in_namespace(db),
     "names": lambda db, t: (db.table_names(), db.list_tables().tables, len(db), "t" in db),
     "views": viewed,
+    "views of all columns": lambda db, t: after(
+        t.drop_columns(["b"]),  # LanceDB makes no views of blobs
+        lambda: db.create_materialized_view("m", "t").table.schema.names,
+        lambda: db.create_materialized_view("n", "t", with_no_data=True).refresh().mode,
+        lambda: db.open_table("n").search().where("id < 3").select(["id", "x"]).to_list(),
+    ),
     "views behind": lambda db, t: after(
         db.create_materialized_view_async("m", "t", select=["id"]).wait(),
         db.table_names,
@@ -388,13 +394,19 @@ async def async_batches(db: Any, t: Any) -> Any:
 
 
 async def async_views(db: Any, t: Any) -> Any:
+    await t.drop_columns(["b"])  # LanceDB makes no views of blobs
+    whole = (await (await db.create_materialized_view("all", "t")).table.schema()).names
+    await db.drop_materialized_view("all")
+    await (await db.create_materialized_view_async("behind", "t", where="id < 3")).wait()
+    whole += (await (await db.open_table("behind")).schema()).names
+    await db.drop_materialized_view("behind")
     view = await db.create_materialized_view("m", "t", select=["id"], where="id < 10")
     await t.delete("id = 0")
     mode = (await view.refresh()).mode
     again = (await db.open_materialized_view("m")).table
     names = list(await db.list_materialized_views())
     await db.drop_materialized_view("m")
-    return mode, await again.count_rows(), names, list(await db.table_names())
+    return whole, mode, await again.count_rows(), names, list(await db.table_names())
 
 
 async def async_namespaces(db: Any, t: Any) -> Any:

@@ -70,6 +70,42 @@ class TestViews:
         local_db.drop_materialized_view("big")
         assert local_db.table_names() == ["t"]
 
+    def test_lancedbs_of_a_table_with_computed_columns(
+        self, local_db: Connection, table: Table, calls: Calls
+    ) -> None:
+        """They have all columns that people see, and LanceDB computes them all."""
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        made = [
+            local_db.create_materialized_view("big", "t").table,
+            local_db.create_materialized_view("part", "t", select=["id", "x"]).table,
+            local_db.create_materialized_view("none", "t", with_no_data=True).table,
+        ]
+        assert local_db.create_materialized_view_async("behind", "t").wait() is None
+        made.append(local_db.open_materialized_view("behind").table)
+        whole = ["id", "s", "x", "__source_row_id"]
+        assert [t.schema.names for t in made] == [whole, ["id", "x", whole[-1]], whole, whole]
+        opened = local_db.open_table("big")
+        assert opened.list_computed_columns() == []
+        assert "computed=[]" in repr(opened)
+        refused = [
+            lambda: opened.backfill("x"),
+            lambda: opened.backfill("x", udf=tripled(calls)),
+            lambda: opened.plan_backfill("x"),
+            lambda: opened.add_columns({"y": tripled(calls)}),
+            lambda: opened.alter_columns({"path": "x", "udf": tripled(calls)}),
+        ]
+        for call in refused:
+            with pytest.raises(UserInputError, match="'big' is a view of LanceDB's own"):
+                call()
+        table.add(pa.table({"id": [7], "s": ["e"]}))
+        table.backfill("x")
+        view = local_db.open_materialized_view("big")
+        assert view.refresh().mode == "incremental"
+        assert column(opened.checkout_latest() or opened, "x") == [0, 3, 6, 9, 21]
+        with pytest.raises(ValueError, match="'nope' was not found"):
+            local_db.create_materialized_view("v", "nope")
+
     def test_both_kinds_are_listed(self, local_db: Connection, table: Table) -> None:
         local_db.create_materialized_view("theirs", source="t", with_no_data=True)
         local_db.create_materialized_view("ours", table.search(None))

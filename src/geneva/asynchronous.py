@@ -99,8 +99,20 @@ class AsyncConnection:
     async def create_materialized_view(self, name: str, source: Any = None, **options: Any) -> Any:
         """Make a view of a query, or one of LanceDB's own views of a table's name."""
         if is_source_of_lancedb(source):
+            options = await self._for_lancedb(source, options)
             return await self._database.create_materialized_view(name, source, **options)
         return await _in_thread(self._connection.create_materialized_view)(name, source, **options)
+
+    async def create_materialized_view_async(self, name: str, source: Any, **options: Any) -> Any:
+        """Start to make one of LanceDB's own views of a table's name, and return its job."""
+        options = await self._for_lancedb(source, options)
+        return await self._database.create_materialized_view_async(name, source, **options)
+
+    async def _for_lancedb(self, source: Any, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of one of LanceDB's own views, without the columns that are Geneva's own."""
+        columns = self._connection._columns_for_lancedb
+        select = await asyncio.to_thread(columns, source, options.get("select"))
+        return {**options, "select": select}
 
     async def open_materialized_view(self, name: str) -> Any:
         """Open a view: Geneva's is an `AsyncView`, LanceDB's is LanceDB's own object."""
