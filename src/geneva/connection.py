@@ -675,7 +675,7 @@ class Connection(ConnectionMethods):
         self,
         name: str,
         source: Query | Search | Table | str,
-        udtf: Chunker | UDTF,
+        udtf: Chunker | UDTF | Callable[..., Any],
         *,
         strict: bool = False,
     ) -> MaterializedView:

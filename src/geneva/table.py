@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -99,6 +99,8 @@ __all__ = ["JobFuture", "NativeTable", "RemoteTable", "Table"]
 _NOT_GIVEN: Any = object()
 _OF_VIEWS = ("refresh", "refresh_async", "plan_refresh")
 
+Function: TypeAlias = UDF | Callable[..., Any]
+"""A UDF. An instance of a class that `@udf` decorates is one of that class to type checkers."""
 ColumnSource: TypeAlias = UDF | tuple[UDF, Sequence[str]] | str
 SeveralColumns: TypeAlias = UDF | UnpackedUDF | tuple[UDF | UnpackedUDF, Sequence[str]]
 
@@ -626,7 +628,7 @@ class Table(TableMethods):
         self,
         col_name: str,
         *,
-        udf: UDF | tuple[UDF, Sequence[str]] | None = None,
+        udf: Function | tuple[Function, Sequence[str]] | None = None,
         **options: Unpack[BackfillArguments],
     ) -> BackfillPlan:
         """Say what `backfill` with the same arguments would do. Changes nothing, runs nothing."""
@@ -648,7 +650,7 @@ class Table(TableMethods):
 
     def preview(
         self,
-        udf: UDF | Chunker | UDTF | tuple[UDF | Chunker, Sequence[str]] | str,
+        udf: Function | Chunker | UDTF | tuple[Function | Chunker, Sequence[str]] | str,
         n: int = 5,
         *,
         where: str | None = None,
@@ -705,7 +707,7 @@ class Table(TableMethods):
         self,
         col_name: str,
         *,
-        udf: UDF | tuple[UDF, Sequence[str]] | None = None,
+        udf: Function | tuple[Function, Sequence[str]] | None = None,
         **options: Unpack[BackfillArguments],
     ) -> JobResult:
         """Compute the column's values and wait until they are in the table.
@@ -725,7 +727,7 @@ class Table(TableMethods):
         self,
         col_name: str,
         *,
-        udf: UDF | tuple[UDF, Sequence[str]] | None = None,
+        udf: Function | tuple[Function, Sequence[str]] | None = None,
         **options: Unpack[BackfillArguments],
     ) -> JobFuture:
         """Start a `backfill` and return at once. Wrong arguments raise here, not in the future."""
@@ -928,9 +930,7 @@ class Table(TableMethods):
         """The addresses of those rows (fragment << 32 | offset), ascending, each once."""
         return sorted({error.row_address for error in self.get_errors(job_id, column_name)})
 
-    def _job(
-        self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: JobOptions
-    ) -> Job:
+    def _job(self, column: str, udf: Any, options: JobOptions) -> Job:
         self._refuse_checked_out("backfill")
         self._connection._history.open_ahead()
         with self._writing("backfill"):  # another function is declared before the job begins
@@ -943,7 +943,7 @@ class Table(TableMethods):
     def _prepare(
         self,
         column: str,
-        udf: UDF | tuple[UDF, Sequence[str]] | None,
+        udf: Any,
         options: JobOptions,
         *,
         planning_only: bool,
