@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import lancedb
 import pyarrow as pa
 import pytest
 from lancedb.index import FTS
+from lancedb.permutation import Permutation, Permutations, permutation_builder
 
 from geneva import Connection, MaterializedView, Table
-from geneva.errors import CompatibilityWarning, UserInputError
+from geneva.errors import CompatibilityWarning, InvalidFilterError, UserInputError
 from support import Calls, column, tripled
 
 
@@ -189,6 +191,41 @@ class TestSearches:
         renamed = asked().select({"n": "id", "score": "_score"})
         assert list(renamed.to_pandas().columns) == renamed.to_arrow().schema.names
         assert words.search([3.0, 0.0]).limit(1).to_pandas()["x"].tolist() == [9]
+
+    def test_permutations(self, words: Table) -> None:
+        """LanceDB's way to feed a training reads our tables, and takes them to other processes."""
+        shuffled = (
+            permutation_builder(words)
+            .split_random(ratios=[0.5, 0.5], seed=1, split_names=["train", "test"])
+            .execute()
+        )
+        whole = Permutations(words, shuffled)
+        parts = [whole[name].select_columns(["id", "x"]) for name in ("train", "test")]
+        moved = [pickle.loads(pickle.dumps(part)) for part in parts]
+        rows = [r for p in moved for r in p.take_offsets(list(range(len(p))))]
+        assert sorted((r["id"], r["x"]) for r in rows) == [(i, 3 * i) for i in range(6)]
+        names = Permutation.identity(words).column_names
+        assert [n for n in names if not n.startswith("__receipt_")] == words.schema.names
+
+    def test_conditions_are_datafusions_where_geneva_reads_them(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        """LanceDB's own searches read some otherwise."""
+        columns = {"id": [0, 1], "s": ["ab", "c"], "score": pa.array([0.9, 0.5], pa.float32())}
+        table = local_db.create_table("t", pa.table(columns))
+        theirs, ours = table.search(), table.search(None)
+        assert theirs.where("regexp_match(s, 'a+')").to_arrow()["id"].to_pylist() == [0]
+        for wrong in ("regexp_match(s, 'a+')", "id < 1 AND NOT REGEXP_MATCH (s, 'a+')"):
+            with pytest.raises(InvalidFilterError, match="regexp_like"):
+                ours.where(wrong)
+        assert ours.where("regexp_like(s, 'a+')").to_arrow()["id"].to_pylist() == [0]
+        assert ours.where("regexp_match(s, 'a+')[1] = 'a'").to_arrow()["id"].to_pylist() == [0]
+        assert table.count_rows("score >= 0.9") == 1
+        assert ours.where("score >= 0.9").count_rows() == 0
+        assert ours.where("score >= CAST(0.9 AS FLOAT)").count_rows() == 1
+        table.add_columns({"x": tripled(calls)})
+        with pytest.raises(InvalidFilterError, match="regexp_like"):
+            table.backfill("x", where="regexp_match(s, 'a+')")
 
     def test_columns_whose_names_are_patterns(self, local_db: Connection, calls: Calls) -> None:
         columns = {"id": [1, 2], "*": ["a b", "c"], "^i?d$": [3, 4]}
