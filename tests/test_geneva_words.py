@@ -140,6 +140,22 @@ class TestUdfs:
         assert json.loads(stored.manifest or "")["pip"] == ["pyarrow"]
         assert udf(lambda id: id, data_type=pa.int64(), cuda=True, num_gpus=0.5).num_gpus == 0.5
 
+    def test_what_is_no_manifest_is_refused(self, calls: Calls) -> None:
+        """Its variables would be set nowhere, without a word."""
+        unfinished = GenevaManifest.create_pip("m").env_vars({"A": "1"})
+        f = tripled(calls, manifest=unfinished.build())
+        for wrong, what in ((unfinished, r"PipManifestBuilder: call its build\(\)"), ("m", "str")):
+            for declare in (
+                lambda wrong=wrong: tripled(calls, manifest=wrong),
+                lambda wrong=wrong: attrs.evolve(f, manifest=wrong),
+                lambda wrong=wrong: chunker(letters.func, manifest=wrong),
+                lambda wrong=wrong: geneva.udtf(
+                    lambda source: [], output_schema=TEXT, manifest=wrong
+                ),
+            ):
+                with pytest.raises(InvalidUDFError, match=f"must be a GenevaManifest, not {what}"):
+                    declare()
+
     def test_what_can_be_read_of_one(self, calls: Calls) -> None:
         f = tripled(calls, on_error=skip_on_error())
         assert f.input_columns == ["id"]
@@ -679,6 +695,8 @@ class TestJobs:
             assert (job.cluster_name, job.manifest_id, job.object_ref) == (None, None, None)
             assert (job.status.value, job.output_columns) == ("DONE", ["x"])
             by_name = {m["name"]: (m["count"], m["total"]) for m in job.metrics}
+            assert [job.metrics[0], *job.metrics[1:]] == list(job.metrics), "a list, too"
+            assert job.metrics[-1].name == list(by_name)[-1]
             assert len(by_name) == len(list(job.metrics)), "each name once"
             assert by_name["fragments"] == (1, 1)
             assert by_name["rows_committed"] == (3, 3)

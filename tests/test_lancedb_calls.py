@@ -222,6 +222,13 @@ SYNC: dict[str, Callable[[Any, Any], Any]] = {
     "full text": lambda db, t: text_searched(
         t, lambda t: t.search("text17", query_type="fts").limit(2).to_arrow().drop_columns(["b"])
     ),
+    "full text as a frame": lambda db, t: text_searched(
+        t,
+        lambda t: (
+            t.search("text17", query_type="fts").select(["id", "x"]).limit(2).to_pandas(),
+            t.search("text17", query_type="fts").output_schema().names,
+        ),
+    ),
     "a match": lambda db, t: text_searched(
         t, lambda t: [row["id"] for row in t.search(MatchQuery("text17", "s")).to_list()]
     ),
@@ -267,6 +274,12 @@ SYNC: dict[str, Callable[[Any, Any], Any]] = {
     "namespaces": lambda db, t: in_namespace(db),
     "names": lambda db, t: (db.table_names(), db.list_tables().tables, len(db), "t" in db),
     "views": viewed,
+    "views of all columns": lambda db, t: after(
+        t.drop_columns(["b"]),  # LanceDB makes no views of blobs
+        lambda: db.create_materialized_view("m", "t").table.schema.names,
+        lambda: db.create_materialized_view("n", "t", with_no_data=True).refresh().mode,
+        lambda: db.open_table("n").search().where("id < 3").select(["id", "x"]).to_list(),
+    ),
     "views behind": lambda db, t: after(
         db.create_materialized_view_async("m", "t", select=["id"]).wait(),
         db.table_names,
@@ -358,6 +371,12 @@ async def async_text(db: Any, t: Any) -> Any:
         (await t.search("word1", query_type="fts")).nearest_to(VECTOR).select(["id"]),
     ]
     names = [(await query.limit(3).to_arrow()).schema.names for query in queries]
+    words = [await t.search("text17", query_type="fts"), t.query().nearest_to_text("text17")]
+    words.append((await t.search("text17", query_type="fts")).select(["id"]))
+    for query in words:
+        schema = (await query.output_schema()).names
+        # Without the blobs, of which LanceDB makes no frame here.
+        names += [schema, list((await query.select(["id", "x"]).to_pandas()).columns)]
     return found.schema.names, [r["id"] for r in by_query], names
 
 
@@ -375,13 +394,19 @@ async def async_batches(db: Any, t: Any) -> Any:
 
 
 async def async_views(db: Any, t: Any) -> Any:
+    await t.drop_columns(["b"])  # LanceDB makes no views of blobs
+    whole = (await (await db.create_materialized_view("all", "t")).table.schema()).names
+    await db.drop_materialized_view("all")
+    await (await db.create_materialized_view_async("behind", "t", where="id < 3")).wait()
+    whole += (await (await db.open_table("behind")).schema()).names
+    await db.drop_materialized_view("behind")
     view = await db.create_materialized_view("m", "t", select=["id"], where="id < 10")
     await t.delete("id = 0")
     mode = (await view.refresh()).mode
     again = (await db.open_materialized_view("m")).table
     names = list(await db.list_materialized_views())
     await db.drop_materialized_view("m")
-    return mode, await again.count_rows(), names, list(await db.table_names())
+    return whole, mode, await again.count_rows(), names, list(await db.table_names())
 
 
 async def async_namespaces(db: Any, t: Any) -> Any:

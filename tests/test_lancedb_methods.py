@@ -145,6 +145,72 @@ table.count_rows(fliter="a")
 """
 
 
+TYPED = """
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import geneva
+import pyarrow as pa
+
+
+@geneva.udf(data_type=pa.list_(pa.float32(), 2))
+class Embed:
+    def __init__(self, model: str = "small") -> None:
+        self.model = model
+
+    def __call__(self, text: str) -> list[float]:
+        return [0.0, 1.0]
+
+
+class Clip(NamedTuple):
+    start: int
+
+
+@geneva.chunker
+def clips(text: str) -> Iterator[Clip]:
+    yield Clip(1)
+
+
+@geneva.udtf(output_schema=pa.schema([("n", pa.int64())]))
+class Count:
+    def __init__(self, times: int = 1) -> None:
+        self.times = times
+
+    def __call__(self, rows: geneva.GenevaQueryBuilder) -> Iterator[pa.Table]:
+        yield pa.table({"n": [rows.to_arrow().num_rows * self.times]})
+
+
+db = geneva.connect("db")
+table = db.open_table("t")
+table.add_columns({"e": Embed("large"), "f": (Embed(), ["text"])})
+result = table.backfill("e", udf=Embed("small"))
+table.plan_backfill("e", udf=(Embed(), ["text"]))
+table.backfill_async("e", udf=Embed()).result()
+table.preview(Embed())
+db.create_udtf_view("n", source=table.search(None), udtf=Count(2)).refresh()
+db.create_udtf_view("c", source=table.search(None), udtf=clips).refresh()
+job = db.get_job(result.job_id)
+for metric in job.metrics:
+    print(metric.name, metric.n, metric["count"])
+print(job.metrics[0].name, job.metrics["rows_committed"])
+"""
+
+
+@pytest.mark.slow
+def test_programs_of_the_guides_are_typed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
+    ended = subprocess.run(
+        [*command, "--cache-dir", str(ROOT / ".mypy_cache"), str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert [line for line in ended.stdout.splitlines() if "program.py" in line] == []
+
+
 @pytest.mark.slow
 def test_a_misspelt_method_is_an_error_of_mypy(tmp_path: Path) -> None:
     program = tmp_path / "program.py"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import lancedb
 import pyarrow as pa
 import pytest
 from lancedb.index import FTS
+from lancedb.permutation import Permutation, Permutations, permutation_builder
 
 from geneva import Connection, MaterializedView, Table
-from geneva.errors import CompatibilityWarning, UserInputError
+from geneva.errors import CompatibilityWarning, InvalidFilterError, UserInputError
 from support import Calls, column, tripled
 
 
@@ -69,6 +71,42 @@ class TestViews:
         assert column(local_db.open_table("big"), "i") == [3, 4, 8]
         local_db.drop_materialized_view("big")
         assert local_db.table_names() == ["t"]
+
+    def test_lancedbs_of_a_table_with_computed_columns(
+        self, local_db: Connection, table: Table, calls: Calls
+    ) -> None:
+        """They have all columns that people see, and LanceDB computes them all."""
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        made = [
+            local_db.create_materialized_view("big", "t").table,
+            local_db.create_materialized_view("part", "t", select=["id", "x"]).table,
+            local_db.create_materialized_view("none", "t", with_no_data=True).table,
+        ]
+        assert local_db.create_materialized_view_async("behind", "t").wait() is None
+        made.append(local_db.open_materialized_view("behind").table)
+        whole = ["id", "s", "x", "__source_row_id"]
+        assert [t.schema.names for t in made] == [whole, ["id", "x", whole[-1]], whole, whole]
+        opened = local_db.open_table("big")
+        assert opened.list_computed_columns() == []
+        assert "computed=[]" in repr(opened)
+        refused = [
+            lambda: opened.backfill("x"),
+            lambda: opened.backfill("x", udf=tripled(calls)),
+            lambda: opened.plan_backfill("x"),
+            lambda: opened.add_columns({"y": tripled(calls)}),
+            lambda: opened.alter_columns({"path": "x", "udf": tripled(calls)}),
+        ]
+        for call in refused:
+            with pytest.raises(UserInputError, match="'big' is a view of LanceDB's own"):
+                call()
+        table.add(pa.table({"id": [7], "s": ["e"]}))
+        table.backfill("x")
+        view = local_db.open_materialized_view("big")
+        assert view.refresh().mode == "incremental"
+        assert column(opened.checkout_latest() or opened, "x") == [0, 3, 6, 9, 21]
+        with pytest.raises(ValueError, match="'nope' was not found"):
+            local_db.create_materialized_view("v", "nope")
 
     def test_both_kinds_are_listed(self, local_db: Connection, table: Table) -> None:
         local_db.create_materialized_view("theirs", source="t", with_no_data=True)
@@ -137,6 +175,73 @@ class TestSearches:
         found = both.to_list()
         assert {row["id"] for row in found} >= {1, 5}
         assert not any(name.startswith("__") for row in found for name in row)
+
+    def test_full_text_as_a_frame(self, words: Table) -> None:
+        words.create_index("s", config=FTS())
+
+        def asked() -> Any:
+            return words.search("word3", query_type="fts")
+
+        frame = asked().to_pandas()
+        assert list(frame.columns) == ["id", "s", "v", "x", "_score"]
+        assert frame["x"].tolist() == [9]
+        assert asked().output_schema().names == ["id", "s", "v", "x"], "as LanceDB's own has it"
+        chosen = asked().select(["id", "_score"])
+        assert list(chosen.to_pandas().columns) == ["id", "_score"]
+        renamed = asked().select({"n": "id", "score": "_score"})
+        assert list(renamed.to_pandas().columns) == renamed.to_arrow().schema.names
+        assert words.search([3.0, 0.0]).limit(1).to_pandas()["x"].tolist() == [9]
+
+    def test_permutations(self, words: Table) -> None:
+        """LanceDB's way to feed a training reads our tables, and takes them to other processes."""
+        shuffled = (
+            permutation_builder(words)
+            .split_random(ratios=[0.5, 0.5], seed=1, split_names=["train", "test"])
+            .execute()
+        )
+        whole = Permutations(words, shuffled)
+        parts = [whole[name].select_columns(["id", "x"]) for name in ("train", "test")]
+        moved = [pickle.loads(pickle.dumps(part)) for part in parts]
+        rows = [r for p in moved for r in p.take_offsets(list(range(len(p))))]
+        assert sorted((r["id"], r["x"]) for r in rows) == [(i, 3 * i) for i in range(6)]
+        names = Permutation.identity(words).column_names
+        assert [n for n in names if not n.startswith("__receipt_")] == words.schema.names
+
+    def test_conditions_are_datafusions_where_geneva_reads_them(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        """LanceDB's own searches read some otherwise."""
+        columns = {"id": [0, 1], "s": ["ab", "c"], "score": pa.array([0.9, 0.5], pa.float32())}
+        table = local_db.create_table("t", pa.table(columns))
+        theirs, ours = table.search(), table.search(None)
+        assert theirs.where("regexp_match(s, 'a+')").to_arrow()["id"].to_pylist() == [0]
+        for wrong in ("regexp_match(s, 'a+')", "id < 1 AND NOT REGEXP_MATCH (s, 'a+')"):
+            with pytest.raises(InvalidFilterError, match="regexp_like"):
+                ours.where(wrong)
+        assert ours.where("regexp_like(s, 'a+')").to_arrow()["id"].to_pylist() == [0]
+        assert ours.where("regexp_match(s, 'a+')[1] = 'a'").to_arrow()["id"].to_pylist() == [0]
+        assert table.count_rows("score >= 0.9") == 1
+        assert ours.where("score >= 0.9").count_rows() == 0
+        assert ours.where("score >= CAST(0.9 AS FLOAT)").count_rows() == 1
+        table.add_columns({"x": tripled(calls)})
+        with pytest.raises(InvalidFilterError, match="regexp_like"):
+            table.backfill("x", where="regexp_match(s, 'a+')")
+
+    def test_columns_whose_names_are_patterns(self, local_db: Connection, calls: Calls) -> None:
+        columns = {"id": [1, 2], "*": ["a b", "c"], "^i?d$": [3, 4]}
+        vectors = pa.array([[0.0, 1.0], [1.0, 0.0]], pa.list_(pa.float32(), 2))
+        table = local_db.create_table("odd", pa.table({**columns, "v": vectors}))
+        table.add_columns({"x": tripled(calls)})
+        table.backfill("x")
+        table.create_index("*", config=FTS())
+        names = ["id", "*", "^i?d$", "v", "x"]
+        assert table.to_polars().collect().columns == names
+        assert table.search().to_arrow().schema.names == names
+        assert table.search([0.0, 1.0]).limit(1).to_list()[0]["*"] == "a b"
+        found = table.search("c", query_type="fts").to_pandas()
+        assert list(found.columns) == [*names, "_score"]
+        assert found["x"].tolist() == [6]
+        assert [row["*"] for row in table.take_offsets([1]).to_list()] == ["c"]
 
     def test_without_arguments(self, local_db: Connection, words: Table) -> None:
         query = words.search().where("id > 3").limit(9).select(["id", "x"])

@@ -28,6 +28,7 @@ from geneva.storage.lance.delegation import (
     delegated_attribute,
     merged_within,
 )
+from geneva.storage.lance.scores import is_of_words, score_of, without_score
 from geneva.storage.views.definition import ViewKind
 from geneva.table import Table
 from geneva.view import MaterializedView
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Result = TypeVar("_Result")
-_SCORES = {"AsyncVectorQuery": ("_distance",), "AsyncFTSQuery": ("_score",)}
-"""What a search adds by itself to the columns that it was asked for; Lance wants it said."""
 _FURTHER = ("nearest_to", "nearest_to_text")
 """What makes another kind of query of one."""
 _RESULTS = frozenset(
@@ -100,8 +99,20 @@ class AsyncConnection:
     async def create_materialized_view(self, name: str, source: Any = None, **options: Any) -> Any:
         """Make a view of a query, or one of LanceDB's own views of a table's name."""
         if is_source_of_lancedb(source):
+            options = await self._for_lancedb(source, options)
             return await self._database.create_materialized_view(name, source, **options)
         return await _in_thread(self._connection.create_materialized_view)(name, source, **options)
+
+    async def create_materialized_view_async(self, name: str, source: Any, **options: Any) -> Any:
+        """Start to make one of LanceDB's own views of a table's name, and return its job."""
+        options = await self._for_lancedb(source, options)
+        return await self._database.create_materialized_view_async(name, source, **options)
+
+    async def _for_lancedb(self, source: Any, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of one of LanceDB's own views, without the columns that are Geneva's own."""
+        columns = self._connection._columns_for_lancedb
+        select = await asyncio.to_thread(columns, source, options.get("select"))
+        return {**options, "select": select}
 
     async def open_materialized_view(self, name: str) -> Any:
         """Open a view: Geneva's is an `AsyncView`, LanceDB's is LanceDB's own object."""
@@ -189,26 +200,33 @@ class AsyncTable:
             return AsyncGenevaQuery(self._table.query()) if args else self.query()
         return self._shown(await self._lancedb.search(*args, **options))
 
-    def _shown(self, found: Any, *, is_chosen: bool = False) -> Any:
-        """A query of all columns but Geneva's own, unless `is_chosen`, whatever it becomes.
+    def _shown(self, found: Any, chosen: Any = None) -> Any:
+        """A query of all columns but Geneva's own, unless some are `chosen`, whatever it becomes.
 
         A vector or words that are added to it make another kind of query, with another score.
         """
         kind, selects = type(found), found.select
-        if not is_chosen:
-            self._table._without_hidden(found, *_SCORES.get(kind.__name__, ()))
+        if chosen is None:
+            self._table._without_hidden(found, *score_of(found))
 
         def select(columns: Any) -> Any:
-            nonlocal is_chosen
-            is_chosen = True
+            nonlocal chosen
+            chosen = columns
             return selects(columns)
 
         def further(method: str, *args: Any, **options: Any) -> Any:
-            if not is_chosen:
+            asked = chosen
+            if asked is None:
                 self._table._without_hidden(found)  # and without a score that is no longer there
-            return self._shown(getattr(kind, method)(found, *args, **options), is_chosen=is_chosen)
+            return self._shown(getattr(kind, method)(found, *args, **options), asked)
+
+        async def output_schema() -> pa.Schema:
+            rows = self._lancedb.query().select(without_score(chosen or self._table._visible()))
+            return await (rows.with_row_id() if found._with_row_id else rows).output_schema()
 
         found.select = select
+        if is_of_words(found):
+            found.output_schema = output_schema
         for method in _FURTHER:
             if hasattr(kind, method):
                 setattr(found, method, partial(further, method))

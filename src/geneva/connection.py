@@ -37,6 +37,7 @@ from geneva.execution.runner import Runner
 from geneva.jobs import JobFuture, JobHandle, JobResult
 from geneva.manifest import GenevaManifest
 from geneva.model.jobs import JobConfig, JobMetrics, JobStatus, whole_id
+from geneva.model.sql import quoted_name
 from geneva.model.tables import Secrets, TableRef
 from geneva.model.uris import (
     TableName,
@@ -85,7 +86,13 @@ from geneva.storage.lance.dataset import VersionSeen, has_versions, open_dataset
 from geneva.storage.lance.delegation import delegated_attribute, is_writing, writes
 from geneva.storage.lance.folder import open_folder
 from geneva.storage.lance.lancedb_methods import ConnectionMethods
-from geneva.storage.views.definition import ViewKind, ViewName, is_view, view_kind
+from geneva.storage.views.definition import (
+    ViewKind,
+    ViewName,
+    is_view,
+    view_kind,
+    visible_schema,
+)
 from geneva.system_tables import SystemTable
 from geneva.table import Table
 from geneva.trust.policy import Policy, Trust
@@ -595,6 +602,7 @@ class Connection(ConnectionMethods):
                 )
             if strict:
                 raise UserInputError("strict is for views of a query; LanceDB's are always strict.")
+            own["select"] = self._columns_for_lancedb(source, select)
             return self._database.create_materialized_view(
                 name, source, with_no_data=bool(with_no_data), **own
             )
@@ -607,6 +615,32 @@ class Connection(ConnectionMethods):
         if with_no_data is False:
             view.refresh()
         return view
+
+    @writes
+    def create_materialized_view_async(
+        self,
+        name: str,
+        source: Any,
+        *,
+        select: Any = None,
+        where: str | None = None,
+        limit: int | None = None,
+        with_no_data: bool = False,
+    ) -> Any:
+        """Start to make one of LanceDB's own views of a table's name, and return its job."""
+        select = self._columns_for_lancedb(source, select)
+        own = {"select": select, "where": where, "limit": limit, "with_no_data": with_no_data}
+        return self._database.create_materialized_view_async(name, source, **own)
+
+    def _columns_for_lancedb(self, source: Any, select: Any = None) -> Any:
+        """What one of LanceDB's own views selects: all but the columns that are Geneva's own."""
+        if select is not None or not isinstance(source, str):
+            return select
+        table = open_lancedb_table(self._database, TableName(source), self._storage_options)
+        if table is None:
+            return None  # LanceDB says so
+        visible = visible_schema(table.schema).names
+        return None if len(visible) == len(table.schema) else {n: quoted_name(n) for n in visible}
 
     def _create_view(self, name: str, query: Query, *, strict: bool) -> MaterializedView:
         query.check_viewable()
@@ -644,7 +678,7 @@ class Connection(ConnectionMethods):
         self,
         name: str,
         source: Query | Search | Table | str,
-        udtf: Chunker | UDTF,
+        udtf: Chunker | UDTF | Callable[..., Any],
         *,
         strict: bool = False,
     ) -> MaterializedView:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import fields
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from geneva.errors import JobError, JobTimeoutError
 from geneva.execution.jobs.progress import JobProgress
@@ -28,6 +28,8 @@ class JobHandle(JobRecord):
     """A job of any process, as of when it was looked up, and what can be done with it."""
 
     __slots__ = ("_history", "_output", "_signals")
+    if TYPE_CHECKING:
+        metrics: JobMetrics
     _history: JobHistory
     _signals: JobSignals
     _output: OutputStore

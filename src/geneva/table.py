@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +19,7 @@ from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.work import BackfillWork
 from geneva.execution.lifecycle import Job
 from geneva.jobs import JobFuture, JobResult
-from geneva.model.sql import missing_column
+from geneva.model.sql import missing_column, quoted_name
 from geneva.model.tables import ColumnDefinition, Secrets, TableRef
 from geneva.options import (
     MAX_COUNT,
@@ -72,6 +72,7 @@ from geneva.storage.lance.delegation import (
 )
 from geneva.storage.lance.expressions import single
 from geneva.storage.lance.lancedb_methods import TableMethods
+from geneva.storage.lance.scores import score_of, with_schema
 from geneva.storage.views.definition import (
     present_definitions,
     read_view,
@@ -97,9 +98,9 @@ __all__ = ["JobFuture", "NativeTable", "RemoteTable", "Table"]
 
 _NOT_GIVEN: Any = object()
 _OF_VIEWS = ("refresh", "refresh_async", "plan_refresh")
-_SCORES = {"LanceVectorQueryBuilder": "_distance", "LanceFtsQueryBuilder": "_score"}
-"""What a search adds by itself to the columns that it was asked for; Lance wants it said."""
 
+Function: TypeAlias = UDF | Callable[..., Any]
+"""A UDF. An instance of a class that `@udf` decorates is one of that class to type checkers."""
 ColumnSource: TypeAlias = UDF | tuple[UDF, Sequence[str]] | str
 SeveralColumns: TypeAlias = UDF | UnpackedUDF | tuple[UDF | UnpackedUDF, Sequence[str]]
 
@@ -382,8 +383,7 @@ class Table(TableMethods):
         found = self._table.search(None if query is _NOT_GIVEN else query, *options)
         if query is _NOT_GIVEN and plain:
             return Search(self, self._without_hidden(found))
-        scores = [score for kind, score in _SCORES.items() if type(found).__name__ == kind]
-        return self._without_hidden(found, *scores)
+        return with_schema(self._without_hidden(found, *score_of(found)))
 
     def take_offsets(self, offsets: list[int], *, with_row_id: bool = False) -> Any:
         """Take rows by their place in the table, as LanceDB does."""
@@ -413,7 +413,9 @@ class Table(TableMethods):
     def to_polars(self, batch_size: int | None = None) -> Any:
         """The rows of the table as a lazy polars frame."""
         frame = self._table.to_polars(batch_size)
-        return frame.select(self._visible())
+        visible = self._visible()
+        # Not by the names of those that stay: `*` and `^a$` are patterns to polars.
+        return frame.drop([name for name in self._table.schema.names if name not in visible])
 
     def to_spark(
         self,
@@ -464,7 +466,9 @@ class Table(TableMethods):
         """A LanceDB query, of all columns, without those that are Geneva's own."""
         visible = self._visible()
         if len(visible) < len(self._table.schema):
-            found = found.select([*visible, *more])
+            names = [*visible, *more]
+            # In a list, the name `*` is all columns to Lance.
+            found = found.select({n: quoted_name(n) for n in names} if "*" in names else names)
         return read_within(found, self._calling)
 
     @writes
@@ -624,7 +628,7 @@ class Table(TableMethods):
         self,
         col_name: str,
         *,
-        udf: UDF | tuple[UDF, Sequence[str]] | None = None,
+        udf: Function | tuple[Function, Sequence[str]] | None = None,
         **options: Unpack[BackfillArguments],
     ) -> BackfillPlan:
         """Say what `backfill` with the same arguments would do. Changes nothing, runs nothing."""
@@ -646,7 +650,7 @@ class Table(TableMethods):
 
     def preview(
         self,
-        udf: UDF | Chunker | UDTF | tuple[UDF | Chunker, Sequence[str]] | str,
+        udf: Function | Chunker | UDTF | tuple[Function | Chunker, Sequence[str]] | str,
         n: int = 5,
         *,
         where: str | None = None,
@@ -703,7 +707,7 @@ class Table(TableMethods):
         self,
         col_name: str,
         *,
-        udf: UDF | tuple[UDF, Sequence[str]] | None = None,
+        udf: Function | tuple[Function, Sequence[str]] | None = None,
         **options: Unpack[BackfillArguments],
     ) -> JobResult:
         """Compute the column's values and wait until they are in the table.
@@ -723,7 +727,7 @@ class Table(TableMethods):
         self,
         col_name: str,
         *,
-        udf: UDF | tuple[UDF, Sequence[str]] | None = None,
+        udf: Function | tuple[Function, Sequence[str]] | None = None,
         **options: Unpack[BackfillArguments],
     ) -> JobFuture:
         """Start a `backfill` and return at once. Wrong arguments raise here, not in the future."""
@@ -926,9 +930,7 @@ class Table(TableMethods):
         """The addresses of those rows (fragment << 32 | offset), ascending, each once."""
         return sorted({error.row_address for error in self.get_errors(job_id, column_name)})
 
-    def _job(
-        self, column: str, udf: UDF | tuple[UDF, Sequence[str]] | None, options: JobOptions
-    ) -> Job:
+    def _job(self, column: str, udf: Any, options: JobOptions) -> Job:
         self._refuse_checked_out("backfill")
         self._connection._history.open_ahead()
         with self._writing("backfill"):  # another function is declared before the job begins
@@ -941,7 +943,7 @@ class Table(TableMethods):
     def _prepare(
         self,
         column: str,
-        udf: UDF | tuple[UDF, Sequence[str]] | None,
+        udf: Any,
         options: JobOptions,
         *,
         planning_only: bool,

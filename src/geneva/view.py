@@ -55,7 +55,7 @@ from geneva.storage.views.explode import (
     source_places,
 )
 from geneva.storage.views.partitions import PARTITIONS_ADDRESS, partitions_ref, rows_ref
-from geneva.table import Table
+from geneva.table import Function, Table
 from geneva.udf.chunker import Chunker, RowsFunction
 from geneva.udf.declare import UDF
 from geneva.udf.table_function import UDTF
@@ -276,7 +276,7 @@ class MaterializedView(Table):
 
     def preview(
         self,
-        udf: UDF | Chunker | UDTF | tuple[UDF | Chunker, Sequence[str]] | str,
+        udf: Function | Chunker | UDTF | tuple[Function | Chunker, Sequence[str]] | str,
         n: int = 5,
         *,
         where: str | None = None,

@@ -59,8 +59,10 @@ from geneva.storage.lance.dataset import (
 from geneva.storage.lance.fragments import holds_blob, is_blob
 from geneva.storage.lance.trial import why_not_storable
 from geneva.storage.views.definition import (
+    ViewKind,
     present_definitions,
     reads_source,
+    view_kind,
     visible_schema,
 )
 from geneva.udf.chunker import Chunker
@@ -89,6 +91,7 @@ def add_udf_columns(
     """
     dataset = open_dataset(ref)
     schema, fields = dataset.schema, FieldsNow.of(dataset)
+    _refuse_lancedb_view(ref, schema)
     present = present_definitions(dataset)
     added = set[str]()
     resolved: list[tuple[NewColumns, tuple[str, ...], ColumnDefinition | None]] = []
@@ -253,6 +256,17 @@ def _refuse_unstorable(ref: TableRef, dataset: Dataset, name: str, field: pa.Fie
         )
 
 
+def _refuse_lancedb_view(ref: TableRef, schema: pa.Schema) -> None:
+    """Refuse to compute columns of one of LanceDB's own views: it refreshes none with others."""
+    if view_kind(schema) is ViewKind.LANCEDB:
+        raise UserInputError(
+            f"{ref.name!r} is a view of LanceDB's own, which computes its columns itself "
+            f"(open_materialized_view({ref.name!r}).refresh()), and could not be refreshed any "
+            "more with one that is computed here. Make a view of a query instead, which can have "
+            "such columns: create_materialized_view(name, table.search(None).select(...))."
+        )
+
+
 def alter_udf_columns(
     ref: TableRef, columns: Mapping[str, NewFunction], declare: Declare = as_it_is
 ) -> None:
@@ -261,6 +275,7 @@ def alter_udf_columns(
     A column that is filled together with others gets a function of all of them.
     """
     dataset = open_dataset(ref)
+    _refuse_lancedb_view(ref, dataset.schema)
     commit_redefinitions(dataset, _redefined(ref, dataset, columns, declare))
 
 
@@ -474,6 +489,7 @@ def definition_for(
     schema = dataset.schema
     fields = FieldsNow.of(dataset)
     refuse_hidden(ref, schema, [column])
+    _refuse_lancedb_view(ref, schema)
     if column in schema.names and reads_source(schema.field(column)):
         raise UserInputError(
             f"Column {column!r} of view {ref.name!r} is computed from the view's source: use "

@@ -188,6 +188,12 @@ class JobMetrics(dict[str, Any]):
         own = (name for name in self.keys() if name not in others)
         yield from (JobMetric(name, metric(self, name)) for name in own)
 
+    def __getitem__(self, key: Any) -> Any:
+        """A number by its name; by a position or slice, what a list of them has there."""
+        if isinstance(key, int | slice):
+            return list(self)[key]
+        return super().__getitem__(key)
+
     def __missing__(self, name: str) -> Any:
         """A number under Geneva's name for it."""
         for other in self._others():

@@ -129,6 +129,7 @@ class UDF:
     def __post_init__(self) -> None:
         """Check the options, and look like the function that was decorated."""
         _check_numbers(self)
+        _check_manifest(self)
         version = _version_text(self.name, self.declared_version)
         metadata = _metadata_texts(self.name, self.field_metadata)
         object.__setattr__(self, "declared_version", version)
@@ -601,6 +602,19 @@ def _check_numbers(declared: UDF) -> None:
         raise InvalidUDFError(
             f"UDF '{declared.name}': min_checkpoint_size={low} is above max_checkpoint_size={high}."
         )
+
+
+def _check_manifest(declared: UDF) -> None:
+    """Refuse what is no manifest: its variables would be set nowhere."""
+    manifest = declared.manifest
+    if manifest is None or hasattr(manifest, "compute_checksum"):
+        return
+    is_unfinished = hasattr(manifest, "build")
+    how = "call its build()" if is_unfinished else "db.get_manifest(name) gives one by its name"
+    kind = type(manifest).__name__
+    raise InvalidUDFError(
+        f"UDF '{declared.name}': manifest must be a GenevaManifest, not {kind}: {how}."
+    )
 
 
 @contextmanager

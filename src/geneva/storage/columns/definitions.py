@@ -40,6 +40,8 @@ from geneva.udf.types import value_type
 _PREFIX = "virtual_column"
 _LANCEDB_COMPUTED = "computed_column"
 """Field metadata of LanceDB's own computed columns."""
+LANCEDB_VIEW_KEY = b"mv.definition"
+"""Schema metadata of LanceDB's own views. Their columns have the field metadata of the source's."""
 _FORMAT = "geneva-spark/1"
 _OPTIONS = ("num_cpus", "num_gpus", "memory", "timeout", "memoize", "auto_backfill", "manifest")
 _MAX_FORMER_VERSIONS = 8
@@ -599,7 +601,12 @@ def defined_field(definition: ColumnDefinition) -> pa.Field:
 
 
 def read_definition(schema: pa.Schema, name: str) -> ColumnDefinition | None:
-    """The definition of a column; None for a plain one. Runs no user code."""
+    """The definition of a column; None for a plain one. Runs no user code.
+
+    LanceDB computes all columns of its own views, with the metadata of those that they are from.
+    """
+    if LANCEDB_VIEW_KEY in (schema.metadata or {}):
+        return None
     arrow_field = schema.field(name)
     metadata = {k.decode(): v.decode() for k, v in (arrow_field.metadata or {}).items()}
     if metadata.get(_PREFIX) != "true" or f"{_PREFIX}.uuid" not in metadata:

@@ -132,6 +132,8 @@ def read_condition(dataset: lance.LanceDataset, sql: str) -> Condition:
         raise UnknownFilterColumnError(filter_message(sql, str(error))) from None
     except UserInputError as error:
         reason = str(error).partition(" can't be used: ")[2]
+        if re.search(r"\bregexp_match\s*\(", sql, re.IGNORECASE):
+            reason += " regexp_match gives what matched: regexp_like(...) says whether a text does."
         raise InvalidFilterError(filter_message(sql, reason)) from None
     return Condition(
         found.sql,

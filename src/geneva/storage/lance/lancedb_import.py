@@ -29,6 +29,7 @@ def lancedb() -> ModuleType:
     for theirs, ours in (
         (lancedb.DBConnection, ConnectionMethods),
         (lancedb.table.Table, TableMethods),
+        (lancedb.table.LanceTable, TableMethods),  # what `lancedb.permutation` can pickle
     ):
         if isinstance(theirs, ABCMeta):
             theirs.register(ours)

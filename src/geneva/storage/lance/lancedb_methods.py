@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         UpdateFieldMetadataResult,
         UpdateResult,
     )
-    from lancedb.db import MaterializedViewSource, QueryDescription, SelectArg, SqlQuery
+    from lancedb.db import QueryDescription, SqlQuery
     from lancedb.embeddings.base import EmbeddingFunctionConfig
     from lancedb.expr import Expr
     from lancedb.functions import FunctionVersion, UdfDefinition
@@ -380,19 +380,6 @@ class ConnectionMethods(Delegating):
         namespace_path: list[str] | None = None,
     ) -> Job[FunctionVersion]:
         """Submit a scalar Python UDF for building and registration."""
-
-    @delegated
-    def create_materialized_view_async(
-        self,
-        name: str,
-        source: MaterializedViewSource,
-        *,
-        select: SelectArg = None,
-        where: str | None = None,
-        limit: int | None = None,
-        with_no_data: bool = False,
-    ) -> Job[None]:
-        """Submit materialized-view creation and return its job."""
 
     @delegated
     def create_namespace(

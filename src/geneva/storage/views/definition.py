@@ -33,6 +33,7 @@ from geneva.model.view_query import (
     ViewQuery,
 )
 from geneva.storage.columns.definitions import (
+    LANCEDB_VIEW_KEY,
     FunctionSource,
     column_uuid,
     define_columns,
@@ -287,7 +288,6 @@ class ViewName(str):
         return ViewName, (str(self), self.kind)
 
 
-_LANCEDB_VIEW_KEY = b"mv.definition"
 _UDTF_COLUMN = b'"kind": "udtf"'
 """What stands in the query of a view of a table function."""
 
@@ -298,7 +298,7 @@ def view_kind(schema: pa.Schema) -> ViewKind | None:
         # Not by reading the query: a view whose query can't be read is listed, too.
         is_udtf = _UDTF_COLUMN in schema.metadata[QUERY_KEY.encode()]
         return ViewKind.UDTF if is_udtf else ViewKind.GENEVA
-    return ViewKind.LANCEDB if _LANCEDB_VIEW_KEY in (schema.metadata or {}) else None
+    return ViewKind.LANCEDB if LANCEDB_VIEW_KEY in (schema.metadata or {}) else None
 
 
 def is_hidden(name: str) -> bool:
