@@ -69,12 +69,19 @@ class RefreshPlan:
     """The source version that the view equals now; None before its first refresh."""
     to_version: int
     rows_entering: int
+    """Rows that come; at the first refresh all that the view will have."""
     rows_leaving: int
     columns: tuple[ColumnRefresh, ...]
     up_to_date: bool
     notes: tuple[str, ...] = ()
     partitions: PartitionCounts | None = None
     """Of a view of a table function, what it is called for."""
+
+    def __post_init__(self) -> None:
+        """Count placeholders that the first refresh fills as rows that come."""
+        if self.from_version is None:
+            filled = sum(c.rows for c in self.columns if not c.runs_udf)
+            object.__setattr__(self, "rows_entering", max(self.rows_entering, filled))
 
     @property
     def is_empty(self) -> bool:
@@ -97,6 +104,14 @@ class RefreshPlan:
     def _shown(self) -> tuple[ColumnRefresh, ...]:
         """The columns that say what will be done: partitions speak for themselves."""
         return self.columns if self.partitions is None else ()
+
+    def __repr__(self) -> str:
+        """Show at a glance what there is to do; as text it says all."""
+        return (
+            f"RefreshPlan({self.view!r}, from_version={self.from_version}, "
+            f"to_version={self.to_version}, rows_entering={self.rows_entering}, "
+            f"rows_leaving={self.rows_leaving}, rows_to_run={self.rows_to_run})"
+        )
 
     def __str__(self) -> str:
         """Return the plan as text."""
