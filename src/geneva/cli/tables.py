@@ -10,7 +10,7 @@ import typer
 from geneva.cli.arguments import AsJson, Database, StorageOption, TableName, Where, names
 from geneva.cli.database import check_columns, connect, connect_to_look
 from geneva.cli.functions import load_function
-from geneva.cli.terminal import emit, facts, grid, say
+from geneva.cli.terminal import emit, facts, functions_print_aside, grid, say
 from geneva.errors import UserInputError
 from geneva.render.plain import plain
 from geneva.render.text import count
@@ -82,7 +82,9 @@ def preview(
     if udf is not None:
         function = load_function(udf)
         tried = (function, names(inputs)) if inputs else function
-    shown = connect(db, storage_option).open_table(table).preview(tried, rows, where=where)
+    opened = connect(db, storage_option).open_table(table)
+    with functions_print_aside():
+        shown = opened.preview(tried, rows, where=where)
     return emit(shown.to_record()) if as_json else say(str(shown))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import pyarrow as pa
@@ -56,20 +56,20 @@ class ErrorRecord:
     exception_type: str
     """The exception's class; "WorkerDied" where the row killed its worker."""
     message: str
-    traceback: str
+    traceback: str = field(repr=False)
     """The function's own frames; empty for all but the first hundred of a task."""
     attempt: int
     """How often the row was tried."""
     input_preview: str
-    at: datetime
+    at: datetime = field(repr=False)
     # What follows is None in records of releases before 0.2.
-    table_uri: str | None = None
-    table_version: int | None = None
+    table_uri: str | None = field(default=None, repr=False)
+    table_version: int | None = field(default=None, repr=False)
     """The version that the inputs were read from: of a view's function, that of its source."""
-    udf_name: str | None = None
-    udf_version: str | None = None
-    input_columns: Sequence[str] | None = None
-    output_columns: Sequence[str] | None = None
+    udf_name: str | None = field(default=None, repr=False)
+    udf_version: str | None = field(default=None, repr=False)
+    input_columns: Sequence[str] | None = field(default=None, repr=False)
+    output_columns: Sequence[str] | None = field(default=None, repr=False)
     """The columns that the call was to fill."""
 
     @property
