@@ -50,7 +50,7 @@ from geneva.execution.jobs.result import JobResult
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner, engine_facts, job_group
 from geneva.model.computation import MakePermit, Udf, permit_any
-from geneva.model.jobs import JobStatus
+from geneva.model.jobs import JobStatus, filled_by_job
 from geneva.model.tables import Secrets, TableRef
 from geneva.render.plain import plain
 from geneva.render.text import agree, count
@@ -250,8 +250,7 @@ class Job:
                 return
             bars: Bars | None = None
             if wants_bars(services.settings.progress):
-                # All columns of a view at once have no name.
-                title = self._work.column if self._work.column != "*" else self._work.table
+                title = filled_by_job(self._work.table, self._work.column)
                 bars = NotebookBars(title) if in_notebook() else ProgressBars(title)
                 stack.enter_context(bars)
             show_output = _show_output if self._work.config.get("logs") else None
