@@ -149,6 +149,10 @@ class TestResults:
         progress = JobProgress(total=2, udf_rows=1)
         assert (progress["udf_rows"], progress["total"], progress["rows_per_second"]) == (1, 2, 0)
 
+    def test_rows_of_running_tasks_count_for_the_speed(self) -> None:
+        running = JobProgress(total=90, kept_rows=10, checkpointed=50, udf_rows=8, seconds=4.0)
+        assert running["rows_per_second"] == 10.0
+
     def test_numbers_add_up(self, db: Connection, calls: Calls) -> None:
         table = make_table(db, [3, 3])
         table.add_columns({"x": tripled(calls)})

@@ -122,12 +122,17 @@ class JobProgress:
             **flat,
             "cost": round(self.cost, 9),
             **{f"{name}_seconds": round(value, 4) for name, value in timings.items()},
-            "rows_per_second": self._per_second(self.udf_rows, 1),
+            "rows_per_second": self._per_second(self._rows_done, 1),
             "checkpoints_per_second": self._per_second(self.checkpoints, 3),
             "worker_utilization": self.worker_utilization,
             "fragment_seconds": round(self.worker_seconds / max(1, self.fragments), 4),
             "eta_seconds": self.eta_seconds,
         }
+
+    @property
+    def _rows_done(self) -> int:
+        """Rows that this job has computed so far: those that running tasks have saved, too."""
+        return max(self.udf_rows, self.checkpointed - self.kept_rows)
 
     def _per_second(self, number: int, digits: int) -> float:
         return round(number / self.seconds, digits) if self.seconds else 0.0
