@@ -22,7 +22,7 @@ _REDRAW_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Display:
-    """Bars as HTML; as text for what shows none, such as `jupyter console` and notebooks as text."""
+    """Bars as HTML, and as text for what shows no HTML, such as `jupyter console`."""
 
     page: html.Html
     text: str

@@ -12,6 +12,7 @@ from geneva.model.computation import is_named
 from geneva.model.tables import Secrets
 from geneva.model.uris import table_uri
 from geneva.render import html
+from geneva.render.text import count
 from geneva.storage.jobs.append_only import AppendOnlyTable, quoted
 from geneva.storage.jobs.events import plain_id
 
@@ -141,7 +142,7 @@ class ErrorRecords(list[ErrorRecord]):
         headers = ("column", "row address", "error", "message", "attempt", "input")
         more = len(self) - len(rows)
         rest = [html.note(f"... and {more:,} older ones")] if more else []
-        return html.section(f"{len(self):,} failed rows", html.grid(headers, rows), *rest)
+        return html.section(count(len(self), "failed row"), html.grid(headers, rows), *rest)
 
 
 class FailureStore:
