@@ -123,7 +123,9 @@ class RefreshPlan:
         if self.is_empty:
             lines.append("  nothing to do: the view is up to date")
         else:
-            lines.append(f"  rows       {self.rows_entering:,} enter, {self.rows_leaving:,} leave")
+            # Of nothing no row leaves: those are placeholders that are laid out anew.
+            leave = "" if self.from_version is None else f", {self.rows_leaving:,} leave"
+            lines.append(f"  rows       {self.rows_entering:,} enter{leave}")
             lines.extend(f"  column     {plain(c.shown)}: {c.action}" for c in self._shown)
             if self.partitions is not None:
                 lines.append(f"  partitions {self.partitions}")
@@ -136,7 +138,7 @@ class RefreshPlan:
         pairs = (
             ("source", f"table {self.source!r}, from {start} to version {self.to_version}"),
             ("rows entering", f"{self.rows_entering:,}"),
-            ("rows leaving", f"{self.rows_leaving:,}"),
+            ("rows leaving", None if self.from_version is None else f"{self.rows_leaving:,}"),
             ("up to date", "yes" if self.is_empty else "no"),
         )
         columns = [(c.shown, c.action) for c in self._shown]

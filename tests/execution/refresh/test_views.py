@@ -96,6 +96,8 @@ class TestRefresh:
         view = make_view(db, source, calls)
         first = view.plan_refresh()
         assert (first.rows_entering, first.rows_leaving, first.rows_to_run) == (5, 0, 5)
+        anew = str(view.plan_refresh(max_rows_per_fragment=2))
+        assert "  rows       5 enter\n" in anew, "also where placeholders are laid out anew"
         result = view.refresh()
         assert result.status is JobStatus.DONE
         assert calls.taken() == [0, 2, 4, 6, 8]
