@@ -139,6 +139,8 @@ class TestResults:
         table.add_columns({"x": tripled(calls)})
         plan = table.plan_backfill("x")
         assert repr(plan) == "BackfillPlan('t', 'x', version=2, rows_to_compute=3 of 3)"
+        (column,) = table.computed_columns().values()
+        assert repr(column).startswith("ColumnDefinition('x', int64, triple(id), version=")
         table.backfill("x")
         (job,) = jobs = local_db.list_jobs()
         assert len(repr(job)) < 400

@@ -253,6 +253,11 @@ def test_values_of_every_kind_can_be_sampled(folder: Path) -> None:
         }
     )
     geneva.connect("db").create_table("kinds", data)
+    marked = pa.field("data", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    blobs = pa.table([pa.array([b"abc"], marked.type)], schema=pa.schema([marked]))
+    geneva.connect("db").create_table("blobs", blobs)
+    for condition in ((), ("--where", "true")):
+        assert "<3 bytes>" in run("sample", "db", "blobs", *condition).stdout
     shown = run("sample", "db", "kinds").stdout
     for text in ("<1,400 bytes>", "[0.5, 0.5, 0.5, 0.5, ... 8 in all]", "[bold]not", "{name: a}"):
         assert text in shown

@@ -222,6 +222,7 @@ def sample(
     opened = connect_to_look(db, storage_option).open_table(table)
     from geneva.render.values import cell_text
     from geneva.storage.lance.dataset import open_dataset
+    from geneva.storage.lance.fragments import is_blob
 
     chosen = names(columns)
     check_columns(opened, chosen or ())
@@ -234,7 +235,13 @@ def sample(
         return emit({"table": table, "columns": wanted, "rows": found})
     if not found:
         return say("There are no such rows.")
-    return grid(wanted, [[cell_text(row[name]) for name in wanted] for row in found])
+    blobs = {field.name for field in opened.schema if is_blob(field)}
+
+    def shown(name: str, value: Any) -> str:
+        is_place = name in blobs and isinstance(value, dict)  # where Lance has the bytes
+        return f"<{value['size']:,} bytes>" if is_place else cell_text(value)
+
+    return grid(wanted, [[shown(name, row[name]) for name in wanted] for row in found])
 
 
 def _matching(table: Table, where: str, columns: list[str], limit: int) -> list[dict[str, Any]]:
