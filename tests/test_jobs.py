@@ -82,6 +82,79 @@ class TestResults:
         copy = pickle.loads(pickle.dumps(result))
         assert (str(copy), repr(copy), copy.unit) == (str(result), repr(result), "partition")
 
+    def test_what_is_said_of_several_functions_and_of_source_rows(self) -> None:
+        progress = JobProgress(total=2, udf_rows=4, committed=2, failed_rows=1, functions=2)
+        result = JobResult("a-job", JobStatus.DONE, progress)
+        told = "DONE: 4 values of 2 functions computed, 1 of them failed and skipped, 2 rows "
+        assert str(result).startswith(f"{told}committed in ")
+        progress = JobProgress(total=2, udf_rows=1, committed=2)
+        result = JobResult("a-job", JobStatus.DONE, progress, unit="source row")
+        assert str(result).startswith("DONE: 1 source row computed, 2 committed in ")
+
+    def test_columns_that_are_computed_first_add_no_rows(self, local_db: Connection) -> None:
+        table = make_table(local_db, [3, 2])
+        table.add_columns({"odd": udf(lambda id: id % 2, name="odd", data_type=pa.int64())})
+        table.add_columns({"ten": udf(lambda odd: odd * 10, name="ten", data_type=pa.int64())})
+        result = table.backfill("ten")
+        assert (result.rows_committed, result.rows_computed, result.progress.total) == (5, 10, 5)
+        assert local_db.get_job(result).metrics["checkpointed"] == 5
+        assert "10 values of 2 functions computed, 5 rows committed" in str(result)
+        table.update(where="id = 1", values={"id": 3})  # another input, and odd as before
+        result = table.backfill("ten")
+        assert (result.rows_committed, result.rows_computed, result.progress.total) == (1, 1, 1)
+
+    def test_remarks_name_the_column_that_they_are_about(
+        self, local_db: Connection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        table = make_table(local_db, [3])
+        share = udf(
+            lambda id: 1 / id, name="share", data_type=pa.float64(), on_error=skip_on_error()
+        )
+        table.add_columns({"share": share})
+        double = udf(
+            lambda share: share and share * 2,
+            name="double",
+            data_type=pa.float64(),
+            input_columns=["share"],
+        )
+        table.add_columns({"double": double})
+        table.backfill("double")
+        table.update(where="id = 2", values={"id": 4})
+        table.backfill("double")
+        (said,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert said.startswith("The backfill of column 'double' of table 't': share: 1 row failed")
+
+    def test_an_error_says_how_to_go_on(self, local_db: Connection) -> None:
+        table = make_table(local_db, [3])
+        table.add_columns({"x": udf(lambda id: 1 / id, name="x", data_type=pa.float64())})
+        with pytest.raises(UDFExecutionError) as raised:
+            table.backfill("x")
+        assert "row 0 (of rows [0, 1)): UDF 'x' failed: ZeroDivisionError" in str(raised.value)
+        assert "on_error=skip_on_error()" in raised.value.__notes__[-1]
+
+    def test_records_and_plans_are_short_in_a_list(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        table = make_table(local_db, [3])
+        table.add_columns({"x": tripled(calls)})
+        plan = table.plan_backfill("x")
+        assert repr(plan) == "BackfillPlan('t', 'x', version=2, rows_to_compute=3 of 3)"
+        (column,) = table.computed_columns().values()
+        assert repr(column).startswith("ColumnDefinition('x', int64, triple(id), version=")
+        table.backfill("x")
+        (job,) = jobs = local_db.list_jobs()
+        assert len(repr(job)) < 400
+        assert "metrics" not in repr(job)
+        assert f"{job.job_id[:8]}</td>" in jobs._repr_html_()  # type: ignore[attr-defined]
+
+    def test_progress_has_numbers_by_name(self) -> None:
+        progress = JobProgress(total=2, udf_rows=1)
+        assert (progress["udf_rows"], progress["total"], progress["rows_per_second"]) == (1, 2, 0)
+
+    def test_rows_of_running_tasks_count_for_the_speed(self) -> None:
+        running = JobProgress(total=90, kept_rows=10, checkpointed=50, udf_rows=8, seconds=4.0)
+        assert running["rows_per_second"] == 10.0
+
     def test_numbers_add_up(self, db: Connection, calls: Calls) -> None:
         table = make_table(db, [3, 3])
         table.add_columns({"x": tripled(calls)})
@@ -344,7 +417,8 @@ def test_keys_are_hidden_however_they_are_written(
     found = table.get_errors()
     assert {record.exception_type for record in found} >= {"KeyError", "Error***"}
     preview = table.preview(skipping, n=5)
-    told = [*map(str, found), str(preview), preview._repr_html_()]
+    told = [*map(str, found), *(record.traceback for record in found)]
+    told += [str(preview), preview._repr_html_()]
     told += [str(preview.failures), str(preview.to_record())]
     told += [
         path.read_bytes().decode(errors="ignore") for path in place.rglob("*") if path.is_file()

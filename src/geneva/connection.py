@@ -67,7 +67,7 @@ from geneva.storage.jobs.heartbeats import JobSignals, as_it_runs, newest_metric
 from geneva.storage.jobs.history import JobHistory
 from geneva.storage.jobs.named_records import NamedRecords
 from geneva.storage.jobs.output import OutputStore
-from geneva.storage.jobs.records import JobRecord
+from geneva.storage.jobs.records import JobRecord, JobRecords
 from geneva.storage.jobs.system_tables import SYSTEM_NAMESPACE, system_table
 from geneva.storage.lance.damage import writing
 from geneva.storage.lance.database import (
@@ -1040,7 +1040,7 @@ class Connection(ConnectionMethods):
     ) -> list[JobRecord]:
         """The jobs of this database, newest first."""
         found = (as_it_runs(job, self._signals) for job in self._history.list(table_name, status))
-        return [_for_users(job) for job in found]
+        return JobRecords(_for_users(job) for job in found)
 
     def get_job(self, job_id: str | JobRecord | JobFuture) -> JobHandle:
         """One job with its events and metrics; to wait for it, follow it or stop it.

@@ -55,6 +55,13 @@ def test_help_lists_the_commands() -> None:
         assert re.search(r"\bdemo\b.*\bversion\b", run.stdout, re.DOTALL)
 
 
+@pytest.mark.parametrize("command", [(), ("jobs",), ("jobs", "list")])
+def test_help_names_no_type_of_flags(command: tuple[str, ...]) -> None:
+    shown = invoke([*command, "--help"]).stdout
+    assert "--help" in shown
+    assert "bool" not in shown
+
+
 def test_the_help_of_demo_names_its_options() -> None:
     run = geneva_here("demo", "--help")
     assert run.returncode == 0, run.stderr

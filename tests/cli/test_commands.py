@@ -75,6 +75,11 @@ LANGUAGES = pa.schema([("lang", pa.string()), ("n", pa.int64())])
 def by_language(source):
     yield {"lang": source.to_arrow()["lang"][0].as_py(), "n": source.count_rows()}
 
+@geneva.udf
+def tells(id: int) -> int:
+    print("told of", id)
+    return id
+
 number = 3
 """
 
@@ -248,6 +253,11 @@ def test_values_of_every_kind_can_be_sampled(folder: Path) -> None:
         }
     )
     geneva.connect("db").create_table("kinds", data)
+    marked = pa.field("data", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    blobs = pa.table([pa.array([b"abc"], marked.type)], schema=pa.schema([marked]))
+    geneva.connect("db").create_table("blobs", blobs)
+    for condition in ((), ("--where", "true")):
+        assert "<3 bytes>" in run("sample", "db", "blobs", *condition).stdout
     shown = run("sample", "db", "kinds").stdout
     for text in ("<1,400 bytes>", "[0.5, 0.5, 0.5, 0.5, ... 8 in all]", "[bold]not", "{name: a}"):
         assert text in shown
@@ -271,6 +281,8 @@ def test_values_of_every_kind_can_be_sampled(folder: Path) -> None:
         (("backfill", "db", "articles", "lang", "--inputs", "id"), "--udf"),
         (("backfill", "db", "articles", "x", "--udf", "own_functions"), "module:function"),
         (("backfill", "db", "articles", "x", "--udf", "own_functions:no"), "has no 'no'"),
+        (("backfill", "db", "articles", "x", "--udf", "own_functions:wrds"), "mean 'words'?"),
+        (("backfill", "db", "articles", "x", "--udf", "own_functions.py:words"), "without .py"),
         (("backfill", "db", "articles", "x", "--udf", "own_functions:number"), "not a function"),
         (("backfill", "db", "articles", "x", "--udf", "own_functions:each_word"), "chunker"),
         (("backfill", "db", "articles", "x", "--udf", "own_missing:f"), "no module 'own_missing'"),
@@ -307,6 +319,26 @@ def test_plan_then_backfill(folder: Path) -> None:
     assert shown.startswith("DONE: 2 rows computed, 2 committed")
     values = geneva.connect("db").open_table("articles").to_arrow()["words"].to_pylist()
     assert values == list(range(6))
+
+
+def test_a_mistake_in_the_clause_saves_nothing(folder: Path) -> None:
+    save = ("backfill", "db", "articles", "words", "--udf", "own_functions:words", "--save")
+    assert "'foo'" in refused(*save, "--where", "foo = 1")
+    assert "words" not in geneva.connect("db").open_table("articles").schema.names
+    assert run(*save, "--where", "words IS NULL").stdout.startswith("DONE: 6 rows computed")
+    number = ("backfill", "db", "articles", "words", "--udf", "own_functions:letters", "--save")
+    refused(*number, "--where", "id >")
+    (column,) = read("describe", "db", "articles")["computed_columns"]
+    assert column["stale_rows"] == 0, "the column has the function that it had"
+
+
+def test_what_functions_print_here_is_no_output(folder: Path) -> None:
+    fill("tells")
+    for command in (("verify", "db", "articles", "tells", "--run"), ("preview", "db", "articles")):
+        asked = command if command[0] == "verify" else (*command, "tells")
+        result = run(*asked)
+        assert "told of" not in result.stdout
+        assert "told of 0" in result.stderr
 
 
 def test_every_option_of_a_backfill_arrives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

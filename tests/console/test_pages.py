@@ -561,6 +561,34 @@ def test_a_blob_column_is_shown_as_a_picture(tmp_path: Path) -> None:
     assert asked.get(str(image["src"])).content == png
 
 
+@pytest.mark.parametrize("version", ["2.0", "2.2"])
+def test_blobs_may_be_null(tmp_path: Path, version: str) -> None:
+    """As those of rows that failed, or were not computed yet."""
+    png = b"\x89PNG\r\n\x1a\n" + bytes(100)
+    blob: Any = pa.field("image", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    images: Any = pa.array([None, png], pa.large_binary())
+    if version == "2.2":
+        blob, images = pa.field("image", lance.blob.BlobType()), lance.blob_array([None, png])
+    schema = pa.schema([("id", pa.int64()), blob])
+    data = pa.table([pa.array([1, 2]), images], schema=schema)
+    place = str(tmp_path / "db" / "blobs.lance")
+    lance.write_dataset(data, place, data_storage_version=version)
+    asked = browser(str(tmp_path / "db"))
+    (image,) = Page(asked.get("/tables/blobs").text).all("img")
+    assert asked.get(str(image["src"])).content == png
+    assert "row=1" in str(image["src"])
+    assert asked.get(str(image["src"]).replace("row=1", "row=0")).status_code == 404
+
+
+def test_a_refresh_is_named_after_its_view(tmp_path: Path) -> None:
+    db = geneva.connect(tmp_path / "db", runner=InProcessRunner)
+    source = db.create_table("source", [{"id": 1}])
+    result = db.create_materialized_view("seen", source.query()).refresh()
+    text = browser(str(tmp_path / "db")).get(f"/jobs/{result.job_id}").text
+    assert "Refresh of seen" in text
+    assert "of *" not in text
+
+
 def test_a_database_with_nothing_in_it(tmp_path: Path) -> None:
     asked = browser(str(tmp_path / "new"))
     for way in ("/", "/views", "/jobs", "/errors", "/metrics"):

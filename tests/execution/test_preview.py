@@ -88,7 +88,7 @@ def test_a_batch_that_fails_as_a_whole_has_failed(local_db: Connection, calls: C
     assert calls.rows[0] == 0
     assert [f.row for f in shown.failures] == [0, 1, 2]
     assert shown.values.to_pylist() == [None] * 3
-    assert "returned 1 values for a batch of 3 rows" in str(shown)
+    assert "returned 1 value for a batch of 3 rows" in str(shown)
 
 
 def test_a_rate_limit_bounds_the_estimate(local_db: Connection):

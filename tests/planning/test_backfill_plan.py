@@ -177,6 +177,19 @@ def test_rows_that_failed_before_are_counted(rows: int, said: str) -> None:
     assert re.search(f"{said}again$", failed_before([state]) or "")
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({}, "nothing to do: 9 rows in 2 fragments up to date"),
+        ({"where": "id < 0"}, "nothing to do: of 9 rows in 2 fragments none is selected"),
+        ({"retry_failed": True}, "nothing to do: of 9 rows in 2 fragments none failed before"),
+    ],
+)
+def test_a_plan_says_why_there_is_nothing_to_do(asked: dict[str, Any], words: str) -> None:
+    plan = plan_of(**{"where": None, **asked}, fragments=(), skipped_fragments=2, total_rows=9)
+    assert words in str(plan)
+
+
 @given(st.data(), st.one_of(st.none(), st.integers(1, 5)))
 def test_a_plan_adds_up_and_says_so(data: st.DataObject, limit: int | None) -> None:
     count = data.draw(st.integers(0, 6))

@@ -250,7 +250,7 @@ class _NotCallable: ...
         (_array_and_bare, "mixes pa.Array"),
         (_batch_and_more, "one pa.RecordBatch|one\npa.RecordBatch|pa.RecordBatch and nothing else"),
         (_table, "pa.RecordBatch"),
-        (_series, "pa.Array per column"),
+        (_series, "pa.Array per column. Its to_pandas"),
         (_stars, "input_columns"),
         (_keywords, "input_columns"),
         (_keyword_only, "keyword-only parameter 'b'"),

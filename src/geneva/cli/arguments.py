@@ -21,12 +21,23 @@ if TYPE_CHECKING:
     from geneva.connection import Connection
 
 
+def _without_type(option: Any) -> Any:
+    """An option; of a flag help says no type, which nobody writes."""
+    if getattr(option, "is_flag", False) and option.metavar is None:
+        option.metavar = ""
+    return option
+
+
 class Group(TyperGroup):
     """A group of commands. Its help has panels; that of a command is plain, see `group`."""
 
     def __init__(self, **given: Any) -> None:
         """Make it of what typer hands it."""
         super().__init__(**{**given, "rich_markup_mode": "rich"})
+
+    def get_params(self, ctx: Any) -> Any:
+        """Its options, with those for completion and for help, which typer adds later."""
+        return [_without_type(option) for option in super().get_params(ctx)]
 
 
 def group(text: str, kind: type[Group] = Group, **settings: Any) -> typer.Typer:

@@ -17,7 +17,7 @@ from geneva.cli.arguments import (
 )
 from geneva.cli.database import check_columns, connect, connect_to_look
 from geneva.cli.functions import load_function
-from geneva.cli.terminal import emit, say
+from geneva.cli.terminal import emit, functions_print_aside, say
 from geneva.errors import UserInputError
 from geneva.options import BackfillArguments, SelectionArguments
 from geneva.udf.declare import UDF
@@ -108,6 +108,7 @@ def backfill(
     if keep and not save:
         raise UserInputError("--keep is about the function of --udf and --save: give these too.")
     if save:
+        _check_where(opened, options.get("where"), column)
         _save(opened, column, function, keep=keep)
         function = None
     else:
@@ -158,7 +159,8 @@ def verify(
     """
     opened = connect(db, storage_option).open_table(table)
     _check_column(opened, column)
-    report = opened.verify(column, sample=sample, run=run)
+    with functions_print_aside():
+        report = opened.verify(column, sample=sample, run=run)
     if as_json:
         emit(report_record(report))
     else:
@@ -184,6 +186,12 @@ def _function(name: str | None, inputs: str | None) -> Any:
 def _check_column(table: Table, column: str) -> None:
     hint = "To add it as a computed one: geneva backfill ... --udf module:function --save."
     check_columns(table, [column], hint)
+
+
+def _check_where(table: Table, where: str | None, column: str) -> None:
+    """Refuse a clause before anything is saved; one about a column that is to be can't be read."""
+    if where is not None and (column in table.schema.names or column not in where):
+        table.query().where(where)
 
 
 def _save(table: Table, column: str, function: Any, *, keep: bool) -> None:

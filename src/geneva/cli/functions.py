@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from geneva.errors import UserInputError
-from geneva.render.text import a_type
+from geneva.render.text import a_type, did_you_mean
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """How a function is named: `module:function`."""
@@ -22,12 +22,16 @@ def load_function(name: str) -> Any:
     UDF; its types are read off its annotations.
     """
     if not FUNCTION.fullmatch(name):
-        raise UserInputError(f"{name!r} names no function. Write module:function.")
+        raise UserInputError(
+            f"{name!r} names no function. Write module:function: udfs:words is `words` of udfs.py."
+        )
     module_name, _, path = name.partition(":")
     found: Any = _import(module_name)
     for part in path.split("."):
         if not hasattr(found, part):
-            raise UserInputError(f"Module {module_name!r} has no {path!r}.")
+            known = [each for each in vars(found) if not each.startswith("_")]
+            hint = did_you_mean(part, known)
+            raise UserInputError(f"Module {module_name!r} has no {path!r}.{hint}")
         found = getattr(found, part)
     from geneva import UDF, UDTF, Chunker, udf
 
@@ -48,6 +52,8 @@ def _import(module: str) -> Any:
         missing = error.name or module
         if module == missing or module.startswith(f"{missing}."):
             text = f"There is no module {module!r} in {folder}, nor is one installed."
+            if module.endswith(".py"):
+                text += f" A module is named without .py: {module.removesuffix('.py')}:function."
         else:
             text = f"Module {module!r} needs {missing!r}, which is not installed."
         raise UserInputError(text) from error

@@ -108,7 +108,7 @@ def show(
             ("status", plain(found.state)),
             ("started", timestamp(found.created_at)),
             ("seconds", f"{_seconds(found):.1f}"),
-            ("driver", " ".join(f"{k} {v}" for k, v in found.driver.items()) or None),
+            ("driver", _driver(found)),
             ("spark", _spark(found)),
             ("error", found.error),
         )
@@ -263,6 +263,12 @@ def _seconds(job: JobRecord) -> float:
     end = job.updated_at if job.status.is_final else datetime.now(UTC)
     ran = float(job.metrics.get("seconds") or 0.0)
     return max((end - job.created_at).total_seconds(), ran, 0.0)
+
+
+def _driver(job: JobRecord) -> str | None:
+    """Where the job was started, in one line; `--json` has what tells its process from others."""
+    known = [f"{name} {job.driver[name]}" for name in ("host", "user", "pid") if name in job.driver]
+    return plain(", ".join(known)) or None
 
 
 def _spark(job: JobRecord) -> str | None:

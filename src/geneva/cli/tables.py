@@ -10,7 +10,7 @@ import typer
 from geneva.cli.arguments import AsJson, Database, StorageOption, TableName, Where, names
 from geneva.cli.database import check_columns, connect, connect_to_look
 from geneva.cli.functions import load_function
-from geneva.cli.terminal import emit, facts, grid, say
+from geneva.cli.terminal import emit, facts, functions_print_aside, grid, say
 from geneva.errors import UserInputError
 from geneva.render.plain import plain
 from geneva.render.text import count
@@ -82,7 +82,9 @@ def preview(
     if udf is not None:
         function = load_function(udf)
         tried = (function, names(inputs)) if inputs else function
-    shown = connect(db, storage_option).open_table(table).preview(tried, rows, where=where)
+    opened = connect(db, storage_option).open_table(table)
+    with functions_print_aside():
+        shown = opened.preview(tried, rows, where=where)
     return emit(shown.to_record()) if as_json else say(str(shown))
 
 
@@ -220,6 +222,7 @@ def sample(
     opened = connect_to_look(db, storage_option).open_table(table)
     from geneva.render.values import cell_text
     from geneva.storage.lance.dataset import open_dataset
+    from geneva.storage.lance.fragments import is_blob
 
     chosen = names(columns)
     check_columns(opened, chosen or ())
@@ -232,7 +235,13 @@ def sample(
         return emit({"table": table, "columns": wanted, "rows": found})
     if not found:
         return say("There are no such rows.")
-    return grid(wanted, [[cell_text(row[name]) for name in wanted] for row in found])
+    blobs = {field.name for field in opened.schema if is_blob(field)}
+
+    def shown(name: str, value: Any) -> str:
+        is_place = name in blobs and isinstance(value, dict)  # where Lance has the bytes
+        return f"<{value['size']:,} bytes>" if is_place else cell_text(value)
+
+    return grid(wanted, [[shown(name, row[name]) for name in wanted] for row in found])
 
 
 def _matching(table: Table, where: str, columns: list[str], limit: int) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any, TextIO
 
@@ -142,10 +142,15 @@ def only_documents() -> Iterator[None]:
     """
     _for_documents.append(sys.stdout)
     try:
-        with redirect_stdout(sys.stderr):
+        with functions_print_aside():
             yield
     finally:
         _for_documents.pop()
+
+
+def functions_print_aside() -> AbstractContextManager[object]:
+    """Send what functions print that are called in this process to the standard error."""
+    return redirect_stdout(sys.stderr)
 
 
 def emit(document: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from geneva.console.layout import badge, card, cut, facts, grid, heading, moment, nothing, path, row
 from geneva.console.plots import stage_times, throughput
-from geneva.model.jobs import JobStatus, metric
+from geneva.model.jobs import JobStatus, filled_by_job, metric
 from geneva.render.html import Child, Html, tag
 from geneva.render.text import count, rate, seconds, size
 from geneva.storage.jobs.events import JobEvent
@@ -132,7 +132,7 @@ def job_page(
     """A job: bars, plot, stage times, events. All of it goes on by itself while the job runs."""
     parts = job_parts(job, samples, stopping=stopping)
     stream = None if job.status.is_final else path("jobs", job.job_id, "stream")
-    what = f"{job.job_type.capitalize()} of {job.column_name}"
+    what = f"{job.job_type.capitalize()} of {filled_by_job(job.table_name, job.column_name)}"
     under = [
         "Table ",
         tag("a", job.table_name, href=path("tables", job.table_name)),
@@ -333,7 +333,8 @@ def _event_text(event: JobEvent) -> str:
             f"{rows:,} of {count(total, 'row')} in {count(_number(metrics, 'commits'), 'commit')}"
         )
     elif event.kind == "created":
-        text = f"{str(payload.get('type', '')).lower()} of {payload.get('column', '')}"
+        filled = filled_by_job(str(payload.get("table", "")), str(payload.get("column", "")))
+        text = f"{str(payload.get('type', '')).lower()} of {filled}"
     elif not text:
         text = str(payload.get("message", ""))
     return cut(text, 300)

@@ -35,7 +35,7 @@ from geneva.console.queries import DatabaseReader
 from geneva.console.table_pages import PREVIEW_ROWS, freshness_part, table_page, tables_page
 from geneva.console.view_pages import views_page
 from geneva.errors import JobError, JobNotFoundError, TableNotFoundError
-from geneva.model.jobs import JobStatus
+from geneva.model.jobs import JobStatus, filled_by_job
 from geneva.render.html import Child, Html, tag
 from geneva.storage.lance.preview import read_picture, read_preview
 
@@ -163,7 +163,9 @@ class Console:
         samples = self._reader.samples(job)
         content = job_page(job, samples, form, stopping=stopping, output=output)
         return self._frame.page(
-            f"{job.job_type.capitalize()} of {job.column_name}", *content, here="/jobs"
+            f"{job.job_type.capitalize()} of {filled_by_job(job.table_name, job.column_name)}",
+            *content,
+            here="/jobs",
         )
 
     async def job_stream(self, request: Request) -> Response:

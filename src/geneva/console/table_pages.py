@@ -123,7 +123,9 @@ def _refresh_freshness(plan: RefreshPlan) -> Html:
     behind = "never refreshed" if plan.from_version is None else f"at version {plan.from_version}"
     why = [
         f"{plan.rows_entering:,} to enter" if plan.rows_entering else "",
-        f"{plan.rows_leaving:,} to leave" if plan.rows_leaving else "",
+        f"{plan.rows_leaving:,} to leave"
+        if plan.rows_leaving and plan.from_version is not None
+        else "",
         f"{plan.rows_to_compute:,} values to fill" if plan.rows_to_compute else "",
     ]
     if plan.partitions is not None:

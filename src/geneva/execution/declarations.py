@@ -202,6 +202,10 @@ def _check_new_column(
 ) -> None:
     refuse_names_of_lance([name])
     check_column_name(name)
+    if name.startswith("__"):
+        raise UserInputError(
+            f"Column name {name!r} can't start with '__': such names are Geneva's own, and hidden."
+        )
     refuse_blob_inside(name, field)
     _refuse_unstorable(ref, dataset, name, field)
     refuse_taken_name(

@@ -50,7 +50,7 @@ from geneva.execution.jobs.result import JobResult
 from geneva.execution.jobs.tracing import set_attributes, span
 from geneva.execution.runner import Runner, engine_facts, job_group
 from geneva.model.computation import MakePermit, Udf, permit_any
-from geneva.model.jobs import JobStatus
+from geneva.model.jobs import JobStatus, filled_by_job
 from geneva.model.tables import Secrets, TableRef
 from geneva.render.plain import plain
 from geneva.render.text import agree, count
@@ -158,8 +158,7 @@ class Job:
 
     def _cause(self, error: BaseException) -> GenevaError | None:
         """What an error comes from, where it doesn't say so itself."""
-        work = self._work
-        doing = f"the {work.job_type.lower()} of column {work.column!r} of table {work.table!r}"
+        doing = f"the {self._about}"
         cause: GenevaError | None = None
         if is_damage(error) or isinstance(error, _OF_DROPPED_TABLES):
             cause = self._dropped()
@@ -188,7 +187,7 @@ class Job:
 
     def _run(self) -> JobResult:
         for note in self._work.notes:
-            _LOG.warning("%s of %r: %s.", self._work.job_type, self._work.column, plain(note))
+            _LOG.warning("The %s: %s.", plain(self._about), plain(note))
         self._log_plans()
         if self._work.is_empty:
             self._begin(self._ended(JobStatus.DONE))
@@ -211,6 +210,14 @@ class Job:
             raise
         self._events.record(self._ended(JobStatus.DONE))
         return self._result()
+
+    @property
+    def _about(self) -> str:
+        """What the job is, for a sentence."""
+        work = self._work
+        if work.column == "*":
+            return f"{work.job_type.lower()} of view {work.table!r}"
+        return f"{work.job_type.lower()} of column {work.column!r} of table {work.table!r}"
 
     def _begin(self, event: JobEvent) -> None:
         if self._announced:
@@ -243,7 +250,7 @@ class Job:
                 return
             bars: Bars | None = None
             if wants_bars(services.settings.progress):
-                title = self._work.column
+                title = filled_by_job(self._work.table, self._work.column)
                 bars = NotebookBars(title) if in_notebook() else ProgressBars(title)
                 stack.enter_context(bars)
             show_output = _show_output if self._work.config.get("logs") else None

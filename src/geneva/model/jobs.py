@@ -35,6 +35,11 @@ class JobStatus(StrEnum):
         return self in (JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED)
 
 
+def filled_by_job(table: str, column: str) -> str:
+    """What a job fills, in a word: a column, or a view with all of its columns (`*`)."""
+    return table if column == "*" else column
+
+
 def whole_id(start: str, job_ids: Iterable[str]) -> str:
     """The id of a job by its first characters, where no other begins so."""
     found = [job_id for job_id in job_ids if start and job_id.startswith(start)]

@@ -158,6 +158,13 @@ class ColumnDefinition:
     declaration: str = ""
     """What was claimed when it was declared, and who signed that (`geneva.trust.claims`)."""
 
+    def __repr__(self) -> str:
+        """Show at a glance what it is, and what computes it."""
+        return (
+            f"ColumnDefinition({self.name!r}, {self.arrow_field.type}, "
+            f"{self.udf_name}({', '.join(self.inputs)}), version={self.udf_version!r})"
+        )
+
     @property
     def computation_id(self) -> str:
         """The identity of what computes it: its own, or that of its group."""

@@ -266,6 +266,13 @@ class BackfillPlan:
             counts[fragment.reason] += fragment.compute.count
         return {reason: rows for reason, rows in counts.items() if rows}
 
+    def __repr__(self) -> str:
+        """Show at a glance what there is to do; as text it says all."""
+        return (
+            f"BackfillPlan({self.table!r}, {self.column!r}, version={self.version}, "
+            f"rows_to_compute={self.rows_to_compute} of {self.total_rows})"
+        )
+
     def __str__(self) -> str:
         """Return the plan as text."""
         from geneva.planning.explain import explain
@@ -289,6 +296,17 @@ class BackfillPlan:
             html.grid(("because", "rows"), reasons) if reasons else "",
             *map(html.note, self.notes),
         )
+
+
+def distinct_rows(plans: Iterable[BackfillPlan]) -> int:
+    """Rows that get a new value by at least one of the plans, of columns of one table."""
+    found: dict[int, RowSet] = {}
+    for plan in plans:
+        for fragment in plan.fragments:
+            known = found.get(fragment.fragment_id)
+            rows = fragment.compute
+            found[fragment.fragment_id] = rows if known is None else known.union(rows)
+    return sum(rows.count for rows in found.values())
 
 
 def plan_fragment(state: FragmentState) -> FragmentPlan:

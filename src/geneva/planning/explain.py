@@ -24,10 +24,7 @@ def explain(plan: BackfillPlan) -> str:
         f"  where      {plain(_rows(plan))}",
     ]
     if plan.is_empty:
-        lines.append(
-            f"  nothing to do: {count(plan.total_rows, 'row')} in "
-            f"{count(plan.skipped_fragments, 'fragment')} up to date"
-        )
+        lines.append(f"  nothing to do: {_why_nothing(plan)}")
     else:
         lines.append(
             f"  compute    {plan.rows_to_compute:,} of {count(plan.total_rows, 'row')} in "
@@ -74,6 +71,15 @@ def _rows(plan: BackfillPlan) -> str:
     if plan.retry_failed:
         return "rows that failed before" + ("" if plan.where is None else f", and {plan.where}")
     return "rows not yet computed, or stale" if plan.where is None else plan.where
+
+
+def _why_nothing(plan: BackfillPlan) -> str:
+    rows = f"{count(plan.total_rows, 'row')} in {count(plan.skipped_fragments, 'fragment')}"
+    if plan.retry_failed:
+        return f"of {rows} none failed before" + ("" if plan.where is None else " and is selected")
+    if plan.where is not None:
+        return f"of {rows} none is selected"
+    return f"{rows} up to date"
 
 
 def _listed(names: tuple[str, ...]) -> str:

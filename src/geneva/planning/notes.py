@@ -8,6 +8,8 @@ from geneva.model.tables import Reason
 from geneva.planning.backfill import FragmentPlan, FragmentState
 from geneva.render.text import agree, count
 
+UPPER_BOUNDS = "inputs that come out the same make no call: the numbers are upper bounds"
+
 
 def stale_outside_clause(states: Iterable[FragmentState]) -> str | None:
     """That rows which a clause doesn't select stay stale."""
@@ -79,7 +81,7 @@ def upper_bounds(needed: Iterable[FragmentPlan]) -> str | None:
     """That inputs which are computed first may come out as they were."""
     if not any(plan.reason is Reason.UPSTREAM for plan in needed):
         return None
-    return "inputs that come out the same make no call: the numbers are upper bounds"
+    return UPPER_BOUNDS
 
 
 def unreadable_fragments(fragments: Mapping[int, str]) -> str | None:

@@ -69,12 +69,19 @@ class RefreshPlan:
     """The source version that the view equals now; None before its first refresh."""
     to_version: int
     rows_entering: int
+    """Rows that come; at the first refresh all that the view will have."""
     rows_leaving: int
     columns: tuple[ColumnRefresh, ...]
     up_to_date: bool
     notes: tuple[str, ...] = ()
     partitions: PartitionCounts | None = None
     """Of a view of a table function, what it is called for."""
+
+    def __post_init__(self) -> None:
+        """Count placeholders that the first refresh fills as rows that come."""
+        if self.from_version is None:
+            filled = sum(c.rows for c in self.columns if not c.runs_udf)
+            object.__setattr__(self, "rows_entering", max(self.rows_entering, filled))
 
     @property
     def is_empty(self) -> bool:
@@ -98,6 +105,14 @@ class RefreshPlan:
         """The columns that say what will be done: partitions speak for themselves."""
         return self.columns if self.partitions is None else ()
 
+    def __repr__(self) -> str:
+        """Show at a glance what there is to do; as text it says all."""
+        return (
+            f"RefreshPlan({self.view!r}, from_version={self.from_version}, "
+            f"to_version={self.to_version}, rows_entering={self.rows_entering}, "
+            f"rows_leaving={self.rows_leaving}, rows_to_run={self.rows_to_run})"
+        )
+
     def __str__(self) -> str:
         """Return the plan as text."""
         start = "nothing" if self.from_version is None else f"version {self.from_version}"
@@ -108,7 +123,9 @@ class RefreshPlan:
         if self.is_empty:
             lines.append("  nothing to do: the view is up to date")
         else:
-            lines.append(f"  rows       {self.rows_entering:,} enter, {self.rows_leaving:,} leave")
+            # Of nothing no row leaves: those are placeholders that are laid out anew.
+            leave = "" if self.from_version is None else f", {self.rows_leaving:,} leave"
+            lines.append(f"  rows       {self.rows_entering:,} enter{leave}")
             lines.extend(f"  column     {plain(c.shown)}: {c.action}" for c in self._shown)
             if self.partitions is not None:
                 lines.append(f"  partitions {self.partitions}")
@@ -121,7 +138,7 @@ class RefreshPlan:
         pairs = (
             ("source", f"table {self.source!r}, from {start} to version {self.to_version}"),
             ("rows entering", f"{self.rows_entering:,}"),
-            ("rows leaving", f"{self.rows_leaving:,}"),
+            ("rows leaving", None if self.from_version is None else f"{self.rows_leaving:,}"),
             ("up to date", "yes" if self.is_empty else "no"),
         )
         columns = [(c.shown, c.action) for c in self._shown]

@@ -429,9 +429,10 @@ def _kind_of(name: str, fed: list[tuple[str, Any]]) -> UDFArgType:
             issubclass(annotation, (pa.RecordBatch, pa.Table)) or _is_pandas(annotation)
         )
         if tables:
+            hint = " Its to_pandas() is what you want." if _is_pandas(annotation) else ""
             raise InvalidUDFError(
                 f"UDF '{name}': parameter '{parameter}' is a {annotation.__name__}. Take one "
-                f"pa.RecordBatch and nothing else, or one pa.Array per column."
+                f"pa.RecordBatch and nothing else, or one pa.Array per column.{hint}"
             )
     if arrays and len(arrays) < len(fed):
         others = [p for p, _ in fed if p not in arrays]

@@ -551,7 +551,8 @@ def _declared_field(name: str, data_type: Any, *, nullable: bool) -> pa.Field | 
     if not isinstance(data_type, pa.DataType):
         raise InvalidUDFError(
             f"UDF '{name}': data_type must be a pa.DataType, a pa.Field or the name of a type, "
-            f"not {data_type!r}."
+            f"such as pa.int64() or 'int64', not {data_type!r}. A Python type goes to the "
+            "function's return annotation."
         )
     return pa.field("", data_type, nullable)
 

@@ -388,7 +388,7 @@ def test_batch_results_of_every_make(kind: pa.DataType, make: Callable[[int], An
             "list",
         ),
         (pa.int64(), lambda n: pa.array(range(n + 1)), "5 values for a batch of 4 rows"),
-        (pa.int64(), lambda n: [1], "1 values for a batch of 4 rows"),
+        (pa.int64(), lambda n: [1], "1 value for a batch of 4 rows"),
         (pa.int64(), lambda n: 7, "returned an int: 7"),
         (pa.int64(), lambda n: None, "returned a NoneType"),
         (pa.int64(), lambda n: np.int64(7), "returned an int64"),

@@ -108,6 +108,8 @@ class TestHidden:
         table = filled(local_db, calls)
         with pytest.raises(UserInputError):
             table.add_columns({"__receipt_x": counted(calls, triple)})
+        with pytest.raises(UserInputError, match="'__mine' can't start with '__'"):
+            table.add_columns({"__mine": counted(calls, triple)})
 
 
 class TestAdopting:

@@ -104,10 +104,12 @@ def test_a_bar_is_as_long_as_what_is_done(done: int, total: int, percent: int) -
 
 def test_bars_are_one_display_that_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
+    as_text: list[str] = []
 
     class Handle:
         def update(self, thing: Any) -> None:
             seen.append(shown(thing))
+            as_text.append(repr(thing))
 
     def display(thing: Any, *, display_id: bool) -> Handle:
         assert display_id
@@ -127,6 +129,7 @@ def test_bars_are_one_display_that_is_updated(monkeypatch: pytest.MonkeyPatch) -
     assert "committed | 0 / 4" in seen[0]
     assert "committed | 4 / 4" in seen[-1], "the end is shown, however soon it comes"
     assert len(seen) < 5, "a fast job does not flood the page"
+    assert as_text[-1] == "length: checkpointed 4, ready to commit 0, committed 4 of 4 rows"
 
 
 def test_a_terminal_says_what_the_bars_wait_for(

@@ -64,7 +64,8 @@ def test_all_columns_are_made_from_one_read(
     assert values(view) == {i: 3 * i for i in range(10)}
     assert values(view, "n") == dict.fromkeys(range(10), 2)
     assert values(view, "twice") == {i: 2 * i for i in range(10)}
-    assert result.rows_committed == 30
+    assert (result.rows_committed, result.progress.total, result.rows_computed) == (10, 10, 20)
+    assert str(result).startswith("DONE: 20 values of 2 functions computed, 10 rows committed in ")
     assert view.plan_refresh().is_empty
 
 

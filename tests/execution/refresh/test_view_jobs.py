@@ -293,6 +293,33 @@ def _sorted_rows(view: Any) -> list[str]:
     return sorted(map(str, view.to_arrow().to_pylist()))
 
 
+def test_a_chunked_view_counts_rows_of_its_source(local_db: Connection) -> None:
+    source = make_source(local_db, rows=3)
+    view = local_db.create_udtf_view("v", source.query().select(["id"]), _letters)
+    assert view.plan_refresh().rows_entering == 3
+    result = view.refresh()
+    assert (result.rows_computed, result.rows_committed, result.progress.total) == (3, 3, 3)
+    assert str(result).startswith("DONE: 3 source rows computed, 3 committed in ")
+
+
+def test_a_row_of_some_columns_is_one_row(local_db: Connection, calls: Calls) -> None:
+    data = pa.table({"id": [1, 2, 3], "other": [10, 20, 30]})
+    source = local_db.create_table("src", data, storage_options=STABLE)
+    query = source.query().select({"id": "id", "t": tripled(calls)})
+    less = udf(lambda other: other - 1, name="less", data_type=pa.int64())
+    view = local_db.create_materialized_view("v", query.add_column({"less": less}))
+    view.refresh()
+    source.update(where="id = 2", values={"other": 21})
+    source.add(pa.table({"id": [4], "other": [40]}))
+    result = view.refresh()
+    assert (result.rows_computed, result.rows_committed, result.progress.total) == (3, 2, 2)
+    assert "3 values of 2 functions computed, 2 rows committed" in str(result)
+    source.update(where="id = 2", values={"id": 5})
+    result = view.refresh(concurrency=1)
+    assert (result.rows_computed, result.rows_committed) == (1, 1)
+    assert str(result).startswith("DONE: 1 row computed, 1 committed in ")
+
+
 class TestAltering:
     def test_the_same_function_of_other_columns(self, local_db: Connection, calls: Calls) -> None:
         data = pa.table({"id": [1, 2], "other": [10, 20]})

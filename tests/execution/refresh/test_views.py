@@ -94,6 +94,10 @@ class TestRefresh:
     ) -> None:
         source = make_source(db)
         view = make_view(db, source, calls)
+        first = view.plan_refresh()
+        assert (first.rows_entering, first.rows_leaving, first.rows_to_run) == (5, 0, 5)
+        anew = str(view.plan_refresh(max_rows_per_fragment=2))
+        assert "  rows       5 enter\n" in anew, "also where placeholders are laid out anew"
         result = view.refresh()
         assert result.status is JobStatus.DONE
         assert calls.taken() == [0, 2, 4, 6, 8]
@@ -181,7 +185,9 @@ class TestRefresh:
         assert job.config["source"] == "src"
         assert job.config["src_version"] == source.version
         assert result.rows_computed >= 5
-        assert result.rows_committed == result.progress.total == 10
+        assert result.rows_committed == result.progress.total == result.rows_computed == 5
+        numbers = job.metrics
+        assert [numbers[n] for n in ("total", "checkpointed", "ready_to_commit")] == [5, 5, 5]
 
     def test_in_the_background(self, local_db: Connection, calls: Calls) -> None:
         view = make_view(local_db, make_source(local_db), calls)

@@ -20,6 +20,7 @@ from geneva.execution.apply.output import (
     result_to_records,
 )
 from geneva.execution.apply.steps import USER_FAILURES, Call, Steps, drive
+from geneva.render.text import count
 from geneva.udf.declare import UDF, UDFArgType
 from geneva.udf.policy import Action
 
@@ -124,7 +125,8 @@ def _call_slice(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
     else:
         array = result_to_array(result, kind, call.refuse, start)
     if len(array) != size:
-        call.refuse(None, f"returned {len(array)} values for a batch of {size} rows")
+        found, expected = count(len(array), "value"), count(size, "row")
+        call.refuse(None, f"returned {found} for a batch of {expected}")
     own = copied(array)  # as `own_values` does
     call.check_nulls(own, start)
     return own

@@ -71,6 +71,7 @@ def raise_failed(
         raise error
     name, text = _type_name(error), shorten(error_text(error), _MAX_SHOWN_CHARS)
     where = "" if row is None else f" on {_place(udf, batch, row)}"
+    in_table = None
     if isinstance(error, _TYPE_ERRORS) and udf.arg_type is not UDFArgType.QUERY:
         message = (
             f"UDF '{udf.name}' {doing} with type error: {text}\n"
@@ -80,10 +81,12 @@ def raise_failed(
         )
     else:
         message = f"UDF '{udf.name}' {doing}{where}: {name}: {text}"
+        if udf.arg_type is not UDFArgType.QUERY:
+            in_table = f"UDF '{udf.name}' {doing}: {name}: {text}"
     frames = user_traceback(error)[-_MAX_SHOWN_CHARS:]
     failure = CellFailure(row, name, text, frames, attempt, kept_preview(udf, batch, row))
     kind = next((k for k in (UDFTimeoutError, WorkerDied) if isinstance(error, k)), None)
-    raise with_failure((kind or UDFExecutionError)(message), failure) from error
+    raise with_failure((kind or UDFExecutionError)(message), failure, in_table) from error
 
 
 def _place(udf: UDF, batch: pa.RecordBatch, row: int) -> str:
@@ -146,9 +149,13 @@ def kept_preview(udf: UDF, batch: pa.RecordBatch, row: int | None) -> str:
     return preview(batch.select([0]) if udf.arg_type is UDFArgType.QUERY else batch, row)
 
 
-def with_failure(error: UDFError, failure: CellFailure) -> UDFError:
-    """Attach the facts to an error, for the caller to add table, column and fragment."""
+def with_failure(error: UDFError, failure: CellFailure, in_table: str | None = None) -> UDFError:
+    """Attach the facts to an error, for the caller to add table, column and fragment.
+
+    `in_table` is its message behind the row's place in the table; None: the same.
+    """
     error.failure = failure  # type: ignore[attr-defined]
+    error.in_table = in_table or str(error)  # type: ignore[attr-defined]
     return error
 
 

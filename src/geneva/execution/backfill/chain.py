@@ -333,8 +333,7 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
     renew = partial(_renew_inputs, chain, control)
     if not chain.upstream:
         return run_backfill(chain.own, control, renew)
-    total = sum(step.plan.rows_to_compute for step in chain.steps)
-    sums = Sums(len(chain.steps), total, control)
+    sums = Sums([step.plan for step in chain.steps], control)
     unreadable: list[UnreadableFragmentsError] = []
     left_out: dict[str, set[int]] = {}
     for place, planned in enumerate(chain.steps):
@@ -347,6 +346,8 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
         # One set for all columns of the step.
         left_out |= dict.fromkeys((name, *step.plan.columns), lost)
         step = step.without(lost)
+        if place:
+            sums.replanned(place, step.plan)  # inputs may have come out as they were
         listeners = (partial(sums.take, place),)
         if step.plan.is_empty:
             continue

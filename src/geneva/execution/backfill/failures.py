@@ -46,11 +46,21 @@ _ERRORS: dict[str, type[GenevaError]] = {
 """The error to raise, by the name that a worker reports."""
 
 
+_OF_ROWS = (UDFExecutionError, UDFOutputError, UDFTimeoutError)
+_HOW_TO_GO_ON = (
+    "What was computed is kept: the same call goes on from there. A UDF with "
+    "on_error=skip_on_error() leaves such rows NULL and goes on; alter_columns gives the column "
+    "another UDF (docs/failures.md)."
+)
+
+
 def error_of(failure: PartFailure) -> GenevaError:
     """The error that a job ends with when a part failed."""
     error = _ERRORS.get(failure.kind, UDFExecutionError)(failure.message)
     if failure.traceback:
         error.add_note(plain(f"In the UDF:\n{failure.traceback}", lines=True))
+    if failure.failures and isinstance(error, _OF_ROWS):
+        error.add_note(_HOW_TO_GO_ON)
     return error
 
 

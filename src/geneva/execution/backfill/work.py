@@ -12,7 +12,8 @@ from geneva.execution.backfill.chain import PreparedChain, prepare_chain, run_ch
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.model.tables import TableRef
-from geneva.planning.backfill import BackfillPlan
+from geneva.planning.backfill import BackfillPlan, distinct_rows
+from geneva.planning.notes import UPPER_BOUNDS
 from geneva.storage.checkpoints.cleanup import drop_leftovers
 from geneva.storage.checkpoints.store import is_of_column, is_of_computation
 from geneva.storage.columns.definitions import commit_has_receipts, read_definitions
@@ -37,7 +38,7 @@ class Work(Protocol):
 
     @property
     def unit(self) -> str:
-        """What its function is called for: a row, or a partition."""
+        """What its function is called for: a row, a source row, or a partition."""
 
     @property
     def job_type(self) -> str:
@@ -49,7 +50,7 @@ class Work(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks shown with the plan."""
+        """Remarks on what is left as it is, and on what can't be known."""
 
     @property
     def plans(self) -> Sequence[BackfillPlan]:
@@ -65,7 +66,7 @@ class Work(Protocol):
 
     @property
     def total_rows(self) -> int:
-        """Values to compute."""
+        """Rows that get a new value."""
 
     @property
     def identity(self) -> str | None:
@@ -132,8 +133,14 @@ class BackfillWork:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks shown with the plan."""
-        return tuple(note for step in self.chain.steps for note in step.plan.notes)
+        """Remarks shown with the plan; not what is about its numbers."""
+        plans = self.plans
+        return tuple(
+            f"{plan.column}: {note}" if len(plans) > 1 else note
+            for plan in plans
+            for note in plan.notes
+            if note != UPPER_BOUNDS
+        )
 
     @property
     def plans(self) -> Sequence[BackfillPlan]:
@@ -153,7 +160,7 @@ class BackfillWork:
     @property
     def total_rows(self) -> int:
         """Rows that get a new value."""
-        return sum(step.plan.rows_to_compute for step in self.chain.steps)
+        return distinct_rows(self.plans)
 
     @property
     def identity(self) -> str | None:

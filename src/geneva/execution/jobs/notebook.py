@@ -8,13 +8,30 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from geneva.execution.jobs.progress import JobProgress
 from geneva.render import html
+from geneva.render.plain import plain
+from geneva.render.text import count
 
 _REDRAW_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Display:
+    """Bars as HTML, and as text for what shows no HTML, such as `jupyter console`."""
+
+    page: html.Html
+    text: str
+
+    def _repr_html_(self) -> str:
+        return self.page
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 class NotebookBars:
@@ -65,7 +82,10 @@ class NotebookBars:
             ("ready to commit", progress.ready_to_commit),
             ("committed", progress.committed),
         )
-        shown = html.bars(f"{self._title}{self._phase}", states, progress.total)
+        title = f"{self._title}{self._phase}"
+        numbers = ", ".join(f"{name} {rows:,}" for name, rows in states)
+        text = f"{plain(title)}: {numbers} of {count(progress.total, 'row')}"
+        shown = _Display(html.bars(title, states, progress.total), text)
         if self._handle is None:
             from IPython.display import display
 

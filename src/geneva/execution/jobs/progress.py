@@ -5,20 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol
 
 from geneva.execution.worker.task import Timings
 from geneva.render.plain import plain
 
+_IN_ROWS = ("total", "checkpointed", "kept_rows", "ready_to_commit", "committed", "rows_left")
+"""Numbers of rows, however many columns get a value in each."""
 _MAXIMA = ("slots", "worker_memory_bytes", "max_fragment_seconds", "start_seconds")
 """Numbers of which a job has the largest of its parts, and not the sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a job is, in rows. A committed row counts as checkpointed too."""
+    """How far a job is, in rows. A committed row counts as checkpointed too.
+
+    Where a job fills several columns side by side, each of them is a part of the row.
+    """
 
     total: int
     checkpointed: int = 0
@@ -30,7 +35,9 @@ class JobProgress:
     committed: int = 0
     """Visible in the table."""
     udf_rows: int = 0
-    """Rows the UDF was called for."""
+    """Rows the UDF was called for, in tasks that have ended; of several functions, added up."""
+    functions: int = 0
+    """How many functions were called, of a job that has several to call; else 0."""
     reused_rows: int = 0
     """Rows taken from an earlier run."""
     failed_rows: int = 0
@@ -78,6 +85,10 @@ class JobProgress:
     commit_seconds: float = 0.0
     timings: Timings = field(default_factory=Timings)
 
+    def __getitem__(self, name: str) -> Any:
+        """One of the numbers by its name, as of a job that is looked up."""
+        return self.metrics()[name]
+
     def plus(self, other: JobProgress) -> JobProgress:
         """This and another part of the same job; the total stays what was planned for the job."""
         numbers = {
@@ -94,6 +105,15 @@ class JobProgress:
             **maxima,
         )
 
+    def in_rows(self, rows: int, values: int) -> JobProgress:
+        """The progress of columns that were added up, `values` in all, in the `rows` they are of.
+
+        Values that came to the plan later are of as many columns.
+        """
+        if rows >= values:
+            return self
+        return replace(self, **{n: getattr(self, n) * rows // values for n in _IN_ROWS})
+
     def metrics(self) -> dict[str, Any]:
         """The numbers, flat, as the job history keeps them."""
         flat = asdict(self)
@@ -102,12 +122,17 @@ class JobProgress:
             **flat,
             "cost": round(self.cost, 9),
             **{f"{name}_seconds": round(value, 4) for name, value in timings.items()},
-            "rows_per_second": self._per_second(self.udf_rows, 1),
+            "rows_per_second": self._per_second(self._rows_done, 1),
             "checkpoints_per_second": self._per_second(self.checkpoints, 3),
             "worker_utilization": self.worker_utilization,
             "fragment_seconds": round(self.worker_seconds / max(1, self.fragments), 4),
             "eta_seconds": self.eta_seconds,
         }
+
+    @property
+    def _rows_done(self) -> int:
+        """Rows that this job has computed so far: those that running tasks have saved, too."""
+        return max(self.udf_rows, self.checkpointed - self.kept_rows)
 
     def _per_second(self, number: int, digits: int) -> float:
         return round(number / self.seconds, digits) if self.seconds else 0.0

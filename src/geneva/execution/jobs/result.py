@@ -24,7 +24,7 @@ class JobResult(str):
     """Jobs of the same work that were running already: this one waited for them."""
 
     unit: str
-    """What its function was called for: a row, or a partition."""
+    """What its function was called for: a row, a source row of a chunker, or a partition."""
 
     __slots__ = ("followed", "progress", "status", "unit")
 
@@ -49,12 +49,12 @@ class JobResult(str):
 
     @property
     def rows_computed(self) -> int:
-        """Rows for which the UDF was called."""
+        """Rows for which the UDF was called; of several UDFs, those of each, added up."""
         return self.progress.udf_rows
 
     @property
     def rows_committed(self) -> int:
-        """Rows whose new value is in the table."""
+        """Rows whose new values are in the table, of one column or of several."""
         return self.progress.committed
 
     @property
@@ -92,11 +92,15 @@ class JobResult(str):
                 f"{self.progress.seconds:.1f} s{followed}"
             )
         reused = f", {self.rows_reused:,} reused" * bool(self.rows_reused)
-        failed = f", {self.rows_failed:,} failed and skipped" * bool(self.rows_failed)
+        failed = f", {self.rows_failed:,} of them failed and skipped" * bool(self.rows_failed)
+        computed, committed = count(self.rows_computed, self.unit), f"{self.rows_committed:,}"
+        if self.progress.functions > 1 and self.unit != "partition":
+            computed = f"{self.rows_computed:,} values of {self.progress.functions} functions"
+            committed = count(self.rows_committed, self.unit)
         # What is committed of partitions is hidden: the rows that came of them are not counted.
-        committed = f", {self.rows_committed:,} committed" * (self.unit == "row")
+        committed = f", {committed} committed" * (self.unit != "partition")
         return (
-            f"{count(self.rows_computed, self.unit)} computed{reused}{failed}{committed} in "
+            f"{computed} computed{reused}{failed}{committed} in "
             f"{self.progress.seconds:.1f} s{followed}"
         )
 

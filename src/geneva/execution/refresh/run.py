@@ -107,7 +107,7 @@ def _fill(prepared: PreparedRefresh, begun: Dataset, control: JobControl) -> Job
             for planned in prepared.backfills
         ]
         needed = [backfill for backfill in backfills if not backfill.plan.is_empty]
-        return run_side_by_side(needed, control, prepared.plan.rows_to_compute, [wait_for_pin])
+        return run_side_by_side(needed, control, [wait_for_pin])
 
 
 def _change_rows(prepared: PreparedRefresh, begun: Dataset, control: JobControl) -> Dataset:

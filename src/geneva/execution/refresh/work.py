@@ -12,7 +12,7 @@ from geneva.execution.refresh.explode import PreparedChunkRefresh, run_chunk_ref
 from geneva.execution.refresh.partitions import PreparedPartitionRefresh, run_partition_refresh
 from geneva.execution.refresh.prepare import PreparedRefresh
 from geneva.model.tables import TableRef
-from geneva.planning.backfill import BackfillPlan
+from geneva.planning.backfill import BackfillPlan, distinct_rows
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.checkpoints.cleanup import drop_leftovers
 from geneva.storage.checkpoints.store import is_of_column
@@ -32,7 +32,13 @@ class RefreshWork:
     @property
     def unit(self) -> str:
         """What the function is called for."""
-        return "partition" if isinstance(self.prepared, PreparedPartitionRefresh) else "row"
+        match self.prepared:
+            case PreparedPartitionRefresh():
+                return "partition"
+            case PreparedChunkRefresh():
+                return "source row"
+            case _:
+                return "row"
 
     @property
     def plan(self) -> RefreshPlan:
@@ -84,8 +90,8 @@ class RefreshWork:
 
     @property
     def total_rows(self) -> int:
-        """Values to compute or carry over; of a table function, partitions."""
-        return self.plan.rows_to_run if self.plan.partitions else self.plan.rows_to_compute
+        """Rows that get a new value; of a table function, partitions."""
+        return self.plan.rows_to_run if self.plan.partitions else distinct_rows(self.plans)
 
     @property
     def identity(self) -> str | None:

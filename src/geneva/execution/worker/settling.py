@@ -254,13 +254,14 @@ def _part_failure(
         failures.append(failed.at_fault.without_secrets(hide))
         where = f"row {failed.at_fault.offset}"
     cell: CellFailure | None = getattr(failed.error, "failure", None)
+    message = getattr(failed.error, "in_table", None) or failed.error
     column = getattr(failed.error, "column", None) or task.work.computation.name
     return PartFailure(
         fragment_id=part.fragment_id,
         kind=type(failed.error).__name__,
         message=hide(
             f"{_shown(task.work, column).place}, fragment {part.fragment_id}, {where} (of rows "
-            f"[{rows.start}, {rows.end})): {failed.error}"
+            f"[{rows.start}, {rows.end})): {message}"
         ),
         traceback=hide(cell.traceback) if cell is not None else "",
         failures=with_row_ids(task.dataset, part.fragment_id, failures),

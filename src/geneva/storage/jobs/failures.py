@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from geneva.model.computation import is_named
 from geneva.model.tables import Secrets
 from geneva.model.uris import table_uri
 from geneva.render import html
+from geneva.render.text import count
 from geneva.storage.jobs.append_only import AppendOnlyTable, quoted
 from geneva.storage.jobs.events import plain_id
 
@@ -56,20 +57,20 @@ class ErrorRecord:
     exception_type: str
     """The exception's class; "WorkerDied" where the row killed its worker."""
     message: str
-    traceback: str
+    traceback: str = field(repr=False)
     """The function's own frames; empty for all but the first hundred of a task."""
     attempt: int
     """How often the row was tried."""
     input_preview: str
-    at: datetime
+    at: datetime = field(repr=False)
     # What follows is None in records of releases before 0.2.
-    table_uri: str | None = None
-    table_version: int | None = None
+    table_uri: str | None = field(default=None, repr=False)
+    table_version: int | None = field(default=None, repr=False)
     """The version that the inputs were read from: of a view's function, that of its source."""
-    udf_name: str | None = None
-    udf_version: str | None = None
-    input_columns: Sequence[str] | None = None
-    output_columns: Sequence[str] | None = None
+    udf_name: str | None = field(default=None, repr=False)
+    udf_version: str | None = field(default=None, repr=False)
+    input_columns: Sequence[str] | None = field(default=None, repr=False)
+    output_columns: Sequence[str] | None = field(default=None, repr=False)
     """The columns that the call was to fill."""
 
     @property
@@ -141,7 +142,7 @@ class ErrorRecords(list[ErrorRecord]):
         headers = ("column", "row address", "error", "message", "attempt", "input")
         more = len(self) - len(rows)
         rest = [html.note(f"... and {more:,} older ones")] if more else []
-        return html.section(f"{len(self):,} failed rows", html.grid(headers, rows), *rest)
+        return html.section(count(len(self), "failed row"), html.grid(headers, rows), *rest)
 
 
 class FailureStore:

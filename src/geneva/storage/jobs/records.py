@@ -9,7 +9,7 @@ from typing import Any
 
 from geneva.model.jobs import JobStatus, metric
 from geneva.render import html
-from geneva.render.text import timestamp
+from geneva.render.text import count, timestamp
 from geneva.storage.jobs.events import (
     FINAL_STATUSES,
     LOST_MARK,
@@ -24,6 +24,7 @@ _LOST = (
     "finished is kept; run the same again to go on."
 )
 _MAX_NUMBER = 2**63
+_SHOWN_RECORDS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,16 @@ class JobRecord:
     status: JobStatus
     created_at: datetime
     updated_at: datetime
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What was asked for; of `get_job` and `list_jobs` also as JSON text (`JobConfig`)."""
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict, repr=False)
     error: str | None = None
-    driver: dict[str, Any] = field(default_factory=dict)
+    driver: dict[str, Any] = field(default_factory=dict, repr=False)
     """Host and process id of the driver."""
-    spark: dict[str, Any] = field(default_factory=dict)
+    spark: dict[str, Any] = field(default_factory=dict, repr=False)
     """What Spark calls it: application and job ids, or session and operations on Connect; and the
     group that its jobs are in. Known when the job has ended."""
-    events: tuple[JobEvent, ...] = ()
+    events: tuple[JobEvent, ...] = field(default=(), repr=False)
     """In the order in which they happened, whatever order their rows are in."""
     waiting_for: str | None = None
     """The job that this one waits for: one of the same work that was there before it."""
@@ -134,6 +135,29 @@ class JobRecord:
             ("error", self.error),
         )
         return html.section(f"Job {self.job_id}", html.facts(pairs))
+
+
+class JobRecords(list[JobRecord]):
+    """Jobs: a list, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        """Show the first of them, the newest, and not all of many."""
+        rows = [
+            (
+                job.job_id[:8],
+                job.job_type.lower(),
+                job.table_name,
+                job.column_name,
+                job.status,
+                timestamp(job.created_at),
+                f"{metric(job.metrics, 'committed'):,.0f}",
+            )
+            for job in self[:_SHOWN_RECORDS]
+        ]
+        headers = ("job", "type", "table", "column", "status", "started", "rows committed")
+        more = len(self) - len(rows)
+        rest = [html.note(f"... and {more:,} older ones")] if more else []
+        return html.section(count(len(self), "job"), html.grid(headers, rows), *rest)
 
 
 def without_repeats(records: Sequence[JobRecord]) -> list[tuple[JobRecord, int]]:

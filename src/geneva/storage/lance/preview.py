@@ -80,6 +80,8 @@ def read_picture(
     field = dataset.schema.field(column)
     if is_blob(field):
         blob = dataset.take_blobs(column, indices=[row])[0]
+        if blob is None:
+            return None
         size = int(blob.size())
         data = blob.read(_SNIFFED_BYTES) if size > max_bytes else blob.readall()
     elif _is_binary(field.type):
@@ -112,9 +114,13 @@ def _is_binary(kind: pa.DataType) -> bool:
     )
 
 
-def _blobs(dataset: Dataset, column: str, start: int, count: int) -> list[Binary]:
+def _blobs(dataset: Dataset, column: str, start: int, count: int) -> list[Binary | None]:
+    """What some blobs are; None for NULL."""
     blobs = dataset.take_blobs(column, indices=list(range(start, start + count)))
-    return [Binary(int(b.size()), picture_type(b.read(_SNIFFED_BYTES))) for b in blobs]
+    return [
+        None if blob is None else Binary(int(blob.size()), picture_type(blob.read(_SNIFFED_BYTES)))
+        for blob in blobs
+    ]
 
 
 def _summarized(row: dict[str, Any]) -> dict[str, Any]:
