@@ -24,9 +24,9 @@ from geneva.execution.apply.steps import (
     failure_of,
 )
 from geneva.execution.apply.tables import rows_of_tables
-from geneva.execution.apply.taken import taken
 from geneva.udf.declare import UDFArgType
 from geneva.udf.policy import Action
+from geneva.udf.taken import taken
 
 Check = Callable[[Any], None]
 
