@@ -26,6 +26,8 @@ class TestVisibleGpus:
             ("", ()),
             ("-1", ()),
             ("none", ()),
+            ("0,1,", ("0", "1")),
+            ("2,-1,1", ("2",)),
         ],
     )
     def test_the_variable_decides(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+from geneva.spark.worker_daemon import SLOT_VARIABLE
 
 _MODULES_AT_FORK = """
 import sys
@@ -21,6 +24,19 @@ def test_workers_find_all_that_a_task_needs_imported() -> None:
     )
     needed = {"pyspark.worker", "geneva.execution.runner", "geneva.execution.worker.run", "lance"}
     assert needed <= set(done.stdout.split())
+
+
+def test_for_a_slot_of_a_gpu_the_worker_imports_as_spark_starts_the_slots_one_by_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _MODULES_AT_FORK],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, SLOT_VARIABLE: "0.0"},
+    )
+    imported = set(done.stdout.split())
+    assert "pyspark.worker" in imported
+    assert not imported & {"geneva.execution.worker.run", "lance"}
 
 
 _DRAWN_IN_TWO_COPIES = """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple, TypedDict
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -97,6 +98,56 @@ def test_none_is_no_row() -> None:
         return None
 
     assert applied(nothing, "a", "b") == [[], []]
+
+
+class TestWhatIsUsedAgain:
+    """What a chunker yields is stored as it was then, and what it gets is its own."""
+
+    SCHEMA = pa.schema([("pair", pa.list_(pa.int64(), 2))])
+
+    def test_an_array(self) -> None:
+        def count(body: str) -> Iterator[dict[str, Any]]:
+            pair = np.empty(2, np.int64)
+            for place in range(3):
+                pair[:] = place
+                yield {"pair": pair}
+
+        made = chunker(count, output_schema=self.SCHEMA)
+        assert applied(made, "a") == [[{"pair": [i, i]} for i in range(3)]]
+
+    def test_a_row(self) -> None:
+        async def count(body: str) -> AsyncIterator[dict[str, Any]]:
+            row: dict[str, Any] = {}
+            for place in range(3):
+                row["pair"] = [place, place]
+                yield row
+
+        made = chunker(count, output_schema=self.SCHEMA)
+        assert applied(made, "a") == [[{"pair": [i, i]} for i in range(3)]]
+
+    def test_the_memory_of_a_batch(self) -> None:
+        @chunker(batch=True, output_schema=self.SCHEMA, input_columns=["body"])
+        class Lengths:
+            def __init__(self) -> None:
+                self.pair = np.empty(2, np.int64)
+
+            def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+                self.pair[:] = len(batch["body"][0].as_py())
+                pairs = pa.FixedSizeListArray.from_arrays(pa.array(self.pair), 2)
+                return pa.record_batch({"pair": pairs})
+
+        assert applied(Lengths(), "a", "bb") == [[{"pair": [1, 1]}], [{"pair": [2, 2]}]]
+
+    def test_the_inputs_of_a_batch(self) -> None:
+        def letters(batch: pa.RecordBatch) -> pa.RecordBatch:
+            ends = np.frombuffer(batch["body"].buffers()[1], np.int32)
+            parents = range(batch.num_rows)
+            pairs = [[ends[0], ends[i + 1] - ends[i]] for i in parents]
+            return pa.record_batch({"parent_row": pa.array(parents), "pair": pairs})
+
+        made = chunker(letters, batch=True, output_schema=self.SCHEMA, input_columns=["body"])
+        found = applied(made, "a", "bb", "ccc")
+        assert found == [[{"pair": [0, 1]}], [{"pair": [0, 2]}], [{"pair": [0, 3]}]]
 
 
 def test_it_is_still_callable() -> None:

@@ -11,14 +11,14 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 from geneva.errors import JobCancelledError
 from geneva.model.computation import Resources
+from geneva.spark.worker_daemon import SLOT_VARIABLE
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-SLOT_VARIABLE = "GENEVA_GPU_SLOT"
-"""Spark keeps Python processes with different variables apart: a slot has one of its own."""
 _NONE_VISIBLE = ("", "-1", "none", "void")
 _EPSILON = 1e-6
 _POLL_SECONDS = 0.2
@@ -33,8 +33,9 @@ def visible_gpus(
     """
     listed = environment.get(VISIBLE_DEVICES)
     if listed is not None:
-        names = tuple(name.strip() for name in listed.split(","))
-        found = () if names[0].lower() in _NONE_VISIBLE else names
+        names = (name.strip() for name in listed.split(","))
+        # As CUDA reads it: what follows a name that is none is not seen.
+        found = tuple(takewhile(lambda name: name.lower() not in _NONE_VISIBLE, names))
     else:
         count = len(list(devices.glob("nvidia[0-9]*")))
         found = tuple(str(number) for number in range(count))

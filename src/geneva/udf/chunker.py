@@ -45,6 +45,7 @@ from geneva.udf.declare import (
     udf,
 )
 from geneva.udf.records import OutputSchema, checked_record, declared_record
+from geneva.udf.taken import taken
 from geneva.udf.types import UnclearTypeError, arrow_type_of, without_optional
 
 PARENT_ROW = "parent_row"
@@ -410,9 +411,9 @@ class _Rows:
         """What the function is called with: one row at a time until it says whose its rows are."""
         at = 0
         while at < batch.num_rows:
-            part = batch.slice(at) if self.names_parents else batch.slice(at, 1)
-            at += part.num_rows
-            yield part
+            rows = batch.num_rows - at if self.names_parents else 1
+            yield batch if rows == batch.num_rows else _cut(batch, at, rows)
+            at += rows
 
     def _rows_by_parent(self, part: pa.RecordBatch, made: Any) -> list[Any]:
         """What a call with batch=True returned, as the rows of each source row."""
@@ -438,7 +439,9 @@ class _Rows:
                 f"the batch that it returned has the columns {made.schema.names}, and not "
                 f"{list(self.names)}"
             )
-        rows = pa.concat_arrays([_structs(batch, self.names) for batch in _batches(made)])
+        found = [_structs(batch, self.names) for batch in _batches(made)]
+        # Copied, also where it is one: the next call may use the memory again.
+        rows = pa.concat_arrays([*found, found[0][:0]])
         return [rows[start:end] for start, end in itertools.pairwise([0, *ends])]
 
     def _result(self, made: Any) -> Any:
@@ -446,14 +449,17 @@ class _Rows:
             return self._records(made)
         if isinstance(made, pa.Array | pa.ChunkedArray):
             return made
-        return [self._records(rows) for rows in made]
+        is_made = isinstance(made, list | tuple)
+        return [self._records(rows if is_made else taken(rows)) for rows in made]
 
     def _records(self, rows: Iterable[Any] | None) -> list[Any]:
         if rows is None:
             return []
         if isinstance(rows, dict | str | bytes) or not isinstance(rows, Iterable):
             raise TypeError(f"a chunker yields rows or returns a list of them, not {a_type(rows)}")
-        return [self._record(row) for row in rows]
+        # What is yielded may be yielded again, with other contents.
+        is_made = isinstance(rows, list | tuple)
+        return [self._record(row if is_made else taken(row)) for row in rows]
 
     def _record(self, row: Any) -> Any:
         if row is None:
@@ -515,7 +521,7 @@ async def _made(call: Any) -> Any:
     if not inspect.isasyncgen(call):
         return await call
     async with contextlib.aclosing(call) as rows:
-        return [row async for row in rows]
+        return [taken(row) async for row in rows]
 
 
 def _by_parent(parents: Any, rows: int) -> tuple[pa.Array, list[int]]:
@@ -533,6 +539,13 @@ def _by_parent(parents: Any, rows: int) -> tuple[pa.Array, list[int]]:
         )
     ends = np.cumsum(np.bincount(numbers.astype(np.int64), minlength=rows))
     return pa.array(np.argsort(numbers, kind="stable")), ends.tolist()
+
+
+def _cut(batch: pa.RecordBatch, start: int, rows: int) -> pa.RecordBatch:
+    """Some rows, in buffers of their own, as the whole batch is."""
+    cut = [column.slice(start, rows) for column in batch.columns]
+    own = [pa.concat_arrays([column, column[:0]]) for column in cut]
+    return pa.RecordBatch.from_arrays(own, schema=batch.schema)
 
 
 def _batches(made: pa.RecordBatch | pa.Table) -> list[pa.RecordBatch]:

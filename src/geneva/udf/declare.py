@@ -13,6 +13,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict, overload
 
 import pyarrow as pa
@@ -596,8 +597,10 @@ def _check_numbers(declared: UDF) -> None:
     numbers = (("num_cpus", 1e-9, "above 0"), ("timeout", 1e-9, "above 0"))
     for option, minimum, meaning in (*numbers, ("num_gpus", 0, "0 or more")):
         value = getattr(declared, option)
-        if value is not None and (type(value) not in (int, float) or not value >= minimum):
-            _refuse_number(declared, option, f"a number, {meaning}")
+        if value is None:
+            continue
+        if type(value) not in (int, float) or not minimum <= value <= TIMEOUT_MAX:
+            _refuse_number(declared, option, f"a finite number, {meaning}")
     low, high = declared.min_checkpoint_size, declared.max_checkpoint_size
     if low is not None and high is not None and low > high:
         raise InvalidUDFError(

@@ -37,6 +37,7 @@ from geneva.udf.chunker import (
 )
 from geneva.udf.declare import UDF, UDFArgType, check_options, declaring, udf
 from geneva.udf.records import OutputSchema
+from geneva.udf.taken import taken
 
 PARTITION_INPUTS = ("partition", "id", "digest")
 """What the function is computed from: columns of a table of partitions. Their rows come with it."""
@@ -226,7 +227,8 @@ class _Tables(_Rows):
             return [made]
         if isinstance(made, str | bytes) or not isinstance(made, Iterable):
             raise TypeError(f"a table function yields tables or rows, not {a_type(made)}")
-        return list(made)
+        # What is yielded may be yielded again, with other contents.
+        return list(made) if isinstance(made, list | tuple) else [*map(taken, made)]
 
 
 class _LiveTables(_Tables, _LiveRows):

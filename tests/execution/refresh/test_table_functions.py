@@ -233,6 +233,21 @@ class TestAllRows:
         assert view.to_arrow()["n"].to_pylist() == [0]
         assert calls.taken() == [0, 3]
 
+    def test_what_is_yielded_may_be_used_again(self, local_db: Connection, source: Table) -> None:
+        @udtf(output_schema=pa.schema([("n", pa.int64())]))
+        def counted(source: Any) -> Iterator[Any]:
+            row: dict[str, int] = {}
+            for row["n"] in range(2):
+                yield row
+            memory = np.empty(2, np.int64)
+            for start in (2, 4):
+                memory[:] = start, start + 1
+                yield pa.record_batch({"n": pa.array(memory)})
+
+        view = local_db.create_udtf_view("v", source.query().select(["id"]), counted)
+        view.refresh()
+        assert view.to_arrow()["n"].to_pylist() == [*range(6)]
+
     @pytest.mark.slow
     def test_in_the_order_of_the_query(self, local_db: Connection, source: Table) -> None:
         @udtf(output_schema=pa.schema([("ids", pa.list_(pa.int64()))]))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pytest
 
 from conftest import connect
-from geneva import UDF, Table, udf
+from geneva import UDF, Table, skip_on_error, udf
 from geneva.execution.runner import InProcessRunner
 from processes import kill, nothing_left_in, start_script, workers_in
 
@@ -82,6 +82,18 @@ def upper(x: pa.Array) -> pa.Array:
 @udf(data_type=pa.string(), input_columns=["x"])
 def widen(x: pa.Array) -> pa.Array:
     return pc.binary_repeat("0123456789" * 1_000, pc.add(pc.multiply(x, 0), 1))
+
+
+@udf(data_type=pa.binary())
+def wide_row(x: int) -> bytes:
+    return b"%d" % (x % 10) * 10_000
+
+
+@udf(data_type=pa.list_(pa.float32(), 2_500), input_columns=["x"], on_error=skip_on_error())
+def failing_row(x: pa.Array) -> np.ndarray:
+    if 5_000 in x.to_pylist():
+        raise ValueError("skipped, so that the file is staged twice")
+    return np.ones((len(x), 2_500), np.float32)
 
 
 Source = Callable[[int], Iterator[pa.RecordBatch]]
@@ -167,6 +179,8 @@ def fill(folder: Path, source: Source, rows: int, function: UDF) -> Table:
         ),
         pytest.param(random_strings(1_000), 100_000, upper, id="strings", marks=pytest.mark.slow),
         pytest.param(numbers, 30_000, widen, id="wide_output", marks=pytest.mark.slow),
+        pytest.param(numbers, 100_000, wide_row, id="wide_rows", marks=pytest.mark.slow),
+        pytest.param(numbers, 100_000, failing_row, id="failing_row", marks=pytest.mark.slow),
     ],
 )
 def test_task_stays_small(tmp_path: Path, source: Source, rows: int, function: UDF) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
+from weakref import ref
 
 import pyarrow as pa
 
@@ -181,7 +182,13 @@ class CallsAhead:
         self._units: deque[_Unit] = deque()
         self._results: deque[Any] = deque()
         self._is_over = self._is_held = False
-        call.rows_open = lambda: self._rows_in_flight + max(0, self._end - self._started)
+        own = ref(self)  # which has the call: its rows would wait for a garbage collection
+        call.rows_open = lambda: 0 if (calls := own()) is None else calls.rows_open
+
+    @property
+    def rows_open(self) -> int:
+        """Rows that may be called and of which no call has ended yet."""
+        return self._rows_in_flight + max(0, self._end - self._started)
 
     @property
     def started(self) -> int:

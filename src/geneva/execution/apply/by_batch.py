@@ -64,7 +64,12 @@ def slice_steps(call: BatchCall, start: int, size: int) -> Steps[pa.Array]:
         return (yield from _call_slice(call, start, size))
     except USER_FAILURES as error:
         failed = error
-    return (yield from _settled_slice(call, start, size, failed, whole=True))
+    try:
+        values = yield from _settled_slice(call, start, size, failed, whole=True)
+        failed.__traceback__ = None  # frames that have the error: the batch would wait for gc
+        return values
+    finally:
+        del failed
 
 
 def _settled_slice(
@@ -101,7 +106,10 @@ def _settled_slice(
             continue
         except USER_FAILURES as error_of_half:
             found = error_of_half
-        halves.append((yield from _settled_slice(call, part, length, found, whole=False)))
+        try:
+            halves.append((yield from _settled_slice(call, part, length, found, whole=False)))
+        finally:
+            del found
     return joined(call, halves)
 
 

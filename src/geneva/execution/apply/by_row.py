@@ -24,9 +24,9 @@ from geneva.execution.apply.steps import (
     failure_of,
 )
 from geneva.execution.apply.tables import rows_of_tables
-from geneva.execution.apply.taken import taken
 from geneva.udf.declare import UDFArgType
 from geneva.udf.policy import Action
+from geneva.udf.taken import taken
 
 Check = Callable[[Any], None]
 
@@ -45,7 +45,9 @@ class RowByRow:
     def values_of(self, function: Callable[..., Any]) -> pa.Array:
         """Return the values, or raise."""
         columns = self.call.row_values()
-        self.call.rows_open = lambda: self.call.batch.num_rows - len(self._values)
+        rows, found = self.call.batch.num_rows, self._values
+        # Not by way of `self`, which has the call: all values would wait for a garbage collection.
+        self.call.rows_open = lambda: rows - len(found)
         if self.call.pool is not None:
             values = self._call_threaded(self.call.pool, function, columns)
         else:
@@ -104,7 +106,10 @@ class RowByRow:
                         if self.call.udf.on_error.decide(failed, 1)[0] is Action.FAIL:
                             # At once: describing it takes long, and the others run on.
                             raise failed from failed.__cause__
-                        values[row] = self._settled(failed, row, function, columns)
+                        try:
+                            values[row] = self._settled(failed, row, function, columns)
+                        finally:
+                            del failed  # its traceback has this frame: it would wait for gc
                     ended.append(row)
                 except BaseException as error:  # noqa: BLE001  raised below, in order
                     failures[row] = error
@@ -182,7 +187,10 @@ def row_steps(call: BatchCall, row: int, args: tuple[Any, ...]) -> Steps[Any]:
         return value
     except USER_FAILURES as error:
         failed = error
-    return (yield from settled(call, failed, row, args, check))
+    try:
+        return (yield from settled(call, failed, row, args, check))
+    finally:
+        del failed  # its traceback has this frame: the batch would wait for a garbage collection
 
 
 def settled(

@@ -11,9 +11,6 @@ from weakref import ref
 import pyarrow as pa
 import pyarrow.types as pt
 
-_PADDING_BYTES = 64
-"""Buffers are padded up to multiples of this."""
-
 
 def compact(array: pa.Array) -> pa.Array:
     """The same values in buffers that hold nothing else; a copy only where that is not so yet."""
@@ -50,11 +47,17 @@ def _forget(key: int, gone: ref[pa.RecordBatch]) -> None:
 
 
 def is_compact(array: pa.Array) -> bool:
-    """Whether an array, and all below it, begins and ends with its buffers."""
+    """Whether an array, and all below it, begins and ends with its buffers.
+
+    To the byte: `np.frombuffer` takes all that is in one. Lance and Arrow make them so.
+    """
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return is_compact(array.storage)
     if array.offset:
+        return False
+    buffers = array.buffers()
+    if not _fits(buffers[0], len(array)):
         return False
     if pt.is_dictionary(kind):
         return is_compact(array.indices)
@@ -63,12 +66,18 @@ def is_compact(array: pa.Array) -> bool:
     if pt.is_fixed_size_list(kind):
         return len(array.values) == len(array) * kind.list_size and is_compact(array.values)
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
-        ends = array.offsets
-        whole = ends[0].as_py() == 0 and ends[len(ends) - 1].as_py() == len(array.values)
-        return whole and is_compact(array.values)
+        wide = pt.is_large_list(kind)
+        return _ends(array, 8 if wide else 4) == len(array.values) and is_compact(array.values)
     if _has_offsets(kind):
-        return _begins_at_zero(array)
-    return _fits_its_buffer(array)
+        wide = pt.is_large_string(kind) or pt.is_large_binary(kind)
+        return _ends(array, 8 if wide else 4) == (0 if buffers[2] is None else buffers[2].size)
+    if len(buffers) < 2:
+        return True
+    try:
+        bits = kind.bit_width
+    except ValueError:  # views of strings: their buffers are shared by design
+        return True
+    return _fits(buffers[1], bits * len(array))
 
 
 def _has_offsets(kind: pa.DataType) -> bool:
@@ -80,25 +89,20 @@ def _has_offsets(kind: pa.DataType) -> bool:
     )
 
 
-def _begins_at_zero(array: pa.Array) -> bool:
-    wide = pt.is_large_string(array.type) or pt.is_large_binary(array.type)
-    width, offsets, data = 8 if wide else 4, array.buffers()[1], array.buffers()[2]
-    if offsets is None or not len(array):
-        return not len(array)
+def _ends(array: pa.Array, width: int) -> int | None:
+    """Where the values below an array end, by its offsets; None: they are not just its own."""
+    offsets = array.buffers()[1]
+    if offsets is None or not offsets.size:
+        return 0
+    if offsets.size != width * (len(array) + 1):
+        return None
     first, last = (
         int.from_bytes(offsets[at : at + width].to_pybytes(), "little")
         for at in (0, width * len(array))
     )
-    return first == 0 and (data.size if data is not None else 0) < last + _PADDING_BYTES
+    return None if first else last
 
 
-def _fits_its_buffer(array: pa.Array) -> bool:
-    """Whether the values of a fixed width fill their buffer, padding aside."""
-    buffers = array.buffers()
-    if len(buffers) < 2 or buffers[1] is None:
-        return True
-    try:
-        bits = array.type.bit_width
-    except ValueError:  # views of strings: their buffers are shared by design
-        return True
-    return bool(buffers[1].size < (bits * len(array) + 7) // 8 + _PADDING_BYTES)
+def _fits(buffer: pa.Buffer | None, bits: int) -> bool:
+    """Whether a buffer has no more than so many bits, but for the rest of a byte."""
+    return buffer is None or bool(buffer.size <= (bits + 7) // 8)

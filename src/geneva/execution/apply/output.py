@@ -22,11 +22,11 @@ from geneva.execution.apply.convert import (
 )
 from geneva.execution.apply.layouts import Layout
 from geneva.execution.apply.ownership import is_only_here
-from geneva.execution.apply.taken import taken
 from geneva.execution.apply.tensors import is_tensor, numpy_of
 from geneva.render.text import a_type, shorten
 from geneva.render.values import error_text, repr_text
 from geneva.storage.lance.pieces import room
+from geneva.udf.taken import taken
 from geneva.udf.types import holds, is_binary, is_blob_type, is_list, is_text
 
 ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)

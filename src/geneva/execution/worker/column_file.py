@@ -28,14 +28,22 @@ from geneva.storage.columns.staged_files import (
     ColumnFileWriter,
     StagedFile,
     drop_staged,
-    read_columns,
+    read_ranges,
     stage_columns,
     unreadable,
     written_schema,
 )
 from geneva.storage.lance.damage import reading
-from geneva.storage.lance.fragments import fitting_window, is_blob, read_windows
+from geneva.storage.lance.fragments import (
+    MAX_WINDOW_ROWS,
+    fitting_window,
+    is_blob,
+    read_windows,
+)
 from geneva.storage.lance.pieces import Piece
+
+_RESTAGED_BYTES = 32 * 1024 * 1024
+"""How much is read at once of a file that is staged again."""
 
 
 class ColumnFile:
@@ -84,6 +92,8 @@ class ColumnFile:
         )
         self._distinct = DistinctValues(task.dataset)
         self._at = part.rows.start
+        self._row_bytes = 1
+        """The size of a row, of those that were the largest together."""
 
     def add(self, piece: Piece) -> None:
         """Write the rows up to the end of a piece."""
@@ -114,6 +124,7 @@ class ColumnFile:
                 rows = RowRange(self._at, self._at + batch.num_rows)
                 raise too_many_values(overflow, rows, self._at + overflow.row)
             self._writer.write(written)
+            self._row_bytes = max(self._row_bytes, written.nbytes // max(1, batch.num_rows))
             self._at += batch.num_rows
 
     def _check_readable(self, path: str) -> None:
@@ -135,7 +146,8 @@ class ColumnFile:
         That is known only now, and a file's name can't be changed; the usual case never pays.
         """
         task = self._task
-        batches = read_columns(task.work.ref, path, batch_size=self._part.window)
+        rows = max(1, min(MAX_WINDOW_ROWS, _RESTAGED_BYTES // self._row_bytes))
+        batches = read_ranges(task.work.ref, path, rows)
         staged = stage_columns(
             task.work.ref,
             task.dataset,

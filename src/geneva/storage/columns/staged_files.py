@@ -256,6 +256,18 @@ def read_columns(
     yield from reader.read_all(batch_size=batch_size).to_batches()
 
 
+def read_ranges(ref: TableRef, path: str, rows: int) -> Iterator[pa.RecordBatch]:
+    """What is in a data file, so many rows at a time.
+
+    Each range by itself: of a whole file Lance reads as much ahead as it can get.
+    """
+    reader = _reader(ref, path)
+    physical_rows = int(reader.num_rows())
+    for start in range(0, physical_rows, rows):
+        some = min(rows, physical_rows - start)
+        yield from reader.read_range(start, some, batch_size=some).to_batches()
+
+
 def _reader(ref: TableRef, path: str, columns: list[str] | None = None) -> LanceFileReader:
     options = ref.storage_options.plain()
     return LanceFileReader(f"{ref.uri}/data/{path}", storage_options=options, columns=columns)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import datetime
 import decimal
+import sys
 import uuid
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
-from geneva.execution.apply.compact import copied
-from geneva.execution.apply.tensors import is_tensor
 
 _UNCHANGING = frozenset(
     {
@@ -50,8 +48,12 @@ def _copied(value: Any) -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return value.copy()
     if isinstance(value, pa.Array):
-        return copied(value)
-    if is_tensor(value):
+        return _own(value)
+    if isinstance(value, pa.RecordBatch):
+        return pa.RecordBatch.from_arrays([*map(_own, value.columns)], schema=value.schema)
+    if isinstance(value, pa.Table):
+        return pa.Table.from_batches([*map(_copied, value.to_batches())], value.schema)
+    if _is_tensor(value):
         return value.detach().clone()
     try:
         if isinstance(value, memoryview):
@@ -60,3 +62,12 @@ def _copied(value: Any) -> Any:
         return copy.deepcopy(value)
     except Exception:  # noqa: BLE001  an iterator, a file, anything: it is looked at later, as it is
         return value
+
+
+def _own(array: pa.Array) -> pa.Array:
+    return pa.concat_arrays([array, array[:0]])
+
+
+def _is_tensor(value: Any) -> bool:
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return isinstance(kind, type) and isinstance(value, kind)

@@ -13,8 +13,8 @@ import pytest
 
 from geneva import Connection, udf
 from geneva.errors import UDFExecutionError
-from geneva.execution.apply.taken import taken
 from geneva.on_error import skip_on_error
+from geneva.udf.taken import taken
 
 
 @dataclass
