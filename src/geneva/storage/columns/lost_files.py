@@ -44,13 +44,13 @@ def missing_files(ref: TableRef, paths: Collection[str], dataset: Dataset) -> fr
 
 
 def lost_values(snapshot: TableSnapshot, computation: Computation) -> frozenset[str]:
-    """The files that jobs have written a computation's values into, and that are gone.
+    """The files that jobs have written a computation's values and receipts into, and are gone.
 
     Not of values that were loaded: nobody can compute those again.
     """
     if isinstance(computation.program, Load):
         return frozenset()
-    return lost_of_fields(snapshot, computation.output_ids)
+    return lost_of_fields(snapshot, computation.written_ids)
 
 
 def lost_of_fields(snapshot: TableSnapshot, field_ids: Iterable[int]) -> frozenset[str]:
