@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import geneva
-from geneva import Columns, Connection, Table, udf
+from geneva import Columns, Connection, Table, chunker, udf, udtf
 from geneva.config import Settings
 from geneva.errors import TableChangedError, UnreadableFragmentsError
 from geneva.execution.backfill import validity_checks
@@ -23,6 +23,7 @@ from geneva.model.tables import Reason
 from geneva.storage.columns.lost_files import missing_files
 from geneva.storage.columns.publish import CommitOutcome
 from geneva.storage.columns.staged_files import StagedFile, drop_staged
+from geneva.view import MaterializedView
 from s3_server import Bucket, bucket, s3_endpoint
 from support import Calls, by_id, counted, make_table, publishing
 
@@ -382,6 +383,94 @@ def test_a_view_whose_rows_are_gone_says_so(local_db: Connection) -> None:
     with pytest.raises(UnreadableFragmentsError, match="create it again") as caught:
         view.refresh()
     assert rows in str(caught.value)
+
+
+def test_so_does_one_that_only_a_function_fills(local_db: Connection, calls: Calls) -> None:
+    """What says which of its rows are filled is in a file of its own."""
+    source = make_table(local_db, [10], "s", stable_row_ids=True)
+    y = counted(calls, double, data_type=pa.int64(), version="1", input_columns=["id"])
+    view = local_db.create_materialized_view("v", source.query().select({"y": y}))
+    view.refresh()
+    values = sorted(view.to_arrow()["y"].to_pylist())
+    files = lance.dataset(view.ref.uri).get_fragment(0).data_files()
+    (flags,) = (f.path for f in files if f.path.startswith("geneva-") and len(f.fields) == 1)
+    Path(view.ref.uri, "data", flags).unlink()
+    calls.clear()
+    view.refresh()
+    assert sorted(view.to_arrow()["y"].to_pylist()) == values
+    assert lance.dataset(view.ref.uri).to_table().num_rows == 10
+    assert calls.taken() == []
+
+
+@chunker(output_schema=pa.schema([("word", pa.string()), ("place", pa.int64())]))
+def words(text: str) -> Iterator[tuple[str, int]]:
+    for place, word in enumerate(text.split()):
+        yield word, place
+
+
+def chunked(db: Connection) -> MaterializedView:
+    """A chunked view of which a row was changed since it was made."""
+    texts = pa.table({"id": range(6), "text": [f"a{i} b{i}" for i in range(6)]})
+    lance.write_dataset(texts, f"{db.uri}/s.lance", enable_stable_row_ids=True)
+    view = db.create_udtf_view("v", db.open_table("s").query().select(["id"]), words)
+    view.refresh()
+    change_text(db, 1, "x y z")
+    view.refresh()
+    return view
+
+
+def change_text(db: Connection, row: int, text: str) -> None:
+    lance.dataset(f"{db.uri}/s.lance").update({"text": f"'{text}'"}, where=f"id = {row}")
+
+
+def words_of(view: Table) -> list[tuple[int, int, str]]:
+    return sorted((row["id"], row["place"], row["word"]) for row in view.to_arrow().to_pylist())
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_chunked_view_whose_rows_are_gone_says_so(local_db: Connection, *, changes: bool) -> None:
+    view = chunked(local_db)
+    rows = lance.dataset(view.ref.uri).get_fragment(0).data_files()[0].path
+    Path(view.ref.uri, "data", rows).unlink()
+    if changes:
+        change_text(local_db, 2, "q r s")
+    for call in (view.plan_refresh, view.refresh):
+        with pytest.raises(UnreadableFragmentsError, match=r"Rows of view 'v' .* create it again"):
+            call()
+
+
+def test_so_does_a_view_of_a_table_function(local_db: Connection) -> None:
+    @udtf(output_schema=pa.schema([("n", pa.int64())]), partition_by="id")
+    def counting(source: Any) -> Iterator[dict[str, int]]:
+        yield {"n": source.count_rows()}
+
+    source = make_table(local_db, [3, 3], "s", stable_row_ids=True)
+    view = local_db.create_udtf_view("v", source.query(), counting)
+    view.refresh()
+    rows = lance.dataset(view.ref.uri).get_fragments()[0].data_files()[0].path
+    Path(view.ref.uri, "data", rows).unlink()
+    with pytest.raises(UnreadableFragmentsError, match=r"Rows of view 'v' .* create it again"):
+        view.refresh()
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("which", [0, 1])
+def test_lists_of_a_chunked_view_that_are_gone_come_again(
+    local_db: Connection, which: int, *, changes: bool
+) -> None:
+    view = chunked(local_db)
+    before = words_of(view)
+    lists = Path(view.ref.uri, "_chunks")
+    for fragment in lance.dataset(str(lists)).get_fragments():
+        files = [f.path for f in fragment.data_files() if f.path.startswith("geneva-")]
+        (lists / "data" / files[which]).unlink()
+    if changes:
+        change_text(local_db, 2, "q r")
+        before = [w for w in before if w[0] != 2] + [(2, 0, "q"), (2, 1, "r")]
+    view.refresh()
+    assert words_of(view) == sorted(before)
+    assert view.plan_refresh().is_empty
+    assert lance.dataset(str(lists)).to_table().num_rows == 6
 
 
 def each_time(happens: Happens, times: int) -> Callable[..., CommitOutcome]:

@@ -53,19 +53,12 @@ def missing_files(ref: TableRef, paths: Collection[str], dataset: Dataset) -> fr
 def lost_values(snapshot: TableSnapshot, computation: Computation) -> frozenset[str]:
     """The files that jobs have written a computation's values and receipts into, and are gone.
 
-    Not of values that were loaded: nobody can compute those again.
+    Not of values that were loaded: nobody can compute those again. Only of a local table, where
+    looking costs next to nothing.
     """
     if isinstance(computation.program, Load):
         return frozenset()
-    return lost_of_fields(snapshot, computation.written_ids)
-
-
-def lost_of_fields(snapshot: TableSnapshot, field_ids: Iterable[int]) -> frozenset[str]:
-    """The files of some fields that jobs have written, and that are gone.
-
-    Only of a local table, where looking costs next to nothing.
-    """
-    gone = absent_of_fields(snapshot, field_ids)
+    gone = absent_of_fields(snapshot, computation.written_ids)
     return frozenset(path for path in gone if parse_file_name(path) is not None)
 
 
