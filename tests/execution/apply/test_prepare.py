@@ -453,7 +453,7 @@ def test_a_function_has_one_pool_until_it_is_closed(monkeypatch: pytest.MonkeyPa
         pids = prepare_pool(function).pids
         assert len(pids) == 1
         assert prepare_pool(function.with_inputs(["other"])).pids == pids
-        monkeypatch.setenv("GENEVA_TEST_OWN", "set by the function")
+        monkeypatch.setenv("GENEVA_TEST_POOL", "set by the function")
         assert prepare_pool(function).pids == pids
         monkeypatch.setenv("GENEVA_TEST_VARIABLE", "old")
         set_variable("GENEVA_TEST_VARIABLE", "of another job")

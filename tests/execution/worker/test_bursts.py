@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from geneva import udf
+from geneva import Connection, report_usage, udf
 from geneva.errors import TooManyFailedRowsError, UDFExecutionError, UDFOutputError
 from geneva.execution.apply.batch import Applier
 from geneva.execution.worker import batches
@@ -21,6 +21,7 @@ from geneva.execution.worker.records import BatchFailed, Computed, Window
 from geneva.model.digests import digest_rows
 from geneva.model.rows import RowRange
 from geneva.on_error import skip_on_error
+from support import make_table
 from worker_support import COMPUTATION, as_offsets, make_part, open_task
 
 ROWS, SIZE = 10, 2
@@ -52,7 +53,10 @@ class Log:
             self.events.append(("call", x[0].as_py()))
             return function(self, x)
 
-        applier = Applier(called, pa.field("y", pa.int64()))
+        self.apply(Applier(called, pa.field("y", pa.int64())))
+
+    def apply(self, applier: Applier) -> None:
+        """Compute all windows."""
         runner = self.runner = BatchRunner(self._task, lambda work: applier)
         search = PoisonSearch(self._task.store, "a", is_retry=False)
         list(runner.begin(make_part(ROWS, window=100), search))
@@ -203,6 +207,41 @@ def test_lists_in_an_array_of_objects_that_are_used_again(tmp_path: Path) -> Non
     found = [applier.call(window.inputs) for window in windows()]
     applied = [each if hasattr(each, "values") else each.applied() for each in found]
     assert [each.values[0][0].as_py() for each in applied] == [[0], [2], [4], [6], [8]]
+
+
+class Metered:
+    """Reports usage when it is set up, which is no call, and in each call."""
+
+    def setup(self) -> None:
+        report_usage(tokens=1_000)
+
+    def __call__(self, id: pa.Array) -> pa.Array:
+        report_usage(tokens=len(id))
+        return id
+
+
+@pytest.mark.parametrize("batch_size", [None, SIZE])
+def test_usage_counts_in_calls(local_db: Connection, batch_size: int | None) -> None:
+    table = make_table(local_db, [ROWS])
+    y = udf(data_type=pa.int64(), version="1", batch_size=batch_size)(Metered)()
+    table.add_columns({"y": y})
+    assert table.backfill("y").progress.tokens == ROWS
+
+
+def test_an_error_of_the_set_up_is_one_of_the_first_batch(tmp_path: Path) -> None:
+    class Broken:
+        def setup(self) -> None:
+            raise ValueError("no model")
+
+        def __call__(self, x: pa.Array) -> pa.Array:
+            return x
+
+    log = Log(tmp_path)
+    made = udf(data_type=pa.int64(), batch_size=SIZE)(Broken)()
+    with pytest.raises(BatchFailed, match="no model") as failed:
+        log.apply(Applier(made, pa.field("y", pa.int64())))
+    assert failed.value.rows == RowRange(0, SIZE)
+    assert log.runner.clock.udf > 0
 
 
 def test_limits_of_failures_hold(tmp_path: Path) -> None:

@@ -86,13 +86,13 @@ class Applier:
         self._checks_nulls = not is_optional or may_forbid_null(output.type)
         limited = udf.timeout is not None or udf.rate_limit is not None
         checked = self._checks_nulls or fields is not None or may_differ(output.type)
-        self._is_plain = not (once_per_row or self.is_async or limited or checked)
-        """Whether a batch is one call, that nothing limits, and its values need no second look."""
         self._layout = Layout.of(output.type)
         self._own_usage = TaskUsage()
         self._is_warm = False
         with_pool = self.threads > 1 and not self.is_async
         self._pool = CallPool(self.threads, "geneva-udf") if with_pool else None
+        self._is_plain = not (once_per_row or self.is_async or limited or checked or with_pool)
+        """Whether a batch is one call, that nothing limits, and its values need no second look."""
         workers = udf.cpu_workers if self.threads == 1 else None
         self._preparing = CallPool(workers, "geneva-prepare") if workers else None
         # Some that are ready, beside those that are being prepared: batches differ.
@@ -153,23 +153,26 @@ class Applier:
 
         `prepared` is what `prepare` gave for the batch. Calls that are made again prepare anew.
         """
+        called = self.call(batch, guard, prepared)
+        return called if isinstance(called, Applied) else called.applied()
+
+    def call(
+        self,
+        batch: pa.RecordBatch,
+        guard: Guard | None = None,
+        prepared: Future[Any] | None = None,
+    ) -> Applied | Kept:
+        """The same, but for what may be left for later of a call that went as nearly all do.
+
+        Between two calls a device stands idle, so that this looks at as little as it can.
+        """
         if batch.num_rows == 0:
             return Applied(self._batch_call(batch).columns(pa.array([], self.output.type)))
         if self.is_async:
             with self._calls(batch, guard, Flight(self.threads)) as calls:
                 return calls.take(batch.num_rows)
-        if self._is_plain and prepared is None and self._pool is None:
-            called = self.call(batch, guard)
-            return called if isinstance(called, Applied) else called.applied()
-        return self._run(batch, guard, prepared)
-
-    def call(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Applied | Kept:
-        """The same, but for what may be left for later of a call that went as nearly all do.
-
-        Between two calls a device stands idle, so that this looks at as little as it can.
-        """
-        if not self._is_plain or self._pool is not None or not batch.num_rows:
-            return self.run(batch, guard)
+        if not self._is_plain or prepared is not None:
+            return self._run(batch, guard, prepared)
         function = self.udf.whole(self._live_function(batch))
         try:
             returned = [function(*arguments(batch, self.udf))]  # nothing else refers to it

@@ -19,6 +19,8 @@ from geneva.storage.columns.staged_files import StagedFile
 
 _LOG = logging.getLogger("geneva")
 
+_DELETED = "somebody has deleted it (a clean-up with delete_unverified=True?)"
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
@@ -133,13 +135,14 @@ class TableCommitter:
     def _log(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> None:
         """Say what others did to the table meanwhile."""
         table, column = prepared.ref.name, prepared.plan.column
+        lost = len(outcome.lost) + len(outcome.deleted)
         if outcome.moved_on:
             _LOG.info(
                 "Job %s: conflict: somebody else committed to table %r while column %r was "
-                "committed; %d files landed, %d don't fit any more.",
-                *(self._job_id, table, column, len(outcome.landed), len(outcome.lost)),
+                "committed; %d files landed, %d don't fit any more, or are gone.",
+                *(self._job_id, table, column, len(outcome.landed), lost),
             )
-        for file, why in outcome.lost:
+        for file, why in (*outcome.lost, *((file, _DELETED) for file in outcome.deleted)):
             _LOG.info(
                 "Job %s: data file %s of fragment %d of table %r can't be committed: %s. Its rows "
                 "are planned again.",
@@ -152,7 +155,8 @@ class TableCommitter:
         for file, _ in outcome.lost:
             if file.fragment_id not in self._on_record:
                 record_staged(store, prepared.prefixes[file.fragment_id], file)
-        self._on_record.difference_update(file.fragment_id for file, _ in outcome.lost)
+        gone = (*(file for file, _ in outcome.lost), *outcome.deleted)
+        self._on_record.difference_update(file.fragment_id for file in gone)
 
     def _unneeded(self, prepared: PreparedBackfill, outcome: CommitOutcome) -> list[str]:
         """Checkpoints of published fragments, unless the user asked for some of a size.

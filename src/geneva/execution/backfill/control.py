@@ -60,7 +60,7 @@ class JobState:
     landed: dict[str, int] = field(default_factory=dict)
     """Those that it has committed, with how many rows of them it computed."""
     lost_files: set[str] = field(default_factory=set)
-    """Data files that it has committed, and that somebody has deleted."""
+    """Data files that it has made, committed or not, and that somebody has deleted."""
     unreadable: dict[int, str] = field(default_factory=dict)
     """Fragments that can't be read, and why."""
 

@@ -111,7 +111,8 @@ class _Backfill:
         self._lossy = outcome.lost + outcome.deleted > 0
         owed = prepared.plan.rows_to_compute
         paid = not self._lossy or state.ledger.progress.committed >= owed
-        self._is_paid = paid or (self._is_paid and not outcome.deleted)
+        # Of a file of receipts alone no row is owed: what is deleted has to be there in the end.
+        self._is_paid = not outcome.deleted and (self._is_paid or paid)
         if self._is_paid or outcome.deleted or not outcome.landed:
             self._retries -= 1
         before_round()
@@ -123,7 +124,7 @@ class _Backfill:
             return False
         if self._retries < 0:
             if not self._is_paid:
-                raise _kept_changing(planned, self.control)
+                raise _kept_changing(planned, self.control, state.lost_files)
             state.ledger.left_over(planned.plan.rows_to_compute)
             return False
         return True
@@ -145,19 +146,24 @@ def _commit_results(planned: PreparedBackfill, control: JobControl, state: JobSt
 def _files_deleted(prepared: PreparedBackfill, lost_files: Collection[str]) -> TableChangedError:
     named = ", ".join(sorted(lost_files)[:5])
     return TableChangedError(
-        f"Data files that the backfill of {prepared.plan.column!r} committed to table "
+        f"Data files that the backfill of {prepared.plan.column!r} wrote for table "
         f"{prepared.ref.name!r} were deleted meanwhile (a clean-up with delete_unverified=True?): "
         f"{named}. Run it again, without num_frags and read_version: their rows are computed again."
     )
 
 
-def _kept_changing(prepared: PreparedBackfill, control: JobControl) -> TableChangedError:
+def _kept_changing(
+    prepared: PreparedBackfill, control: JobControl, deleted: Collection[str]
+) -> TableChangedError:
     every = prepared.plan.fragments
     left = [f for f in every if f.reason is not Reason.NEW] or every
     named = ", ".join(f"{f.fragment_id} ({f.reason.value})" for f in left[:5])
+    met = "nothing could be committed"
+    if deleted:
+        met = "its data files were deleted (a clean-up with delete_unverified=True?), or " + met
     return TableChangedError(
         f"Table {prepared.ref.name!r} kept changing under the backfill of {prepared.plan.column!r} "
-        f"through {control.max_conflict_retries + 1} rounds in which nothing could be committed. "
+        f"through {control.max_conflict_retries + 1} rounds in which {met}. "
         f"Fragments left over: {named}. What was computed is kept; run the backfill again when the "
         "table is calmer. "
         "(GENEVA_VERSION_CONFLICT_MAX_RETRIES sets the number of rounds.)"

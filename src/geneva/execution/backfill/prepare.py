@@ -45,6 +45,7 @@ from geneva.storage.checkpoints.reuse import Reuse, reuse_within
 from geneva.storage.checkpoints.staging import StoredWork, open_checkpoints, read_work
 from geneva.storage.checkpoints.store import is_of_computation, work_of
 from geneva.storage.columns.definitions import computation_of, with_present_inputs
+from geneva.storage.columns.lost_files import lost_values
 from geneva.storage.columns.proofs import readers_of
 from geneva.storage.columns.provenance import adoption_signature, output_file, signature_of
 from geneva.storage.columns.staged_files import StagedFile
@@ -76,7 +77,9 @@ class PreparedBackfill:
     reuse: dict[int, tuple[Reuse, ...]]
     """Unpublished results of other runs, per fragment that has rows for them."""
     filled: frozenset[int]
-    """The fragments that need something and have values of all outputs, right or wrong."""
+    """The fragments that need something and have values of an output, right or wrong."""
+    lost_files: frozenset[str]
+    """Data files of the table that are gone."""
     make_runner: Callable[[], Runner] | None = None
     """What checks receipts, where there is much to read; None: this process does."""
 
@@ -206,6 +209,12 @@ class PreparedBackfill:
             field_ids=written_fields(computation, plan),
             inputs=_signature(computation, fragment, plan),
             base=output_file(computation, fragment),
+            lost=tuple(
+                written.name
+                for written in computation.written
+                for file in fragment.files_of(written.field_ids)
+                if file.path in self.lost_files
+            ),
         )
 
 
@@ -267,8 +276,9 @@ def prepare(
         filled=frozenset(
             plan.fragment_id
             for plan in needed
-            if scope.has_values(scope.computation, facts[plan.fragment_id])
+            if any(scope.has_values(f, facts[plan.fragment_id]) for f in scope.computation.facets)
         ),
+        lost_files=scope.lost_files,
         make_runner=make_runner,
     )
 
@@ -378,6 +388,7 @@ def useful_checkpoints(
 
 def _is_right(dataset: Dataset, snapshot: TableSnapshot, computation: Computation) -> bool:
     """Whether the files alone show that all values are right."""
-    readers = readers_of(dataset, snapshot, computation)
+    lost_files = lost_values(snapshot, computation)
+    readers = readers_of(dataset, snapshot, computation, lost_files)
     filled = [fragment for fragment in snapshot.fragments if fragment.live_rows]
     return all(reader.by_files(f).right.is_full for reader in readers for f in filled)

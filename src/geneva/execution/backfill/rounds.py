@@ -62,9 +62,9 @@ class RoundOutcome:
 
     landed: int
     lost: int
-    """Files that could not be committed: they no longer fit the table, or are gone."""
+    """Files that no longer fit the table. Their results are kept for the next plan."""
     deleted: int
-    """Files that the job has committed, in this round or before, and that somebody has deleted."""
+    """Files of the job that somebody has deleted, before they were committed or after it."""
     table_changed: bool
     """Whether others changed the table meanwhile."""
 
@@ -379,11 +379,13 @@ class Round:
             (file.path, self._plans[file.fragment_id].compute.count) for file in outcome.landed
         )
         self._lost += len(lost)
+        self._deleted += len(outcome.deleted)
+        self._state.lost_files.update(file.path for file in outcome.deleted)
         self._state.files.update(file.path for file in (*outcome.landed, *lost))
         self._ledger.committed(
             files=len(outcome.landed),
             rows=self._computed_rows(outcome.landed),
-            lost_rows=self._computed_rows(lost),
+            lost_rows=self._computed_rows((*lost, *outcome.deleted)),
             unmatched=sum(self._unmatched[file.fragment_id] for file in outcome.landed),
             seconds=commit.seconds,
         )
@@ -406,7 +408,7 @@ class Round:
             "computed again.",
             *(self._control.job_id, own.plan.column, own.ref.name, ", ".join(sorted(paths)[:5])),
         )
-        self._deleted = len(paths)
+        self._deleted += len(paths)
         self._state.files.difference_update(paths)
         self._state.lost_files.update(paths)
         self._ledger.deleted(files=len(paths), rows=sum(landed.pop(path) for path in paths))

@@ -31,7 +31,7 @@ class Scope:
     files_of_job: frozenset[str] = frozenset()
     """Data files that this very job has made, committed or not: their results are its own."""
     lost_files: frozenset[str] = frozenset()
-    """Data files of values that the table has, and that are gone."""
+    """Data files of values and receipts that the table has, and that are gone."""
 
     @property
     def ref(self) -> TableRef:
@@ -42,6 +42,11 @@ class Scope:
         """Whether a fragment has values of an output, right or wrong."""
         path = output_file(facet, fragment)
         return path is not None and self.lost_files.isdisjoint(path.split("\n"))
+
+    def can_read_receipts(self, fragment: FragmentFacts) -> bool:
+        """Whether no receipts of a fragment are gone; it may have none."""
+        fields = [i for receipt in self.computation.receipts for i in receipt.field_ids]
+        return self.lost_files.isdisjoint(file.path for file in fragment.files_of(fields))
 
     def prefix(self, fragment: FragmentFacts) -> str:
         """The prefix of the checkpoint keys of a fragment's work."""

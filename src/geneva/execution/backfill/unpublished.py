@@ -82,7 +82,7 @@ def find_unpublished(
     if len(results) or len(kept):
         # Where somebody wrote NULL over a result, it is asked for anew: that one was given out.
         given = {fragment_id: found.published for fragment_id, found in validity.items()}
-        receipts = committed_receipts(scope.dataset, scope.computation, _live(scope, given))
+        receipts = committed_receipts(scope.dataset, scope.computation, _known(scope, given))
         results.drop(receipts, scope.files_of_job)
         kept.drop(receipts, scope.files_of_job)
         found = _look_up(scope, found, results)
@@ -90,7 +90,7 @@ def find_unpublished(
             found = _look_up(scope, found, kept, version=version)
     if _shares_results(scope):
         right = {fragment_id: found.right for fragment_id, found in validity.items()}
-        table = committed_results(scope.dataset, scope.computation, _live(scope, right))
+        table = committed_results(scope.dataset, scope.computation, _known(scope, right))
         found = _look_up(scope, found, table, partial(_of_equal_inputs, scope))
     return found
 
@@ -239,9 +239,9 @@ def _moved_rows(scope: Scope) -> dict[str, RowSet | None]:
     return moved
 
 
-def _live(scope: Scope, rows: Mapping[int, RowSet]) -> dict[int, RowSet]:
-    """Some rows of each fragment, deleted ones left out."""
-    facts = [f for f in scope.snapshot.fragments if rows.get(f.id)]
+def _known(scope: Scope, rows: Mapping[int, RowSet]) -> dict[int, RowSet]:
+    """Some rows of each fragment whose receipts are not gone, deleted rows left out."""
+    facts = [f for f in scope.snapshot.fragments if rows.get(f.id) and scope.can_read_receipts(f)]
     live = read_live_rows(scope.dataset, facts)
     return {f.id: rows[f.id].intersect(live[f.id]) for f in facts}
 

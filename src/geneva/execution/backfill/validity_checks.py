@@ -135,13 +135,15 @@ class ReceiptCheck:
     """Workers share an open table within one check, and not with another."""
     rows: tuple[tuple[int, tuple[RowSet, ...]], ...]
     """Fragments, and the rows of each, by output."""
+    lost_files: frozenset[str]
+    """Data files of the table that are gone."""
 
 
 def check_receipts(item: ReceiptCheck) -> str:
     """Check the rows of an item; return what was found, as text. This is shipped to workers."""
     dataset = open_pinned(item.ref, item.version, item.check_id)
     snapshot = read_snapshot(dataset, item.ref)
-    readers = readers_of(dataset, snapshot, item.computation)
+    readers = readers_of(dataset, snapshot, item.computation, item.lost_files)
     facts = {fragment.id: fragment for fragment in snapshot.fragments}
     found = (check_rows(readers, facts[fragment], rows) for fragment, rows in item.rows)
     return "\n".join(map(_to_text, found))
@@ -174,6 +176,7 @@ def check_on_workers(
             computation=scope.computation,
             check_id=check_id,
             rows=tuple((undecided[i][0].id, undecided[i][1]) for i in share),
+            lost_files=scope.lost_files,
         )
         for share in shares
     ]

@@ -17,13 +17,19 @@ from geneva.errors import JobCancelledError, TableChangedError, UnreadableFragme
 from geneva.execution.refresh.groups import open_view
 from geneva.execution.refresh.layout import Layout, Lists, lay_out, read_source_ids_of, rewrite
 from geneva.execution.refresh.passages import RowChanges, compare_rows, rewrites
-from geneva.execution.refresh.prepare import PreparedRefresh, RefreshRequest, prepare_refresh
+from geneva.execution.refresh.prepare import (
+    PreparedRefresh,
+    RefreshRequest,
+    find_lost_files,
+    prepare_refresh,
+)
 from geneva.execution.runner import Runner, describe_jobs, job_group
 from geneva.model.rows import RowIds
 from geneva.model.tables import TableRef
 from geneva.model.view_query import SYSTEM_COLUMNS
 from geneva.planning.refresh import RefreshPlan
 from geneva.storage.lance.commit import retry_conflicts
+from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.dataset import Dataset, check_not_dropped, open_dataset
 from geneva.storage.lance.row_ids import read_row_ids, sorted_ids
 from geneva.storage.views.definition import allow_nulls
@@ -57,6 +63,7 @@ def prepare_chunk_refresh(
     """Plan the refresh of a chunked view: that of its hidden view, which the rows follow."""
     inner = prepare_refresh(inner_ref(ref), source, request)
     opened = open_view(ref, view)
+    find_lost_files(ref, opened.dataset, opened.columns)
     current = (
         inner.plan.is_empty
         and is_laid_out(ref, opened.dataset, inner.ref, inner.view_version)
@@ -207,12 +214,15 @@ def _changed_rows(
     for version in before:
         try:
             changes = read_changes(inner, version, now, watched)
-        except TableChangedError:
+            touched = sorted_ids([*changes.changed.values()])
+            left = sorted_ids([changes.deleted, touched])
+            gone.append(read_source_ids_of(inner, version, left))
+        except BaseException as error:
+            # That version was cleaned up, or files of it are gone.
+            if not (isinstance(error, TableChangedError) or is_damage(error)):
+                raise
             before = ()
             break
-        touched = sorted_ids([*changes.changed.values()])
-        left = sorted_ids([changes.deleted, touched])
-        gone.append(read_source_ids_of(inner, version, left))
         fresh.append(sorted_ids([changes.inserted, touched]))
     if not before:
         return None, read_row_ids(open_dataset(inner, now), None)

@@ -22,7 +22,12 @@ from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.refresh.explode import is_laid_out, lay_out_changes
 from geneva.execution.refresh.groups import NO_ROWS, KeyedRows, open_view
-from geneva.execution.refresh.prepare import PreparedRefresh, RefreshRequest, prepare_refresh
+from geneva.execution.refresh.prepare import (
+    PreparedRefresh,
+    RefreshRequest,
+    find_lost_files,
+    prepare_refresh,
+)
 from geneva.model.computation import PartitionRows, Source
 from geneva.model.partitions import KEY_PREFIX, KeyedIds, Partitions, add_up_rows
 from geneva.model.rows import RowIds
@@ -99,6 +104,7 @@ def prepare_partition_refresh(
     rows = prepare_refresh(rows_ref(ref), source, _for_rows(request))
     inner = _prepare_inner(ref, rows, request, None)
     opened = open_view(ref, view)
+    find_lost_files(ref, opened.dataset, opened.columns)
     current = (
         rows.plan.is_empty
         and inner.plan.is_empty

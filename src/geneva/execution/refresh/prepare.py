@@ -34,11 +34,11 @@ from geneva.execution.refresh.rows import Membership, read_first_membership, rea
 from geneva.execution.refresh.stored_sql import check_stored_sql
 from geneva.model.computation import PartitionRows
 from geneva.model.tables import TableRef
-from geneva.model.view_query import SYSTEM_COLUMNS
+from geneva.model.view_query import SYSTEM_COLUMNS, Shown
 from geneva.planning.refresh import ColumnRefresh, RefreshPlan
 from geneva.storage.checkpoints.staging import open_checkpoints, read_work
 from geneva.storage.columns.copies import how_to_get_stable_ids
-from geneva.storage.columns.lost_files import absent_of_fields, lost_of_fields
+from geneva.storage.columns.lost_files import absent_of_fields
 from geneva.storage.columns.provenance import parse_file_name
 from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import (
@@ -125,7 +125,8 @@ def prepare_refresh(
     identity = commit_uuid(latest, version)
     _check_reachable(ref, source, info, version)
     groups = view_groups(view, info)
-    _check_rows(ref, view)
+    filled = (name for group in groups for name in group.columns_filled)
+    has_lost_files = find_lost_files(ref, view, SYSTEM_COLUMNS, filled)
     state = read_view_state(view.schema)
     up_to_date = PreparedRefresh(
         target=RefreshTarget(
@@ -159,7 +160,7 @@ def prepare_refresh(
     _check_source(source, latest, state)
     untouched = is_as_refreshed(ref, view, state, own_columns(view, groups))
     reached = info.base_version == version and state.udf_versions == _versions(groups)
-    current = untouched and reached and not _has_lost_files(ref, view, groups)
+    current = untouched and reached and not has_lost_files
     if current and not request.backfill.options.retry_failed:
         return up_to_date
     begun = replace(up_to_date, target=replace(up_to_date.target, damage=damage or Damage()))
@@ -170,37 +171,38 @@ def prepare_refresh(
     return up_to_date if current and not planned.plan.rows_to_compute else planned
 
 
-def _check_rows(ref: TableRef, view: Dataset) -> None:
-    """Refuse a view whose rows can't be read: what they are made from is not known any more."""
-    if ref.is_remote:
-        return
-    ids, snapshot = field_ids_of(view), read_snapshot(view, ref)
-    fields = {field_id for name in SYSTEM_COLUMNS for field_id in ids.get(name, ())}
-    gone = {path for path in absent_of_fields(snapshot, fields) if parse_file_name(path) is None}
-    if not gone:
-        return
-    fragments = [
-        fragment.id
-        for fragment in snapshot.fragments
-        if any(file.path in gone for file in fragment.files)
-    ]
-    raise UnreadableFragmentsError(
-        f"Rows of view {ref.name!r} can't be read: its data files {', '.join(sorted(gone)[:5])} "
-        f"are gone (fragments {fragments[:5]}). Restore the files, or drop the view and create it "
-        "again.",
-        tuple(fragments),
-        ref.name,
-    )
+def find_lost_files(
+    ref: TableRef, view: Dataset, rows: Iterable[str], filled: Iterable[str] = ()
+) -> bool:
+    """Whether somebody has deleted files that a refresh of a local view would write again.
 
-
-def _has_lost_files(ref: TableRef, view: Dataset, groups: Iterable[Group]) -> bool:
-    """Whether somebody has deleted files that a refresh would write again."""
+    Those are the files that jobs have written of the columns that make its `rows`, or are `filled`.
+    Where others are gone that make its rows, it is refused: nobody knows what they were made from.
+    """
     if ref.is_remote:
         return False
-    ids = field_ids_of(view)
-    names = (name for group in groups for name in group.columns_filled if name in ids)
-    fields = [field_id for name in names for field_id in ids[name]]
-    return bool(lost_of_fields(read_snapshot(view, ref), fields))
+    ids, snapshot = field_ids_of(view), read_snapshot(view, ref)
+    fields = frozenset(i for name in rows for i in ids.get(name, ()))
+    others = frozenset(i for name in filled for i in ids.get(name, ()))
+    gone = absent_of_fields(snapshot, fields | others)
+    lost = {path for path in gone if parse_file_name(path) is not None}
+    damaged = [
+        (fragment.id, file.path)
+        for fragment in snapshot.fragments
+        for file in fragment.files_of(fields)
+        if file.path in gone - lost
+    ]
+    if not damaged:
+        return bool(lost)
+    fragments = tuple(dict.fromkeys(fragment_id for fragment_id, _ in damaged))
+    name = Shown.of(ref.name, "", "").table
+    raise UnreadableFragmentsError(
+        f"Rows of view {name!r} can't be read: its data files "
+        f"{', '.join(path for _, path in damaged[:5])} are gone (fragments {[*fragments[:5]]}). "
+        "Restore the files, or drop the view and create it again.",
+        fragments,
+        name,
+    )
 
 
 def _around_damage(

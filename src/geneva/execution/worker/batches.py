@@ -85,6 +85,26 @@ class _Batch:
     """The size of its inputs, where they are held before its turn."""
 
 
+class _Calling:
+    """Around calls for a batch: they are timed, and what ends the job says of which rows it is."""
+
+    __slots__ = ("_clock", "_started", "_window", "seconds")
+
+    def __init__(self, clock: Clock, window: Window) -> None:
+        self._clock, self._window = clock, window
+
+    def __enter__(self) -> _Calling:
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        end_copy()
+        self.seconds = time.perf_counter() - self._started
+        self._clock.udf += self.seconds
+        if isinstance(error, _ENDS_THE_JOB):
+            raise _batch_failed(error, self._window.offsets, ()) from error
+
+
 _Done: TypeAlias = tuple[Window, Applied | Kept, float]
 """A window, what a call for it gave, and the seconds that it took."""
 
@@ -203,8 +223,7 @@ class BatchRunner:
         done: list[_Done] = []
         failed: BaseException | None = None
         try:
-            with metered(self.usage):
-                self._call_some(program, left, done)
+            self._call_some(program, left, done)
         except BaseException as error:  # noqa: BLE001  raised behind what was computed before it
             failed = error
         for window, called, seconds in done:
@@ -216,26 +235,20 @@ class BatchRunner:
 
     def _call_some(self, program: Program, left: deque[Window | Result], done: list[_Done]) -> None:
         """Call the program on windows that are `left`, and move them to what is `done`."""
-        began = started = time.perf_counter()
-        nbytes = 0
+        began, nbytes = time.perf_counter(), 0
         while left:
             window = left[0]
             if not isinstance(window, Window) or not self._is_batch(window):
                 return
-            try:
+            guard = BatchGuard(self._cut_search, window.offsets)
+            with _Calling(self.clock, window) as calling:
                 if not done:
                     program.warm(window.inputs)
                     self.deadline.start()
-                called = program.call(window.inputs, BatchGuard(self._cut_search, window.offsets))
-            except _ENDS_THE_JOB as error:
-                raise _batch_failed(error, window.offsets, ()) from error
-            finally:
-                end_copy()
-                ended = time.perf_counter()
-                self.clock.udf += ended - started
-            done.append((window, called, ended - started))
+                with metered(self.usage):
+                    called = program.call(window.inputs, guard)
+            done.append((window, called, calling.seconds))
             left.popleft()
-            started = ended
             if isinstance(called, Kept):
                 nbytes += called.nbytes
             elif called.failures:
@@ -246,7 +259,7 @@ class BatchRunner:
                 return
             if not self._has_value:  # what is wrong with a function is nearly always wrong at once
                 return
-            if ended - began > _BURST_SECONDS or nbytes > _BURST_BYTES:
+            if time.perf_counter() - began > _BURST_SECONDS or nbytes > _BURST_BYTES:
                 return
 
     def _applied(self, window: Window, called: Applied | Kept) -> tuple[Applied, float]:
@@ -256,17 +269,9 @@ class BatchRunner:
         """
         if isinstance(called, Applied):
             return called, 0.0
-        started = time.perf_counter()
-        try:
-            with metered(self.usage):
-                applied = called.applied()
-        except _ENDS_THE_JOB as error:
-            raise _batch_failed(error, window.offsets, ()) from error
-        finally:
-            end_copy()
-            seconds = time.perf_counter() - started
-            self.clock.udf += seconds
-        return applied, seconds
+        with _Calling(self.clock, window) as calling, metered(self.usage):
+            applied = called.applied()
+        return applied, calling.seconds
 
     def _pass_on(self, result: Result) -> Iterator[Event]:
         yield from self._cut(is_last=True)
@@ -543,16 +548,9 @@ class BatchRunner:
         )
 
     def _compute(self, queued: _Batch) -> Computed:
-        started = time.perf_counter()
-        try:
+        with _Calling(self.clock, queued.window) as calling:
             applied = self._call(queued)
-        except _ENDS_THE_JOB as error:
-            raise _batch_failed(error, queued.window.offsets, ()) from error
-        finally:
-            end_copy()
-            seconds = time.perf_counter() - started
-            self.clock.udf += seconds
-        return self._computed(queued.window, applied, seconds)
+        return self._computed(queued.window, applied, calling.seconds)
 
     def _count(self, batch: Window, applied: Applied) -> None:
         """Count a batch for which calls were made."""

@@ -58,8 +58,9 @@ class ColumnFile:
         laid_out = written_schema(task.schema, [*values, *receipts])
         self._schema = written_schema(task.schema, receipts) if file.receipts_only else laid_out
         old = None
-        if file.keeps_old:
-            old = reading(_old_values(task, part, laid_out.names, columns, clock))
+        there = [name for name in laid_out.names if name not in file.lost]
+        if file.keeps_old and there:
+            old = reading(_old_values(task, part, laid_out, there, columns, clock))
         kept = {
             name: column.kept(part.compute)
             for column in columns
@@ -197,11 +198,22 @@ class _Written:
 
 
 def _old_values(
-    task: OpenTask, part: PartWork, names: list[str], columns: Sequence[_Written], clock: Clock
+    task: OpenTask,
+    part: PartWork,
+    schema: pa.Schema,
+    there: list[str],
+    columns: Sequence[_Written],
+    clock: Clock,
 ) -> Iterator[pa.RecordBatch]:
-    """The present values of a fragment, with receipts for the rows that are adopted."""
-    where = (task.dataset, part.fragment_id, names, part.rows)
-    windows = read_windows(*where, fitting_window(*where, part.window))
+    """The present values of a fragment, with receipts for the rows that are adopted.
+
+    Columns of the schema that are not `there` are NULL.
+    """
+    where = (task.dataset, part.fragment_id, there, part.rows)
+    windows = (
+        (start, _with_nulls(batch, schema))
+        for start, batch in read_windows(*where, fitting_window(*where, part.window))
+    )
     computation = task.work.computation
     adopting = [column for column in columns if column.plan.adopt and column.receipts]
     if not adopting:
@@ -221,6 +233,15 @@ def _old_values(
                 batch = _with_adopted(batch, column, offsets[own] - start, digests[own])
         clock.read += time.perf_counter() - started
         yield batch
+
+
+def _with_nulls(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch with NULLs for the columns of a schema that it lacks."""
+    if batch.num_columns == len(schema):
+        return batch
+    there, rows = batch.schema.names, batch.num_rows
+    columns = [batch.column(f.name) if f.name in there else pa.nulls(rows, f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
 def _with_adopted(

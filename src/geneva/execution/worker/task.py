@@ -77,6 +77,8 @@ class FileWork:
     """Input signature of the fragment."""
     base: str | None
     """The column's present file in the fragment."""
+    lost: tuple[str, ...] = ()
+    """Columns whose present file is gone: there is nothing to keep of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,43 +22,43 @@ from geneva.storage.lance.dataset import Dataset, TableSnapshot
 _LISTED_AT_ONCE = 1_000
 """Names that an object store gives for one request."""
 _REQUESTS_AT_ONCE = 16
+_MANY = 256
+"""Files of a store for which a folder is listed of which nobody knows how many it has."""
 _ASKED_AT_ONCE = 4
 """Local files up to which each is asked for, without a listing."""
+
+_SIZES: dict[str, int] = {}
+"""How many files the data folder of a table in a store had when it was listed last."""
 
 
 def missing_files(ref: TableRef, paths: Collection[str], dataset: Dataset) -> frozenset[str]:
     """Those of some data files in a table's folder that are not there.
 
-    In a store it takes a request each, or as many as listing the folder takes.
+    In a store it takes a request each, several at a time, or fewer: see `is_worth_listing`.
     """
     if not paths:
         return frozenset()
     if not ref.is_remote:
         return _absent(_data_folder(ref), paths)
     session = LanceFileSession(f"{ref.uri}/data", storage_options=ref.storage_options.plain())
-    if _listing_requests(dataset, len(paths)) <= max(1, len(paths) // _REQUESTS_AT_ONCE):
-        paths = set(paths).difference(session.list())
+    if is_worth_listing(len(paths), len(paths) + _present_files(dataset), _SIZES.get(ref.uri)):
+        listed = session.list()
+        _SIZES[ref.uri] = len(listed)
+        paths = set(paths).difference(listed)
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
         there = threads.map(session.contains, paths)
         return frozenset(path for path, found in zip(paths, there, strict=True) if not found)
 
 
 def lost_values(snapshot: TableSnapshot, computation: Computation) -> frozenset[str]:
-    """The files that jobs have written a computation's values into, and that are gone.
+    """The files that jobs have written a computation's values and receipts into, and are gone.
 
-    Not of values that were loaded: nobody can compute those again.
+    Not of values that were loaded: nobody can compute those again. Only of a local table, where
+    looking costs next to nothing.
     """
     if isinstance(computation.program, Load):
         return frozenset()
-    return lost_of_fields(snapshot, computation.output_ids)
-
-
-def lost_of_fields(snapshot: TableSnapshot, field_ids: Iterable[int]) -> frozenset[str]:
-    """The files of some fields that jobs have written, and that are gone.
-
-    Only of a local table, where looking costs next to nothing.
-    """
-    gone = absent_of_fields(snapshot, field_ids)
+    gone = absent_of_fields(snapshot, computation.written_ids)
     return frozenset(path for path in gone if parse_file_name(path) is not None)
 
 
@@ -72,11 +72,23 @@ def absent_of_fields(snapshot: TableSnapshot, field_ids: Iterable[int]) -> froze
     return _absent(_data_folder(ref), own)
 
 
-def _listing_requests(dataset: Dataset, staged: int) -> int:
-    """About how many requests it takes to list a table's data folder."""
+def is_worth_listing(wanted: int, present: int, listed: int | None) -> bool:
+    """Whether a folder in a store is listed for some files, instead of asking for each of them.
+
+    It takes one request after the other, while they are asked for several at a time. Files that no
+    version has any more are listed, too, and a listing can't be stopped: so it has to be worth it
+    by how many were `listed` before. Where none was (None), there are at least those that are
+    `present`, and only for many files more is risked.
+    """
+    if wanted <= _REQUESTS_AT_ONCE or (listed is None and wanted < _MANY):
+        return False
+    return 1 + max(present, listed or 0) // _LISTED_AT_ONCE <= wanted // _REQUESTS_AT_ONCE
+
+
+def _present_files(dataset: Dataset) -> int:
+    """About how many data files a version of a table has."""
     fragments = dataset.get_fragments()
-    each = len(fragments[-1].data_files()) if fragments else 0
-    return 1 + (len(fragments) * each + staged) // _LISTED_AT_ONCE
+    return len(fragments) * len(fragments[-1].data_files()) if fragments else 0
 
 
 def _data_folder(ref: TableRef) -> Path:

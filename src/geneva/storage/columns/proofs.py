@@ -83,7 +83,7 @@ class ValidityReader:
 
         The computation has one output, or several that are judged together; `group` is the one that
         it is a facet of. `reads_values`: compare receipts with values also where nobody can have
-        written others. `lost_files`: values in these are gone.
+        written others. `lost_files`: what is in these is gone.
         """
         self._lost_files = lost_files
         self._group = group or computation
@@ -118,7 +118,7 @@ class ValidityReader:
         values = fragment.files_of(self._value_ids)
         if not values:
             return Validity(rows, Reason.NEW)
-        if any(file.path in self._lost_files for file in values):
+        if self._are_lost(values):
             return Validity(rows, Reason.LOST)
         receipts = self._receipt_files(fragment)
         files = receipts or values
@@ -160,7 +160,15 @@ class ValidityReader:
         return frozenset(i for receipt in self._computation.receipts for i in receipt.field_ids)
 
     def _receipt_files(self, fragment: FragmentFacts) -> tuple[FileFacts, ...]:
-        return fragment.files_of(self._receipt_ids)
+        """The files of the receipts; none where they are gone, as if nobody had written any.
+
+        So values of which only the receipts are gone count as supplied: a person's are among them.
+        """
+        files = fragment.files_of(self._receipt_ids)
+        return () if self._are_lost(files) else files
+
+    def _are_lost(self, files: Iterable[FileFacts]) -> bool:
+        return any(file.path in self._lost_files for file in files)
 
     @cached_property
     def _own_name(self) -> NamedProvenance:
@@ -486,7 +494,22 @@ def readers_of(
 def check_receipts(
     readers: Sequence[ValidityReader], fragment: FragmentFacts, rows: Sequence[RowSet]
 ) -> list[Validity]:
-    """What receipts say of rows of each output of a computation. Inputs are read once for all."""
+    """What receipts say of rows of each output of a computation. Inputs are read once for all.
+
+    Of an output none of whose rows are asked about nothing is read: its file may be gone.
+    """
+    asked = [place for place, own in enumerate(rows) if own]
+    checked = _checked([readers[i] for i in asked], fragment, [rows[i] for i in asked])
+    found = dict(zip(asked, checked, strict=True))
+    nothing = Validity(fragment.physical_rows, Reason.UP_TO_DATE)
+    return [found.get(place, nothing) for place in range(len(rows))]
+
+
+def _checked(
+    readers: Sequence[ValidityReader], fragment: FragmentFacts, rows: Sequence[RowSet]
+) -> list[Validity]:
+    if not readers:
+        return []
     first = readers[0]
     if not first.computation.receipts:
         return [r.by_value(fragment, own) for r, own in zip(readers, rows, strict=True)]

@@ -36,9 +36,6 @@ from geneva.storage.lance.own_commits import is_own_commit, note_own_commit
 from geneva.storage.lance.transactions import JOB_PROPERTY, PLANNED_PROPERTY, job_of
 from geneva.udf.types import value_type
 
-DELETED = "somebody has deleted it (a clean-up with delete_unverified=True?)"
-"""What happened to a file that is not there any more."""
-
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
@@ -46,9 +43,11 @@ class CommitOutcome:
 
     landed: tuple[StagedFile, ...]
     lost: tuple[tuple[StagedFile, str], ...]
-    """Files that no longer fit the table, or are gone, each with what happened to it."""
+    """Files that no longer fit the table, each with what happened to their fragment."""
     moved_on: bool
     """Whether somebody else committed in between, or deleted files."""
+    deleted: tuple[StagedFile, ...] = ()
+    """Files that were not there any more when they were to be committed."""
 
 
 def commit_columns(
@@ -93,6 +92,7 @@ class _ColumnCommit:
         self._planned_version = int(planned.version)
         self._base = planned
         self._fitting, self._lost = list(staged), list[tuple[StagedFile, str]]()
+        self._deleted: list[StagedFile] = []
         self._attempts = 0
         self._moved_on = False
 
@@ -126,7 +126,7 @@ class _ColumnCommit:
         gone = missing_files(self._ref, [f.path for f in self._fitting], self._base)
         if gone:
             self._moved_on = True
-            self._lost += [(file, DELETED) for file in self._fitting if file.path in gone]
+            self._deleted += [file for file in self._fitting if file.path in gone]
             self._fitting = [file for file in self._fitting if file.path not in gone]
 
     def _others_came_before(self, version: int) -> bool:
@@ -140,10 +140,12 @@ class _ColumnCommit:
     def given_up(self) -> CommitOutcome:
         """Nothing is committed: others were faster every time."""
         left = [(file, "other writers kept getting in between") for file in self._fitting]
-        return CommitOutcome((), (*self._lost, *left), moved_on=True)
+        lost, deleted = (*self._lost, *left), tuple(self._deleted)
+        return CommitOutcome((), lost, moved_on=True, deleted=deleted)
 
     def _outcome(self) -> CommitOutcome:
-        return CommitOutcome(tuple(self._fitting), tuple(self._lost), self._moved_on)
+        lost, deleted = tuple(self._lost), tuple(self._deleted)
+        return CommitOutcome(tuple(self._fitting), lost, self._moved_on, deleted)
 
     def _rebase(self) -> None:
         """Go on from the latest version, without the files that don't fit it."""
