@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import lance
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
@@ -21,7 +22,7 @@ from geneva.errors import (
     UserInputError,
 )
 from geneva.execution.runner import InProcessRunner
-from support import Calls, column, connect
+from support import Calls, column, connect, tripled
 
 
 def made(db: Connection, calls: Calls, rows: int = 4) -> Table:
@@ -212,6 +213,95 @@ def test_a_table_that_cannot_be_opened_hides_no_other(
         local_db.refresh()
     assert list(caught.value.failed) == ["table 'bad'"]
     assert len(caught.value.results) == 5
+
+
+def of_a_later_release(view: Table) -> None:
+    """Let its query be in a format that only a later Geneva reads."""
+    dataset = lance.dataset(view.ref.uri)
+    stored = (dataset.schema.metadata or {})[b"geneva::view::query"].decode()
+    later = stored.replace('"format": 1', '"format": 9')
+    dataset.update_schema_metadata({"geneva::view::query": later})
+
+
+def test_a_view_whose_query_cannot_be_read_hides_no_other(
+    local_db: Connection, calls: Calls
+) -> None:
+    made(local_db, calls)
+    of_a_later_release(local_db.open_table("some"))
+    plan = local_db.plan_refresh()
+    assert not plan.is_empty
+    assert "table 'some': can't be read: The view's query is stored in format 9" in str(plan)
+    assert "view 'fewer': can't be planned" not in str(plan)
+    assert [each.step.table for each in plan.steps] == ["texts", "texts", "fewer"]
+    with pytest.raises(IncompleteRefreshError) as caught:
+        local_db.refresh()
+    assert list(caught.value.failed) == ["table 'some'"]
+    assert caught.value.left_out == ("view 'fewer'",)
+    assert column(local_db.open_table("texts"), "more") == [1, 3, 5, 7]
+
+
+class Panic(BaseException):
+    """As Lance's of damaged data: it is no Exception."""
+
+
+def test_a_panic_ends_its_own_step_alone(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = made(local_db, calls)
+    table.add_columns({"other": tripled(calls)})
+    planned = Table.plan_backfill
+
+    def panicking(self: Table, column: str, **options: Any) -> Any:
+        if column == "doubled":
+            raise Panic("index out of bounds")
+        return planned(self, column, **options)
+
+    monkeypatch.setattr(Table, "plan_backfill", panicking)
+    assert "can't be planned: Panic: index out of bounds" in str(local_db.plan_refresh())
+    with pytest.raises(IncompleteRefreshError, match="Panic: index") as caught:
+        local_db.refresh()
+    assert isinstance(caught.value.__cause__, Panic)
+    assert column(table, "other") == [0, 3, 6, 9]
+
+
+def test_an_interruption_ends_all(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(local_db, calls)
+
+    def interrupted(self: Table, column: str, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Table, "plan_backfill", interrupted)
+    for call in (local_db.refresh, local_db.plan_refresh):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    assert calls.count == 0
+
+
+def test_a_view_notes_what_is_written_to_its_source_and_the_plan_says_so(
+    local_db: Connection, calls: Calls
+) -> None:
+    table = local_db.create_table("t", pa.table({"id": range(3), "x": range(3)}))
+    table.add_columns({"of_x": tripled(calls, input_columns=["x"])})
+    local_db.create_materialized_view("v", table.query().select(["id"])).refresh()
+    plan = local_db.plan_refresh()
+    assert "view 'v': note the source's version" in str(plan)
+    assert [each.is_empty for each in plan.steps] == [False, False]
+    assert len(local_db.refresh()) == 2
+    assert [each.is_empty for each in local_db.plan_refresh().steps] == [True, True]
+
+
+def test_a_message_names_the_first_of_many(local_db: Connection) -> None:
+    @udf(data_type=pa.int64())
+    def failing(id: int) -> int:
+        raise ValueError(f"no {id}")
+
+    table = local_db.create_table("t", pa.table({"id": [1]}))
+    table.add_columns({f"c{i}": failing for i in range(12)})
+    with pytest.raises(IncompleteRefreshError, match=r"^12 parts .*; and 2 others\. Nothing") as e:
+        local_db.refresh()
+    assert len(e.value.failed) == 12
 
 
 def test_views_that_are_made_from_each_other_are_refused(

@@ -43,6 +43,9 @@ _ENDS_ALL = (
 )
 """What would befall the next step as well, or was meant to stop all of them."""
 
+_SAID = 10
+"""What a message names of a kind; the error itself has all."""
+
 Heard = Callable[[Step, JobResult], None]
 
 
@@ -55,22 +58,27 @@ def refresh_database(
     """
     read_work_options(options)  # wrong ones are refused before anything begins
     tables, unreadable = _open_tables(connection)
+    steps = _steps(tables, unreadable)
     failed: dict[str, BaseException] = {f"table {name!r}": e for name, e in unreadable.items()}
-    held_back: dict[Key, Step] = {}
+    held_back: set[Key] = set()
     left_out: list[Step] = []
     results: list[JobResult] = []
-    for step in _steps(tables):
-        if any(key in held_back for key in step.inputs):
-            held_back[step.key] = step
+    for step in steps:
+        if step.table in unreadable:
+            held_back.add(step.key)
+            continue
+        if not held_back.isdisjoint(step.inputs):
+            held_back.add(step.key)
             left_out.append(step)
             continue
         try:
             result = _run(tables[step.table], step, options)
         except _ENDS_ALL:
             raise
-        except Exception as error:  # noqa: BLE001  raised when all else is done
-            _LOG.warning("%s: %s", plain(str(step)), plain(one_line(error)))
-            held_back[step.key], failed[str(step)] = step, error
+        except BaseException as error:  # noqa: BLE001  raised when all else is done
+            _LOG.warning("%s: %s", plain(str(step)), one_line(error))
+            held_back.add(step.key)
+            failed[str(step)] = error
             continue
         if result is not None:
             results.append(result)
@@ -84,14 +92,19 @@ def refresh_database(
 def plan_database(connection: Connection) -> DatabasePlan:
     """What `refresh_database` would do. Changes nothing, runs nothing."""
     tables, unreadable = _open_tables(connection)
+    steps = _steps(tables, unreadable)
+    reasons = {name: one_line(error) for name, error in unreadable.items()}
     found: list[tuple[Step, BackfillPlan | RefreshPlan | str]] = []
-    for step in _steps(tables):
+    for step in steps:
+        if step.table in reasons:
+            found.append((step, reasons[step.table]))
+            continue
         try:
             found.append((step, _plan(tables[step.table], step)))
-        except Exception as error:  # noqa: BLE001  said in the plan
+        except BaseException as error:  # noqa: BLE001  said in the plan
             found.append((step, one_line(error)))
-    reasons = tuple((name, one_line(error)) for name, error in unreadable.items())
-    return DatabasePlan(connection.uri, tuple(planned_steps(found)), reasons)
+    planned = (each for each in planned_steps(found) if each.step.table not in reasons)
+    return DatabasePlan(connection.uri, tuple(planned), tuple(reasons.items()))
 
 
 def _open_tables(connection: Connection) -> tuple[dict[str, Table], dict[str, BaseException]]:
@@ -103,15 +116,28 @@ def _open_tables(connection: Connection) -> tuple[dict[str, Table], dict[str, Ba
             continue
         try:
             tables[name] = connection.open_table(name)
-        except Exception as error:  # noqa: BLE001  it is no reason to leave the others alone
+        except BaseException as error:  # noqa: BLE001  it is no reason to leave the others alone
+            one_line(error)
             unreadable[name] = error
     return tables, unreadable
 
 
-def _steps(tables: Mapping[str, Table]) -> tuple[Step, ...]:
+def _steps(tables: Mapping[str, Table], unreadable: dict[str, BaseException]) -> tuple[Step, ...]:
+    """All steps in their order. Adds to `unreadable` the tables whose definitions can't be read.
+
+    Such a table has one step, which is not taken: what is made from it waits for that.
+    """
     by_uri = {table.ref.uri: name for name, table in tables.items()}
+    nodes = []
+    for name, table in tables.items():
+        try:
+            nodes.append(_node(name, table, by_uri))
+        except BaseException as error:  # noqa: BLE001  nor is this
+            one_line(error)
+            unreadable[name] = error
+            nodes.append(Node(table=name, is_view=True))
     try:
-        return steps_of([_node(name, table, by_uri) for name, table in tables.items()])
+        return steps_of(nodes)
     except CycleError as error:
         raise UserInputError(
             f"These are made from each other: {listed(error.args[1])}. Nothing was refreshed: drop "
@@ -161,8 +187,8 @@ def _run(table: Table, step: Step, options: Mapping[str, Any]) -> JobResult | No
 def _incomplete(
     failed: Mapping[str, BaseException], left_out: list[Step], results: list[JobResult]
 ) -> IncompleteRefreshError:
-    causes = "; ".join(f"{what} ({one_line(error)})" for what, error in failed.items())
-    names = ", ".join(map(str, left_out))
+    causes = _some([f"{what} ({one_line(error)})" for what, error in failed.items()], "; ")
+    names = _some(list(map(str, left_out)), ", ")
     held = f" Left out, as they are made from these: {names}." if left_out else ""
     done = f"{count(len(results), 'job')} did what could be done" if results else "Nothing else had"
     error = IncompleteRefreshError(
@@ -174,3 +200,9 @@ def _incomplete(
     )
     error.__cause__ = next(iter(failed.values()))
     return error
+
+
+def _some(texts: list[str], between: str) -> str:
+    """The first of some texts, and how many others there are: a message is to be read."""
+    more = [f"and {count(len(texts) - _SAID, 'other')}"] if len(texts) > _SAID else []
+    return between.join(texts[:_SAID] + more)
