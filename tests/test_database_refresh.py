@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 import geneva
 from geneva import Columns, Connection, Table, udf
 from geneva.cli import app
+from geneva.cli import refresh as cli_refresh
 from geneva.errors import (
     IncompleteRefreshError,
     JobCancelledError,
@@ -390,6 +392,32 @@ class TestCommand:
         assert done.exit_code == 0
         assert "column 'doubled' of 'texts': compute 4 rows" in done.stdout
         assert calls.count == 0
+
+    def test_a_failure_is_beside_what_was_done(
+        self, broken: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cli_refresh, "connect", lambda *_: broken)
+        done = CliRunner().invoke(app, ["refresh", broken.uri, "--json"])
+        assert done.exit_code == 1
+        answer = json.loads(done.stdout)
+        assert answer["error"]["type"] == "IncompleteRefreshError"
+        assert [(job["table"], job["columns"]) for job in answer["jobs"]] == [
+            ("texts", ["other"]),
+            ("others", None),
+        ]
+        assert {job["status"] for job in answer["jobs"]} == {"DONE"}
+        (why,) = answer["failed"].values()
+        assert "ValueError: no" in why
+        assert "view 'some'" in answer["left_out"]
+
+    def test_a_plan_is_without_secrets(self, folder: Path) -> None:
+        of_a_later_release(connect(folder, InProcessRunner).open_table("some"))
+        hidden = ["--storage-option", "aws_secret_access_key=stored in format"]
+        for more in ([], ["--json"]):
+            done = CliRunner().invoke(app, ["refresh", str(folder), "--dry-run", *hidden, *more])
+            assert done.exit_code == 0
+            assert "The view's query is" in done.stdout
+            assert "stored in format" not in done.stdout
 
     def test_nothing_to_do(self, tmp_path: Path) -> None:
         connect(tmp_path / "db", InProcessRunner).create_table("t", pa.table({"id": [1]}))
