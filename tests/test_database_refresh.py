@@ -393,6 +393,19 @@ class TestCommand:
         assert "column 'doubled' of 'texts': compute 4 rows" in done.stdout
         assert calls.count == 0
 
+    def test_each_job_is_a_line(
+        self, broken: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cli_refresh, "connect", lambda *_: broken)
+        done = CliRunner().invoke(app, ["refresh", broken.uri])
+        assert done.exit_code == 1
+        column_line, view_line = done.stdout.splitlines()
+        assert column_line.startswith(
+            "column 'other' of 'texts': DONE: 4 rows computed, 4 committed"
+        )
+        assert view_line.startswith("view 'others': DONE: 0 rows computed, 4 committed")
+        assert "error: 1 part of the database" in done.stderr
+
     def test_a_failure_is_beside_what_was_done(
         self, broken: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
     ) -> None:

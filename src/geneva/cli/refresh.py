@@ -48,7 +48,7 @@ def refresh(
     def show(step: Step, result: JobResult) -> None:
         jobs.append({**_named(step), **result_record(result)})
         if not as_json:
-            say(f"{step}: {result}")
+            say(f"{step}: {result!s}")  # its format is that of its id
 
     try:
         refresh_database(connect(db, storage_option), options, show)
