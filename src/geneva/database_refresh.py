@@ -7,6 +7,7 @@ fails holds back what is made from it, and nothing else.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from graphlib import CycleError
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from geneva.errors import (
     StorageUnavailableError,
     UserInputError,
 )
-from geneva.jobs import JobResult
+from geneva.jobs import JobFuture, JobResult
 from geneva.model.uris import TableName
 from geneva.options import read_work_options
 from geneva.planning.backfill import BackfillPlan
@@ -49,8 +50,40 @@ _SAID = 10
 Heard = Callable[[Step, JobResult], None]
 
 
+class Stop:
+    """How another thread ends a refresh: its job is asked to stop, and none begins."""
+
+    def __init__(self) -> None:
+        """Nothing is stopped yet."""
+        self._lock = threading.Lock()
+        self._is_set = False
+        self._running: JobFuture | None = None
+
+    def set(self) -> None:
+        """Ask it to stop."""
+        with self._lock:
+            self._is_set = True
+            if self._running is not None:
+                self._running.cancel()
+
+    def check(self) -> None:
+        """Raise, where that was asked."""
+        if self._is_set:
+            raise JobCancelledError("The refresh was cancelled. What was finished is kept.")
+
+    def result_of(self, start: Callable[[], JobFuture]) -> JobResult:
+        """Start a job and wait for it."""
+        with self._lock:
+            self.check()
+            self._running = running = start()
+        return running.result()
+
+
 def refresh_database(
-    connection: Connection, options: Mapping[str, Any], heard: Heard | None = None
+    connection: Connection,
+    options: Mapping[str, Any],
+    heard: Heard | None = None,
+    stop: Stop | None = None,
 ) -> tuple[JobResult, ...]:
     """Bring everything up to date; return what was done, by the jobs that had something to do.
 
@@ -72,7 +105,7 @@ def refresh_database(
             left_out.append(step)
             continue
         try:
-            result = _run(tables[step.table], step, options)
+            result = _run(tables[step.table], step, options, stop)
         except _ENDS_ALL:
             raise
         except BaseException as error:  # noqa: BLE001  raised when all else is done
@@ -174,13 +207,22 @@ def _plan(table: Table, step: Step) -> BackfillPlan | RefreshPlan:
     return table.plan_refresh()
 
 
-def _run(table: Table, step: Step, options: Mapping[str, Any]) -> JobResult | None:
+def _run(
+    table: Table, step: Step, options: Mapping[str, Any], stop: Stop | None
+) -> JobResult | None:
     """Do a step; None: there is nothing to do, and no job on record."""
+    if stop is not None:
+        stop.check()
     if _plan(table, step).is_empty:
         return None
     if step.columns:
-        return table.backfill(step.columns[0], **options)
+        column = step.columns[0]
+        if stop is not None:
+            return stop.result_of(lambda: table.backfill_async(column, **options))
+        return table.backfill(column, **options)
     assert isinstance(table, MaterializedView)
+    if stop is not None:
+        return stop.result_of(lambda: table.refresh_async(**options))
     return table.refresh(**options)
 
 
