@@ -294,6 +294,28 @@ def test_a_view_notes_what_is_written_to_its_source_and_the_plan_says_so(
     assert [each.is_empty for each in local_db.plan_refresh().steps] == [True, True]
 
 
+def test_a_column_that_cannot_be_read_in_places_holds_nothing_back(
+    local_db: Connection, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = made(local_db, calls)
+    table.add(pa.table({"id": [9]}))
+    bad = lance.dataset(table.ref.uri).get_fragments()[0].data_files()[0].path
+    path = Path(table.ref.uri) / "data" / bad
+    kept = path.read_bytes()
+    path.unlink()
+    with pytest.raises(IncompleteRefreshError) as caught:
+        local_db.refresh()
+    assert "view 'some'" in caught.value.failed
+    assert caught.value.left_out == ("column 'of_view' of 'some'", "view 'fewer'")
+    assert sorted(calls.taken()) == ["doubled 9", "more 18"]
+    # A log has the whole sentence; one that is part of another is short.
+    assert "All other fragments are done and committed" in caplog.text
+    path.write_bytes(kept)
+    local_db.refresh()
+    assert sorted(column(local_db.open_table("fewer"), "of_view")) == [-19, -7]
+    assert "doubled 9" not in calls.rows
+
+
 def test_a_message_names_the_first_of_many(local_db: Connection) -> None:
     @udf(data_type=pa.int64())
     def failing(id: int) -> int:
@@ -422,6 +444,9 @@ class TestCommand:
         (why,) = answer["failed"].values()
         assert "ValueError: no" in why
         assert "view 'some'" in answer["left_out"]
+        (note,) = answer["error"]["notes"]
+        assert note.startswith("column 'doubled' of 'texts':")
+        assert 'raise ValueError(f"no {id}")' in note
 
     def test_a_plan_is_without_secrets(self, folder: Path) -> None:
         of_a_later_release(connect(folder, InProcessRunner).open_table("some"))

@@ -13,11 +13,13 @@ from graphlib import CycleError
 from typing import TYPE_CHECKING, Any
 
 from geneva.errors import (
+    GenevaError,
     IncompleteRefreshError,
     JobCancelledError,
     MissingDependencyError,
     StorageFullError,
     StorageUnavailableError,
+    UnreadableFragmentsError,
     UserInputError,
 )
 from geneva.jobs import JobFuture, JobResult
@@ -109,9 +111,14 @@ def refresh_database(
         except _ENDS_ALL:
             raise
         except BaseException as error:  # noqa: BLE001  raised when all else is done
-            _LOG.warning("%s: %s", plain(str(step)), one_line(error))
-            held_back.add(step.key)
+            short = one_line(error)
+            why = str(error) if isinstance(error, GenevaError) else short
+            _LOG.warning("%s: %s", plain(str(step)), why)
             failed[str(step)] = error
+            # A column that can't be read in places is done in all others. Of a view there would be
+            # rows without values yet, for functions to fail on.
+            if not (step.columns and isinstance(error, UnreadableFragmentsError)):
+                held_back.add(step.key)
             continue
         if result is not None:
             results.append(result)

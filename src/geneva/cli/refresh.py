@@ -9,8 +9,7 @@ import typer
 from geneva.cli.arguments import AsJson, Database, StorageOption, takes_options
 from geneva.cli.backfills import result_record
 from geneva.cli.database import connect, connect_to_look
-from geneva.cli.summaries import what_is_wrong
-from geneva.cli.terminal import beside_error, emit, redact, say
+from geneva.cli.terminal import beside_error, emit, notes_of, readable, redact, say
 from geneva.errors import IncompleteRefreshError
 from geneva.options import WorkArguments
 
@@ -53,8 +52,11 @@ def refresh(
     try:
         refresh_database(connect(db, storage_option), options, show)
     except IncompleteRefreshError as error:
-        beside_error["failed"] = {what: what_is_wrong(e) for what, e in error.failed.items()}
+        beside_error["failed"] = {what: readable(e) for what, e in error.failed.items()}
         beside_error["left_out"] = list(error.left_out)
+        for what, cause in error.failed.items():
+            for note in notes_of(cause):
+                error.add_note(f"{what}:\n{note}")
         raise
     if as_json:
         return emit({"jobs": jobs})
