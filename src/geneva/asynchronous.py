@@ -133,7 +133,7 @@ class AsyncConnection:
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
-            stop.set()
+            await asyncio.to_thread(stop.set)  # it may wait for a job that is about to begin
             await asyncio.gather(work, return_exceptions=True)
             raise
 
