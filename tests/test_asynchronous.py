@@ -122,6 +122,38 @@ def test_what_ours_do_otherwise_they_do_here_too(tmp_path: Path, calls: Calls) -
     asyncio.run(program())
 
 
+@pytest.mark.parametrize("name", [None, "v"])
+def test_a_cancelled_refresh_stops_its_job_and_begins_no_other(
+    tmp_path: Path, name: str | None
+) -> None:
+    started = tmp_path / "started"
+
+    @geneva.udf(data_type=pa.int64())
+    def slow(id: int) -> int:
+        import time
+
+        started.touch()
+        time.sleep(0.05)
+        return id
+
+    async def program() -> None:
+        db = await geneva.connect_async(tmp_path / "db", runner=lambda: InProcessRunner(2))
+        table = await db.create_table("t", rows(*range(200)))
+        query = (await table.search(None)).select(["id"]).add_column({"y": slow})
+        await db.create_materialized_view("v", query)
+        await db.create_materialized_view("w", query)
+        waiting = asyncio.create_task(db.refresh(name))
+        while not started.exists():
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        (job,) = await db.list_jobs()
+        assert job.status is JobStatus.CANCELLED
+
+    asyncio.run(program())
+
+
 @pytest.mark.slow
 def test_a_cancelled_await_stops_the_job(tmp_path: Path) -> None:
     started = tmp_path / "started"

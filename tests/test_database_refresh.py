@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import lance
 import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 import geneva
 from geneva import Columns, Connection, Table, udf
 from geneva.cli import app
+from geneva.cli import refresh as cli_refresh
 from geneva.errors import (
     IncompleteRefreshError,
     JobCancelledError,
@@ -21,7 +24,7 @@ from geneva.errors import (
     UserInputError,
 )
 from geneva.execution.runner import InProcessRunner
-from support import Calls, column, connect
+from support import Calls, column, connect, tripled
 
 
 def made(db: Connection, calls: Calls, rows: int = 4) -> Table:
@@ -214,6 +217,117 @@ def test_a_table_that_cannot_be_opened_hides_no_other(
     assert len(caught.value.results) == 5
 
 
+def of_a_later_release(view: Table) -> None:
+    """Let its query be in a format that only a later Geneva reads."""
+    dataset = lance.dataset(view.ref.uri)
+    stored = (dataset.schema.metadata or {})[b"geneva::view::query"].decode()
+    later = stored.replace('"format": 1', '"format": 9')
+    dataset.update_schema_metadata({"geneva::view::query": later})
+
+
+def test_a_view_whose_query_cannot_be_read_hides_no_other(
+    local_db: Connection, calls: Calls
+) -> None:
+    made(local_db, calls)
+    of_a_later_release(local_db.open_table("some"))
+    plan = local_db.plan_refresh()
+    assert not plan.is_empty
+    assert "table 'some': can't be read: The view's query is stored in format 9" in str(plan)
+    assert "view 'fewer': can't be planned" not in str(plan)
+    assert [each.step.table for each in plan.steps] == ["texts", "texts", "fewer"]
+    with pytest.raises(IncompleteRefreshError) as caught:
+        local_db.refresh()
+    assert list(caught.value.failed) == ["table 'some'"]
+    assert caught.value.left_out == ("view 'fewer'",)
+    assert column(local_db.open_table("texts"), "more") == [1, 3, 5, 7]
+
+
+class Panic(BaseException):
+    """As Lance's of damaged data: it is no Exception."""
+
+
+def test_a_panic_ends_its_own_step_alone(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = made(local_db, calls)
+    table.add_columns({"other": tripled(calls)})
+    planned = Table.plan_backfill
+
+    def panicking(self: Table, column: str, **options: Any) -> Any:
+        if column == "doubled":
+            raise Panic("index out of bounds")
+        return planned(self, column, **options)
+
+    monkeypatch.setattr(Table, "plan_backfill", panicking)
+    assert "can't be planned: Panic: index out of bounds" in str(local_db.plan_refresh())
+    with pytest.raises(IncompleteRefreshError, match="Panic: index") as caught:
+        local_db.refresh()
+    assert isinstance(caught.value.__cause__, Panic)
+    assert column(table, "other") == [0, 3, 6, 9]
+
+
+def test_an_interruption_ends_all(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(local_db, calls)
+
+    def interrupted(self: Table, column: str, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Table, "plan_backfill", interrupted)
+    for call in (local_db.refresh, local_db.plan_refresh):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    assert calls.count == 0
+
+
+def test_a_view_notes_what_is_written_to_its_source_and_the_plan_says_so(
+    local_db: Connection, calls: Calls
+) -> None:
+    table = local_db.create_table("t", pa.table({"id": range(3), "x": range(3)}))
+    table.add_columns({"of_x": tripled(calls, input_columns=["x"])})
+    local_db.create_materialized_view("v", table.query().select(["id"])).refresh()
+    plan = local_db.plan_refresh()
+    assert "view 'v': note the source's version" in str(plan)
+    assert [each.is_empty for each in plan.steps] == [False, False]
+    assert len(local_db.refresh()) == 2
+    assert [each.is_empty for each in local_db.plan_refresh().steps] == [True, True]
+
+
+def test_a_column_that_cannot_be_read_in_places_holds_nothing_back(
+    local_db: Connection, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = made(local_db, calls)
+    table.add(pa.table({"id": [9]}))
+    bad = lance.dataset(table.ref.uri).get_fragments()[0].data_files()[0].path
+    path = Path(table.ref.uri) / "data" / bad
+    kept = path.read_bytes()
+    path.unlink()
+    with pytest.raises(IncompleteRefreshError) as caught:
+        local_db.refresh()
+    assert "view 'some'" in caught.value.failed
+    assert caught.value.left_out == ("column 'of_view' of 'some'", "view 'fewer'")
+    assert sorted(calls.taken()) == ["doubled 9", "more 18"]
+    # A log has the whole sentence; one that is part of another is short.
+    assert "All other fragments are done and committed" in caplog.text
+    path.write_bytes(kept)
+    local_db.refresh()
+    assert sorted(column(local_db.open_table("fewer"), "of_view")) == [-19, -7]
+    assert "doubled 9" not in calls.rows
+
+
+def test_a_message_names_the_first_of_many(local_db: Connection) -> None:
+    @udf(data_type=pa.int64())
+    def failing(id: int) -> int:
+        raise ValueError(f"no {id}")
+
+    table = local_db.create_table("t", pa.table({"id": [1]}))
+    table.add_columns({f"c{i}": failing for i in range(12)})
+    with pytest.raises(IncompleteRefreshError, match=r"^12 parts .*; and 2 others\. Nothing") as e:
+        local_db.refresh()
+    assert len(e.value.failed) == 12
+
+
 def test_views_that_are_made_from_each_other_are_refused(
     local_db: Connection, calls: Calls
 ) -> None:
@@ -300,6 +414,48 @@ class TestCommand:
         assert done.exit_code == 0
         assert "column 'doubled' of 'texts': compute 4 rows" in done.stdout
         assert calls.count == 0
+
+    def test_each_job_is_a_line(
+        self, broken: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cli_refresh, "connect", lambda *_: broken)
+        done = CliRunner().invoke(app, ["refresh", broken.uri])
+        assert done.exit_code == 1
+        column_line, view_line = done.stdout.splitlines()
+        assert column_line.startswith(
+            "column 'other' of 'texts': DONE: 4 rows computed, 4 committed"
+        )
+        assert view_line.startswith("view 'others': DONE: 0 rows computed, 4 committed")
+        assert "error: 1 part of the database" in done.stderr
+
+    def test_a_failure_is_beside_what_was_done(
+        self, broken: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cli_refresh, "connect", lambda *_: broken)
+        done = CliRunner().invoke(app, ["refresh", broken.uri, "--json"])
+        assert done.exit_code == 1
+        answer = json.loads(done.stdout)
+        assert answer["error"]["type"] == "IncompleteRefreshError"
+        assert [(job["table"], job["columns"]) for job in answer["jobs"]] == [
+            ("texts", ["other"]),
+            ("others", None),
+        ]
+        assert {job["status"] for job in answer["jobs"]} == {"DONE"}
+        (why,) = answer["failed"].values()
+        assert "ValueError: no" in why
+        assert "view 'some'" in answer["left_out"]
+        (note,) = answer["error"]["notes"]
+        assert note.startswith("column 'doubled' of 'texts':")
+        assert 'raise ValueError(f"no {id}")' in note
+
+    def test_a_plan_is_without_secrets(self, folder: Path) -> None:
+        of_a_later_release(connect(folder, InProcessRunner).open_table("some"))
+        hidden = ["--storage-option", "aws_secret_access_key=stored in format"]
+        for more in ([], ["--json"]):
+            done = CliRunner().invoke(app, ["refresh", str(folder), "--dry-run", *hidden, *more])
+            assert done.exit_code == 0
+            assert "The view's query is" in done.stdout
+            assert "stored in format" not in done.stdout
 
     def test_nothing_to_do(self, tmp_path: Path) -> None:
         connect(tmp_path / "db", InProcessRunner).create_table("t", pa.table({"id": [1]}))

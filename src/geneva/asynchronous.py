@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from geneva.connection import Connection, connect
+from geneva.database_refresh import Stop, refresh_database
 from geneva.errors import UserInputError
 from geneva.jobs import JobFuture, JobResult
 from geneva.query import Query
@@ -120,6 +121,21 @@ class AsyncConnection:
         if kind is ViewKind.LANCEDB:
             return await self._database.open_materialized_view(name)
         return await _in_thread(self._connection.open_materialized_view)(name)
+
+    async def refresh(self, name: str | None = None, **options: Any) -> Any:
+        """Bring everything up to date, or one view, as `Connection.refresh` does."""
+        if name is not None:
+            view = await asyncio.to_thread(self._connection._view_to_refresh, name)
+            return await AsyncView(view).refresh(**options)
+        stop = Stop()
+        refreshing = partial(refresh_database, self._connection, options, stop=stop)
+        work = asyncio.create_task(asyncio.to_thread(refreshing))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(stop.set)  # it may wait for a job that is about to begin
+            await asyncio.gather(work, return_exceptions=True)
+            raise
 
     def close(self) -> None:
         """Close LanceDB's own connection."""

@@ -784,10 +784,13 @@ class Connection(ConnectionMethods):
         """
         if name is None:
             return refresh_database(self, options)
+        return self._view_to_refresh(name).refresh(**options)
+
+    def _view_to_refresh(self, name: str) -> MaterializedView:
         view = self.open_table(name)
         if not isinstance(view, MaterializedView):
             raise UserInputError(f"{name!r} is no view of Geneva's: only those are refreshed here.")
-        return view.refresh(**options)
+        return view
 
     def plan_refresh(self) -> DatabasePlan:
         """Say what `refresh()` of the whole database would do. Changes nothing, runs nothing."""

@@ -7,19 +7,22 @@ fails holds back what is made from it, and nothing else.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from graphlib import CycleError
 from typing import TYPE_CHECKING, Any
 
 from geneva.errors import (
+    GenevaError,
     IncompleteRefreshError,
     JobCancelledError,
     MissingDependencyError,
     StorageFullError,
     StorageUnavailableError,
+    UnreadableFragmentsError,
     UserInputError,
 )
-from geneva.jobs import JobResult
+from geneva.jobs import JobFuture, JobResult
 from geneva.model.uris import TableName
 from geneva.options import read_work_options
 from geneva.planning.backfill import BackfillPlan
@@ -43,11 +46,46 @@ _ENDS_ALL = (
 )
 """What would befall the next step as well, or was meant to stop all of them."""
 
+_SAID = 10
+"""What a message names of a kind; the error itself has all."""
+
 Heard = Callable[[Step, JobResult], None]
 
 
+class Stop:
+    """How another thread ends a refresh: its job is asked to stop, and none begins."""
+
+    def __init__(self) -> None:
+        """Nothing is stopped yet."""
+        self._lock = threading.Lock()
+        self._is_set = False
+        self._running: JobFuture | None = None
+
+    def set(self) -> None:
+        """Ask it to stop."""
+        with self._lock:
+            self._is_set = True
+            if self._running is not None:
+                self._running.cancel()
+
+    def check(self) -> None:
+        """Raise, where that was asked."""
+        if self._is_set:
+            raise JobCancelledError("The refresh was cancelled. What was finished is kept.")
+
+    def result_of(self, start: Callable[[], JobFuture]) -> JobResult:
+        """Start a job and wait for it."""
+        with self._lock:
+            self.check()
+            self._running = running = start()
+        return running.result()
+
+
 def refresh_database(
-    connection: Connection, options: Mapping[str, Any], heard: Heard | None = None
+    connection: Connection,
+    options: Mapping[str, Any],
+    heard: Heard | None = None,
+    stop: Stop | None = None,
 ) -> tuple[JobResult, ...]:
     """Bring everything up to date; return what was done, by the jobs that had something to do.
 
@@ -55,22 +93,32 @@ def refresh_database(
     """
     read_work_options(options)  # wrong ones are refused before anything begins
     tables, unreadable = _open_tables(connection)
+    steps = _steps(tables, unreadable)
     failed: dict[str, BaseException] = {f"table {name!r}": e for name, e in unreadable.items()}
-    held_back: dict[Key, Step] = {}
+    held_back: set[Key] = set()
     left_out: list[Step] = []
     results: list[JobResult] = []
-    for step in _steps(tables):
-        if any(key in held_back for key in step.inputs):
-            held_back[step.key] = step
+    for step in steps:
+        if step.table in unreadable:
+            held_back.add(step.key)
+            continue
+        if not held_back.isdisjoint(step.inputs):
+            held_back.add(step.key)
             left_out.append(step)
             continue
         try:
-            result = _run(tables[step.table], step, options)
+            result = _run(tables[step.table], step, options, stop)
         except _ENDS_ALL:
             raise
-        except Exception as error:  # noqa: BLE001  raised when all else is done
-            _LOG.warning("%s: %s", plain(str(step)), plain(one_line(error)))
-            held_back[step.key], failed[str(step)] = step, error
+        except BaseException as error:  # noqa: BLE001  raised when all else is done
+            short = one_line(error)
+            why = str(error) if isinstance(error, GenevaError) else short
+            _LOG.warning("%s: %s", plain(str(step)), why)
+            failed[str(step)] = error
+            # A column that can't be read in places is done in all others. Of a view there would be
+            # rows without values yet, for functions to fail on.
+            if not (step.columns and isinstance(error, UnreadableFragmentsError)):
+                held_back.add(step.key)
             continue
         if result is not None:
             results.append(result)
@@ -84,14 +132,19 @@ def refresh_database(
 def plan_database(connection: Connection) -> DatabasePlan:
     """What `refresh_database` would do. Changes nothing, runs nothing."""
     tables, unreadable = _open_tables(connection)
+    steps = _steps(tables, unreadable)
+    reasons = {name: one_line(error) for name, error in unreadable.items()}
     found: list[tuple[Step, BackfillPlan | RefreshPlan | str]] = []
-    for step in _steps(tables):
+    for step in steps:
+        if step.table in reasons:
+            found.append((step, reasons[step.table]))
+            continue
         try:
             found.append((step, _plan(tables[step.table], step)))
-        except Exception as error:  # noqa: BLE001  said in the plan
+        except BaseException as error:  # noqa: BLE001  said in the plan
             found.append((step, one_line(error)))
-    reasons = tuple((name, one_line(error)) for name, error in unreadable.items())
-    return DatabasePlan(connection.uri, tuple(planned_steps(found)), reasons)
+    planned = (each for each in planned_steps(found) if each.step.table not in reasons)
+    return DatabasePlan(connection.uri, tuple(planned), tuple(reasons.items()))
 
 
 def _open_tables(connection: Connection) -> tuple[dict[str, Table], dict[str, BaseException]]:
@@ -103,15 +156,28 @@ def _open_tables(connection: Connection) -> tuple[dict[str, Table], dict[str, Ba
             continue
         try:
             tables[name] = connection.open_table(name)
-        except Exception as error:  # noqa: BLE001  it is no reason to leave the others alone
+        except BaseException as error:  # noqa: BLE001  it is no reason to leave the others alone
+            one_line(error)
             unreadable[name] = error
     return tables, unreadable
 
 
-def _steps(tables: Mapping[str, Table]) -> tuple[Step, ...]:
+def _steps(tables: Mapping[str, Table], unreadable: dict[str, BaseException]) -> tuple[Step, ...]:
+    """All steps in their order. Adds to `unreadable` the tables whose definitions can't be read.
+
+    Such a table has one step, which is not taken: what is made from it waits for that.
+    """
     by_uri = {table.ref.uri: name for name, table in tables.items()}
+    nodes = []
+    for name, table in tables.items():
+        try:
+            nodes.append(_node(name, table, by_uri))
+        except BaseException as error:  # noqa: BLE001  nor is this
+            one_line(error)
+            unreadable[name] = error
+            nodes.append(Node(table=name, is_view=True))
     try:
-        return steps_of([_node(name, table, by_uri) for name, table in tables.items()])
+        return steps_of(nodes)
     except CycleError as error:
         raise UserInputError(
             f"These are made from each other: {listed(error.args[1])}. Nothing was refreshed: drop "
@@ -148,21 +214,30 @@ def _plan(table: Table, step: Step) -> BackfillPlan | RefreshPlan:
     return table.plan_refresh()
 
 
-def _run(table: Table, step: Step, options: Mapping[str, Any]) -> JobResult | None:
+def _run(
+    table: Table, step: Step, options: Mapping[str, Any], stop: Stop | None
+) -> JobResult | None:
     """Do a step; None: there is nothing to do, and no job on record."""
+    if stop is not None:
+        stop.check()
     if _plan(table, step).is_empty:
         return None
     if step.columns:
-        return table.backfill(step.columns[0], **options)
+        column = step.columns[0]
+        if stop is not None:
+            return stop.result_of(lambda: table.backfill_async(column, **options))
+        return table.backfill(column, **options)
     assert isinstance(table, MaterializedView)
+    if stop is not None:
+        return stop.result_of(lambda: table.refresh_async(**options))
     return table.refresh(**options)
 
 
 def _incomplete(
     failed: Mapping[str, BaseException], left_out: list[Step], results: list[JobResult]
 ) -> IncompleteRefreshError:
-    causes = "; ".join(f"{what} ({one_line(error)})" for what, error in failed.items())
-    names = ", ".join(map(str, left_out))
+    causes = _some([f"{what} ({one_line(error)})" for what, error in failed.items()], "; ")
+    names = _some(list(map(str, left_out)), ", ")
     held = f" Left out, as they are made from these: {names}." if left_out else ""
     done = f"{count(len(results), 'job')} did what could be done" if results else "Nothing else had"
     error = IncompleteRefreshError(
@@ -174,3 +249,9 @@ def _incomplete(
     )
     error.__cause__ = next(iter(failed.values()))
     return error
+
+
+def _some(texts: list[str], between: str) -> str:
+    """The first of some texts, and how many others there are: a message is to be read."""
+    more = [f"and {count(len(texts) - _SAID, 'other')}"] if len(texts) > _SAID else []
+    return between.join(texts[:_SAID] + more)

@@ -55,6 +55,7 @@ def commands() -> list[Any]:
         "trust forget": ["{db}", "t", "nope"],
         "trust accept": ["{db}", "t", "nope", "--yes"],
         "trust sign": ["{db}", "nope"],
+        "refresh": ["{db}/no"],
     }
     return [pytest.param(name.split(), given, id=name) for name, given in arguments.items()]
 

@@ -40,6 +40,7 @@ from geneva.cli.terminal import (
     INTERRUPTION,
     USER_INPUT,
     LogSentences,
+    beside_error,
     documents,
     emit,
     exit_code,
@@ -68,6 +69,7 @@ class Commands(Group):
         """Read the arguments; what typer says of wrong ones is to act on no terminal."""
         self.answers_in_json = _JSON in args[1] and not any(word in args[1] for word in _HELP)
         documents.clear()
+        beside_error.clear()
         try:
             _check_text(args[1])
             return super().make_context(*args, **kwargs)
@@ -113,7 +115,7 @@ class Commands(Group):
             message = "it was not confirmed; nothing was done."
         answer = {"type": kind, "message": message, "exit_code": code}
         more = {"job_id": getattr(error, "job_id", None), "notes": notes_of(error)}
-        emit({"error": {**answer, **more}})
+        emit({**beside_error, "error": {**answer, **more}})
 
 
 def _check_text(arguments: Sequence[str]) -> None:

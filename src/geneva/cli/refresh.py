@@ -9,7 +9,8 @@ import typer
 from geneva.cli.arguments import AsJson, Database, StorageOption, takes_options
 from geneva.cli.backfills import result_record
 from geneva.cli.database import connect, connect_to_look
-from geneva.cli.terminal import emit, say
+from geneva.cli.terminal import beside_error, emit, notes_of, readable, redact, say
+from geneva.errors import IncompleteRefreshError
 from geneva.options import WorkArguments
 
 if TYPE_CHECKING:
@@ -39,15 +40,24 @@ def refresh(
 
     if dry_run:
         planned = plan_database(connect_to_look(db, storage_option))
-        return emit(plan_record(planned)) if as_json else say(str(planned))
+        return emit(plan_record(planned)) if as_json else say(redact(str(planned)))
     jobs: list[dict[str, Any]] = []
+    beside_error["jobs"] = jobs
 
     def show(step: Step, result: JobResult) -> None:
         jobs.append({**_named(step), **result_record(result)})
         if not as_json:
-            say(f"{step}: {result}")
+            say(f"{step}: {result!s}")  # its format is that of its id
 
-    refresh_database(connect(db, storage_option), options, show)
+    try:
+        refresh_database(connect(db, storage_option), options, show)
+    except IncompleteRefreshError as error:
+        beside_error["failed"] = {what: readable(e) for what, e in error.failed.items()}
+        beside_error["left_out"] = list(error.left_out)
+        for what, cause in error.failed.items():
+            for note in notes_of(cause):
+                error.add_note(f"{what}:\n{note}")
+        raise
     if as_json:
         return emit({"jobs": jobs})
     return None if jobs else say("Everything is up to date.")
@@ -63,11 +73,11 @@ def plan_record(planned: DatabasePlan) -> dict[str, Any]:
                 "nothing_to_do": each.is_empty,
                 "rows_to_run": None if each.plan is None else each.plan.rows_to_run,
                 "waits_for": list(each.waits_for),
-                "error": each.trouble or None,
+                "error": redact(each.trouble) or None,
             }
             for each in planned.steps
         ],
-        "unreadable": dict(planned.unreadable),
+        "unreadable": {name: redact(why) for name, why in planned.unreadable},
     }
 
 

@@ -109,7 +109,7 @@ class LogSentences(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record, unless it is py4j's."""
         if "py4j" not in record.pathname:
-            warn(record.getMessage())
+            warn(redact(record.getMessage()))
 
 
 def say(text: str = "", style: str = "") -> None:
@@ -130,6 +130,8 @@ def heading(number: int, title: str, note: str = "") -> None:
 
 documents: list[Any] = []
 """What this command has answered machines: nothing yet, or its one document."""
+beside_error: dict[str, Any] = {}
+"""What this command has done so far: in its document beside the error, where it fails."""
 _for_documents: list[TextIO] = []
 """The standard output, while only documents go there."""
 

@@ -11,6 +11,8 @@ from geneva.render import html
 from geneva.render.plain import plain
 from geneva.render.text import agree, count
 
+_NOTE_VERSION = "note the source's version"
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -23,11 +25,14 @@ class StepPlan:
     """Why not."""
     waits_for: tuple[str, ...] = ()
     """Steps that have something to do, and whose results it reads: there may be more to do then."""
+    source_changes: bool = False
+    """Whether steps before it write to the source of this view, whatever it reads of that."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do, and will not be."""
-        return self.plan is not None and self.plan.is_empty and not self.waits_for
+        waits = self.waits_for or self.source_changes
+        return self.plan is not None and self.plan.is_empty and not waits
 
     @property
     def action(self) -> str:
@@ -38,7 +43,7 @@ class StepPlan:
             return f"{known}, and {follows}" if known else follows
         if self.plan is None:
             return f"can't be planned: {self.trouble}"
-        return known or "nothing to do"
+        return known or (_NOTE_VERSION if self.source_changes else "nothing to do")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class DatabasePlan:
     database: str
     steps: tuple[StepPlan, ...]
     unreadable: tuple[tuple[str, str], ...] = ()
-    """Tables that can't be opened, and why."""
+    """Tables that can't be read, and why."""
 
     @property
     def is_empty(self) -> bool:
@@ -57,7 +62,7 @@ class DatabasePlan:
 
     @property
     def _shown(self) -> list[tuple[str, str]]:
-        bad = [(f"table {name!r}", f"can't be opened: {why}") for name, why in self.unreadable]
+        bad = [(f"table {name!r}", f"can't be read: {why}") for name, why in self.unreadable]
         return bad + [(str(each.step), each.action) for each in self.steps if not each.is_empty]
 
     def __str__(self) -> str:
@@ -78,6 +83,7 @@ class DatabasePlan:
 def planned_steps(found: list[tuple[Step, BackfillPlan | RefreshPlan | str]]) -> list[StepPlan]:
     """Steps in order with what each waits for; instead of a plan there may be why there is none."""
     planned: dict[Key, StepPlan] = {}
+    changing: set[str] = set()
     for step, plan in found:
         waits_for = tuple(
             str(planned[key].step)
@@ -86,7 +92,10 @@ def planned_steps(found: list[tuple[Step, BackfillPlan | RefreshPlan | str]]) ->
         )
         trouble = plan if isinstance(plan, str) else ""
         known = None if isinstance(plan, str) else plan
-        planned[step.key] = StepPlan(step, known, trouble, waits_for)
+        each = StepPlan(step, known, trouble, waits_for, step.source in changing)
+        planned[step.key] = each
+        if not each.is_empty:
+            changing.add(step.table)
     return list(planned.values())
 
 
@@ -103,7 +112,7 @@ def _action(plan: BackfillPlan | RefreshPlan) -> str:
         (filled, f"fill {count(filled, 'row')}"),
         (plan.rows_to_run, f"call functions for {count(plan.rows_to_run, 'row')}"),
     )
-    return ", ".join(text for number, text in parts if number) or "note the source's version"
+    return ", ".join(text for number, text in parts if number) or _NOTE_VERSION
 
 
 def _of_column(plan: BackfillPlan) -> str:

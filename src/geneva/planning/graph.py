@@ -73,9 +73,11 @@ class Step:
 
     table: str
     columns: tuple[str, ...] = ()
-    """None: it is the refresh of a view."""
+    """Empty: it is the refresh of a view."""
     inputs: tuple[Key, ...] = ()
     """The steps whose results it reads."""
+    source: str | None = None
+    """Of a view: the table that its rows are made from. It notes every new version of that."""
 
     @property
     def key(self) -> Key:
@@ -105,7 +107,8 @@ def _own_steps(node: Node, every: Mapping[str, Node]) -> Iterator[Step]:
     """The steps of one table: first its rows, then its columns."""
     rows: tuple[Key, ...] = ()
     if node.is_view:
-        yield Step(node.table, inputs=_read_of_source(node, every.get(node.source or "")))
+        read_before = _read_of_source(node, every.get(node.source or ""))
+        yield Step(node.table, inputs=read_before, source=node.source)
         rows = ((node.table, None),)
     leads = _leads(node)
     done: set[str] = set()
