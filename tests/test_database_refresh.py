@@ -444,9 +444,10 @@ class TestCommand:
         (why,) = answer["failed"].values()
         assert "ValueError: no" in why
         assert "view 'some'" in answer["left_out"]
-        (note,) = answer["error"]["notes"]
+        note, hint = answer["error"]["notes"]
         assert note.startswith("column 'doubled' of 'texts':")
         assert 'raise ValueError(f"no {id}")' in note
+        assert "on_error=skip_on_error()" in hint
 
     def test_a_plan_is_without_secrets(self, folder: Path) -> None:
         of_a_later_release(connect(folder, InProcessRunner).open_table("some"))

@@ -30,7 +30,7 @@ from geneva.planning.database import DatabasePlan, planned_steps
 from geneva.planning.graph import Key, Node, Step, steps_of
 from geneva.planning.refresh import RefreshPlan
 from geneva.render.plain import plain
-from geneva.render.text import count, listed, one_line
+from geneva.render.text import count, listed, one_line, raise_if_stopping
 from geneva.view import MaterializedView
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _open_tables(connection: Connection) -> tuple[dict[str, Table], dict[str, Ba
         try:
             tables[name] = connection.open_table(name)
         except BaseException as error:  # noqa: BLE001  it is no reason to leave the others alone
-            one_line(error)
+            raise_if_stopping(error)
             unreadable[name] = error
     return tables, unreadable
 
@@ -173,7 +173,7 @@ def _steps(tables: Mapping[str, Table], unreadable: dict[str, BaseException]) ->
         try:
             nodes.append(_node(name, table, by_uri))
         except BaseException as error:  # noqa: BLE001  nor is this
-            one_line(error)
+            raise_if_stopping(error)
             unreadable[name] = error
             nodes.append(Node(table=name, is_view=True))
     try:

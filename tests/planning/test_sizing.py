@@ -248,7 +248,7 @@ def test_tasks_are_at_hand_while_one_waits_for_others_of_its_batch() -> None:
     assert max_in_flight(1_000, 62) == 2_000
 
 
-def test_a_slot_that_is_alone_gets_everything_for_a_while_and_then_a_minute_at_a_time() -> None:
+def test_a_slot_that_is_alone_gets_everything_for_a_while_and_then_some_seconds_at_a_time() -> None:
     plans = [new_fragment(i, RowSet.full(100_000)) for i in range(8)]
     queue = WorkQueue(plans, None)
     assert queue.limit(1, None) == Limit(10, max_rest=5)
@@ -257,10 +257,21 @@ def test_a_slot_that_is_alone_gets_everything_for_a_while_and_then_a_minute_at_a
     assert not queue
     queue.put_back(plans[2:])
     assert queue.remaining_rows == 600_000
-    assert queue.limit(1, 5_000.0) is None
-    assert [part.plan for part in queue.take(queue.share(1, 5_000.0))] == plans[2:5]
+    assert queue.limit(1, 20_000.0) is None
+    assert [part.plan for part in queue.take(queue.share(1, 20_000.0))] == plans[2:5]
     assert len(queue.take(queue.share(1, 1_000_000.0))) == 3
     assert not queue
+
+
+def test_a_fragment_of_a_minute_is_not_split_for_a_slot_that_is_alone() -> None:
+    plans = [new_fragment(i, RowSet.full(60_000)) for i in range(3)]
+    queue = WorkQueue(plans, None)
+    speed = 1_000.0
+    whole = queue.even_rows(1, speed, 0.0)
+    assert whole == 60_000
+    assert queue.share(1, speed) == 15_000
+    (part,) = queue.take(queue.share(1, speed), whole)
+    assert (part.plan, part.whole) == (plans[0], True)
 
 
 def test_fragments_are_put_back_while_another_one_is_handed_out_in_parts() -> None:

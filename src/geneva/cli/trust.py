@@ -23,7 +23,7 @@ from geneva.cli.terminal import confirm, emit, facts, grid, redact, say
 from geneva.errors import GenevaError, UserInputError
 from geneva.model.computation import is_named
 from geneva.render.plain import plain
-from geneva.render.text import did_you_mean, listed, one_line
+from geneva.render.text import did_you_mean, listed, one_line, raise_if_stopping
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -256,7 +256,7 @@ def _users(connection: Connection, digest: str) -> list[str]:
         try:
             functions = connection.open_table(name).stored_functions()
         except BaseException as error:  # noqa: BLE001  one bad table hides no other
-            one_line(error)
+            raise_if_stopping(error)
             continue
         found += [f"{f.table}.{f.column}" for f in functions if f.digest == digest]
     return found

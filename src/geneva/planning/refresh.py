@@ -77,12 +77,6 @@ class RefreshPlan:
     partitions: PartitionCounts | None = None
     """Of a view of a table function, what it is called for."""
 
-    def __post_init__(self) -> None:
-        """Count placeholders that the first refresh fills as rows that come."""
-        if self.from_version is None:
-            filled = sum(c.rows for c in self.columns if not c.runs_udf)
-            object.__setattr__(self, "rows_entering", max(self.rows_entering, filled))
-
     @property
     def is_empty(self) -> bool:
         """Whether the view equals its definition at the wanted version already."""

@@ -17,8 +17,11 @@ _MIN_TASK_SECONDS = 0.15
 """A task shorter than this is mostly overhead."""
 _SUBMIT_SECONDS = 0.010
 """What a driver needs to hand out a task: shorter ones for all of its slots keep it busy alone."""
-_MAX_TASK_SECONDS = 60.0
-"""A task longer than this is late with its first result and dear to lose."""
+_MAX_TASK_SECONDS = 15.0
+"""A longer one is late: readers see a fragment when its task has reported it, and a slow slot is
+waited for at the end. A shorter one costs a lone slot more than a hundredth of its time."""
+_MAX_WHOLE_SECONDS = 60.0
+"""A fragment that takes longer is split over several tasks, also where nobody waits for it."""
 _FIRST_SECONDS = 0.25
 """After so long a first task, whose rows were cut blindly, is asked how long the rest takes ..."""
 _FIRST_SECONDS_ALONE = 10.0
@@ -214,7 +217,7 @@ class WorkQueue:
         if rows_per_second is None or self._task_size is not None:
             return 0
         rows = (self.remaining_rows + in_flight) / slots
-        return int(min(rows, rows_per_second * _MAX_TASK_SECONDS))
+        return int(min(rows, rows_per_second * _MAX_WHOLE_SECONDS))
 
     def next_task(
         self,

@@ -93,14 +93,19 @@ def ago(at: datetime, now: datetime | None = None) -> str:
     return f"{at:%d %b %Y}"
 
 
+def raise_if_stopping(error: BaseException) -> None:
+    """Raise a request to stop again: it is nothing that is wrong with one thing of many."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
+        raise error
+
+
 def one_line(error: BaseException) -> str:
     """What is wrong with one thing of many, in a line: it is to hide no other.
 
     What damaged data makes libraries raise can't be listed, and a panic of Lance's is no Exception.
     Only requests to stop are raised again.
     """
-    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
-        raise error
+    raise_if_stopping(error)
     text = plain(str(error).partition("\n")[0].partition(", /")[0].strip())
     kind = type(error)
     is_plain = text and (kind in (OSError, RuntimeError, ValueError) or "geneva" in kind.__module__)

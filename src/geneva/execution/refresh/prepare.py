@@ -291,9 +291,13 @@ def _with_work(
         )
         for group in prepared.groups
     )
+    entering = len(membership.entering)
+    if prepared.plan.from_version is None:  # the rows that the view was made with come now
+        carried = [b.plan.rows_to_compute for b in backfills if not b.computation.runs_user_code]
+        entering = max([entering, *carried])
     plan = replace(
         prepared.plan,
-        rows_entering=len(membership.entering),
+        rows_entering=entering,
         rows_leaving=membership.rows_leaving,
         columns=tuple(
             ColumnRefresh(backfill.plan, backfill.computation.runs_user_code)
