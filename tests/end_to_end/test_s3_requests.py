@@ -53,7 +53,9 @@ def test_small_fragments_take_two_requests_each_and_several_at_a_time() -> None:
         table.backfill("y", task_size=400)
         counts = store.requests()
         assert (counts["GET data"], counts["PUT data"]) == (40, 40)
-        assert sum(counts.values()) < 40 * 2 + 120
+        # What was deleted meanwhile is seen in a listing: files are not asked for one by one.
+        assert counts["HEAD data"] <= 2
+        assert sum(counts.values()) <= 3 * 40
         # One after the other, the reader, the writer and what goes on behind them were three.
         assert store.most_at_once() > 4
         assert values(table, "y") == {i: i + 1 for i in range(400)}

@@ -21,7 +21,7 @@ from geneva.storage.columns.lost_files import is_worth_listing, missing_files
     [
         (1, 10, None, False),
         (16, 10, 10, False),
-        (17, 100, None, False),
+        (17, 100, None, True),
         (17, 100, 100, True),
         (17, 100, 1_000, False),
         (10_000, 20_000, None, True),
@@ -88,7 +88,7 @@ def test_looking_for_files_costs_as_much_as_there_are_files_to_look_for() -> Non
         assert counts[2]["GET list"] <= counts[1]["GET list"]
 
         dataset = lance.dataset(table.ref.uri, storage_options=store.options)
-        for wanted, heads, lists in ((16, 17, 0), (40, 41, 0), (600, 1, 2), (25, 26, 0)):
+        for wanted, heads, lists in ((15, 16, 0), (40, 1, 2), (600, 1, 2), (25, 26, 0)):
             store.requests()
             paths = [*names[:wanted], "gone.lance"]
             assert missing_files(table.ref, paths, dataset) == {"gone.lance"}

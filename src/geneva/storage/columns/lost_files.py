@@ -22,8 +22,6 @@ from geneva.storage.lance.dataset import Dataset, TableSnapshot
 _LISTED_AT_ONCE = 1_000
 """Names that an object store gives for one request."""
 _REQUESTS_AT_ONCE = 16
-_MANY = 256
-"""Files of a store for which a folder is listed of which nobody knows how many it has."""
 _ASKED_AT_ONCE = 4
 """Local files up to which each is asked for, without a listing."""
 
@@ -78,9 +76,9 @@ def is_worth_listing(wanted: int, present: int, listed: int | None) -> bool:
     It takes one request after the other, while they are asked for several at a time. Files that no
     version has any more are listed, too, and a listing can't be stopped: so it has to be worth it
     by how many were `listed` before. Where none was (None), there are at least those that are
-    `present`, and only for many files more is risked.
+    `present`.
     """
-    if wanted <= _REQUESTS_AT_ONCE or (listed is None and wanted < _MANY):
+    if wanted <= _REQUESTS_AT_ONCE:
         return False
     return 1 + max(present, listed or 0) // _LISTED_AT_ONCE <= wanted // _REQUESTS_AT_ONCE
 
