@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import datetime
 import decimal
+import gc
 import pickle
 import sys
 import threading
@@ -707,9 +708,12 @@ def _calls_made(rows: int) -> Counter[str]:
 
     with Applier(udf(lambda x: x * 2, data_type=pa.int64()), pa.field("out", pa.int64())) as a:
         a.apply(batch)
+        gc.collect()
+        gc.disable()  # what other tests have left would be counted: py4j's objects call the JVM
         sys.setprofile(note)
         try:
             a.apply(batch)
         finally:
             sys.setprofile(None)
+            gc.enable()
     return found
