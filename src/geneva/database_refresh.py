@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from graphlib import CycleError
 from typing import TYPE_CHECKING, Any
 
@@ -222,15 +223,15 @@ def _run(
         stop.check()
     if _plan(table, step).is_empty:
         return None
+    run: Callable[[], JobResult]
+    start: Callable[[], JobFuture]
     if step.columns:
-        column = step.columns[0]
-        if stop is not None:
-            return stop.result_of(lambda: table.backfill_async(column, **options))
-        return table.backfill(column, **options)
-    assert isinstance(table, MaterializedView)
-    if stop is not None:
-        return stop.result_of(lambda: table.refresh_async(**options))
-    return table.refresh(**options)
+        run = partial(table.backfill, step.columns[0], **options)
+        start = partial(table.backfill_async, step.columns[0], **options)
+    else:
+        assert isinstance(table, MaterializedView)
+        run, start = partial(table.refresh, **options), partial(table.refresh_async, **options)
+    return run() if stop is None else stop.result_of(start)
 
 
 def _incomplete(
