@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import types
+from enum import Enum, Flag, StrEnum, auto
 
 import pytest
 
@@ -48,3 +49,95 @@ def test_a_script_function_behind_lru_cache_travels() -> None:
     cached = read.func.__globals__["model"]
     assert cached.cache_parameters() == {"maxsize": 3, "typed": False}
     assert cached() is cached()
+
+
+class Scaled:
+    factor = 1
+
+    def __call__(self, x: int) -> int:
+        return self.factor * x
+
+
+class Unit(Enum):
+    METRE = 1
+
+
+def in_unit(x: int) -> str:
+    return f"{x} {Unit.METRE.label}"
+
+
+def stored_and_read(made: declare.UDF) -> declare.UDF:
+    data = serialize_udf(made)
+    return deserialize_udf(data, udf_digest(data))
+
+
+def test_functions_of_a_class_that_was_changed_keep_it_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = stored_and_read(udf(Scaled)())
+    monkeypatch.setattr(Scaled, "factor", 10)
+    data = serialize_udf(udf(Scaled)())
+    monkeypatch.setattr(Scaled, "factor", 100)
+    second = deserialize_udf(data, udf_digest(data))
+    assert (first.func(2), second.func(2), Scaled()(2)) == (2, 20, 200)
+
+
+def test_the_same_holds_for_an_enum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unit, "label", "m", raising=False)
+    first = stored_and_read(udf(in_unit))
+    monkeypatch.setattr(Unit, "label", "metres")
+    second = stored_and_read(udf(in_unit))
+    assert (first.func(2), second.func(2)) == ("2 m", "2 metres")
+
+
+def test_reading_a_function_changes_nothing_in_what_is_stored_next() -> None:
+    data = serialize_udf(udf(Scaled)())
+    deserialize_udf(data, udf_digest(data))
+    assert serialize_udf(udf(Scaled)()) == data
+
+
+class Planet(Enum):
+    MERCURY = (3.3, 2.4)
+    EARTH = (6.0, 6.4)
+    HOME = EARTH
+
+    def __init__(self, mass: float, radius: float) -> None:
+        self.mass, self.radius = mass, radius
+
+    @property
+    def gravity(self) -> float:
+        return self.mass / self.radius
+
+
+class Label(StrEnum):
+    CAT = ("cat", "A cat")
+
+    def __new__(cls, name: str, title: str) -> Label:
+        made = str.__new__(cls, name)
+        made._value_ = name
+        made.title_of = title
+        return made
+
+
+class Right(Flag):
+    READ = auto()
+    WRITE = auto()
+    BOTH = READ | WRITE
+
+
+def of_planets(x: int) -> bool:
+    return Planet["HOME"] is Planet.EARTH and Planet((3.3, 2.4)).gravity == 3.3 / 2.4
+
+
+def of_labels(x: int) -> str:
+    return Label("cat").title_of + Label.CAT
+
+
+def of_rights(x: int) -> bool:
+    return Right.BOTH is Right.READ | Right.WRITE and Right.READ in Right["BOTH"]
+
+
+def test_enums_travel_with_their_aliases_and_what_their_members_have() -> None:
+    assert stored_and_read(udf(of_planets)).func(1)
+    assert stored_and_read(udf(of_labels)).func(1) == "A catcat"
+    assert stored_and_read(udf(of_rights)).func(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import io
@@ -696,11 +697,33 @@ _MOVED = {
 """Modules of 0.1 whose names stand in stored functions, and where their contents are now."""
 
 
+_TRACKED = ("_make_skeleton_class", "_make_skeleton_enum", "_make_typevar")
+"""What in cloudpickle makes a class again, or finds the one that this process has."""
+
+
 class _Unpickler(pickle.Unpickler):
-    """Loads what cloudpickle wrote, of this release and of earlier ones."""
+    """Loads what cloudpickle wrote, of this release and of earlier ones.
+
+    Each function gets classes of its own. By itself cloudpickle takes a class that this process
+    has already, the user's own or that of another function, and gives it the attributes that were
+    stored: whoever uses it would go on with those of somebody else.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
-        return super().find_class(_MOVED.get(module, module), name)
+        found = super().find_class(_MOVED.get(module, module), name)
+        if module == "cloudpickle.cloudpickle" and name in _TRACKED:
+            return functools.partial(_made_anew, found)
+        return found
+
+
+def _made_anew(make: Callable[..., Any], *args: Any) -> Any:
+    """Make a class; under its own number only if this process has no class of that number."""
+    from cloudpickle import cloudpickle
+
+    given = inspect.signature(make).bind(*args)
+    if given.arguments["class_tracker_id"] in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID:
+        given.arguments["class_tracker_id"] = None
+    return make(*given.args, **given.kwargs)
 
 
 def deserialize_udf(data: bytes, digest: str) -> UDF:

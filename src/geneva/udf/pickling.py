@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import enum
 import functools
 import io
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import cloudpickle
 
+from geneva.udf.identity.class_meaning import member_attributes
 from geneva.udf.identity.imported_files import ImportedFile, ImportedFiles
 from geneva.udf.identity.references import modules_used, references
 from geneva.udf.identity.user_code import is_user_code, user_modules
@@ -73,7 +75,34 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached_again, (obj.__wrapped__, obj.cache_parameters())
         if type(obj) is functools.cached_property:
             return _cached_property, (obj.func, obj.attrname)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(reduced, tuple) and isinstance(obj, type) and issubclass(obj, enum.Enum):
+            return _with_members(obj, reduced)
+        return reduced
+
+
+def _with_members(cls: type[enum.Enum], reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Add what cloudpickle leaves out of an enum: its aliases, and attributes of its members.
+
+    Where it is loaded, its members are made without its `__init__` and `__new__`.
+    """
+    make, (bases, name, qualname, _, *others), (attributes, slots), items, pairs, fill = reduced
+    members = {name: member.value for name, member in cls.__members__.items()}
+    attributes = {name: value for name, value in attributes.items() if name not in members}
+    written = {member.name: member_attributes(member) for member in cls.__members__.values()}
+    written = {name: values for name, values in written.items() if values}
+    made = (bases, name, qualname, members, *others)
+    state = (fill, (attributes, slots), written)
+    return make, made, state, items, pairs, _fill_enum
+
+
+def _fill_enum(cls: Any, state: tuple[Callable[..., Any], Any, Mapping[str, Any]]) -> Any:
+    """Give an enum that was just made its methods, and its members their attributes."""
+    fill, attributes, written = state
+    fill(cls, attributes)
+    for name, values in written.items():
+        vars(cls[name]).update(values)
+    return cls
 
 
 _CACHED = type(functools.lru_cache(len))

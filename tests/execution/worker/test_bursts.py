@@ -16,13 +16,15 @@ from geneva.errors import TooManyFailedRowsError, UDFExecutionError, UDFOutputEr
 from geneva.execution.apply.batch import Applier
 from geneva.execution.worker import batches
 from geneva.execution.worker.batches import BatchRunner
+from geneva.execution.worker.pacing import Deadline
 from geneva.execution.worker.poison_rows import PoisonSearch
 from geneva.execution.worker.records import BatchFailed, Computed, Window
 from geneva.model.digests import digest_rows
 from geneva.model.rows import RowRange
 from geneva.on_error import skip_on_error
+from geneva.planning.sizing import Limit
 from support import make_table
-from worker_support import COMPUTATION, as_offsets, make_part, open_task
+from worker_support import COMPUTATION, as_offsets, make_file, make_part, open_task
 
 ROWS, SIZE = 10, 2
 
@@ -45,21 +47,24 @@ class Log:
         self.seconds = 0.0
         self._task = open_task(tmp_path, range(ROWS), batch_size=SIZE)
 
-    def run(self, function: Callable[[Log, pa.Array], Any], **options: Any) -> None:
-        """Compute all windows by a function of arrays."""
+    def run(
+        self, function: Callable[[Log, pa.Array], Any], limit: Limit | None = None, **options: Any
+    ) -> None:
+        """Compute all windows by a function of arrays, in a task with a limit."""
 
         @udf(data_type=pa.int64(), batch_size=SIZE, **options)
         def called(x: pa.Array) -> pa.Array:
             self.events.append(("call", x[0].as_py()))
             return function(self, x)
 
-        self.apply(Applier(called, pa.field("y", pa.int64())))
+        self.apply(Applier(called, pa.field("y", pa.int64())), limit)
 
-    def apply(self, applier: Applier) -> None:
-        """Compute all windows."""
+    def apply(self, applier: Applier, limit: Limit | None = None) -> None:
+        """Compute all windows of a fragment."""
         runner = self.runner = BatchRunner(self._task, lambda work: applier)
+        runner.deadline = Deadline(limit, ROWS)
         search = PoisonSearch(self._task.store, "a", is_retry=False)
-        list(runner.begin(make_part(ROWS, window=100), search))
+        list(runner.begin(make_part(ROWS, window=100, file=make_file(ROWS)), search))
         for event in runner.run(*windows()):
             assert isinstance(event, Computed)
             self.events.append(("result", event.rows.start))
@@ -93,6 +98,17 @@ def test_results_are_handed_on_behind_the_calls_of_a_moment(log: Log) -> None:
     assert log.calls == log.results == [0, 2, 4, 6, 8]
     first, others = ["call", "result"], ["call"] * 4 + ["result"] * 4
     assert [kind for kind, _ in log.events] == first + others
+
+
+def test_calls_follow_each_other_in_tasks_that_may_end_in_fragments(log: Log) -> None:
+    log.run(fresh, limit=Limit(60.0, max_rest=0.0, in_fragments=True))
+    assert [kind for kind, _ in log.events] == ["call", "result"] + ["call"] * 4 + ["result"] * 4
+
+
+def test_a_task_that_is_over_ends_the_moment(log: Log) -> None:
+    log.run(fresh, limit=Limit(0.0, max_rest=0.0, in_fragments=True))
+    assert log.runner.is_given_back
+    assert log.calls == log.results == [0]
 
 
 @pytest.mark.parametrize("bound", ["_BURST_SECONDS", "_BURST_BYTES"])

@@ -282,11 +282,18 @@ class Applier:
         nothing = self._batch_call(batch).columns(pa.nulls(1, self.output.type))
         return Applied(nothing, (failure,))
 
-    def close(self) -> None:
-        """Stop the threads and close a stateful UDF."""
+    @property
+    def function(self) -> object:
+        """What it calls."""
+        return self.udf.func
+
+    def close(self, *, keep_function: bool = False) -> None:
+        """Stop the threads and close a stateful UDF, unless others call it, too."""
         for pool in (self._pool, self._preparing):
             if pool is not None:
                 pool.shutdown(cancel_futures=True)
+        if keep_function:
+            return
         if isinstance(self.udf.func, StatefulCallable):
             close_prepare_pool(self.udf.func)
             if self.is_async:

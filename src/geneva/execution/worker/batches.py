@@ -57,7 +57,7 @@ _MAX_QUEUED_BYTES = 512 * 1024 * 1024
 """Inputs of batches that are being prepared."""
 
 _BURST_SECONDS = 0.05
-_BURST_BYTES = 4 * 1024 * 1024
+_BURST_BYTES = 8 * 1024 * 1024
 """How long calls follow each other, and what they give, before their values are looked at."""
 
 _ENDS_THE_JOB = (
@@ -255,7 +255,7 @@ class BatchRunner:
                 return
             else:
                 nbytes += _size(called.values)
-            if self._may_give_back and self.deadline.may_end_part:
+            if self._may_give_back and self.deadline.ends_part:
                 return
             if not self._has_value:  # what is wrong with a function is nearly always wrong at once
                 return

@@ -44,12 +44,7 @@ class Deadline:
     @property
     def ends_part(self) -> bool:
         """Whether the rest of the part should be given back."""
-        return self.may_end_part and self.is_over
-
-    @property
-    def may_end_part(self) -> bool:
-        """Whether that may be so, sooner or later."""
-        return self._limit is not None and self._limit.in_fragments
+        return self._limit is not None and self._limit.in_fragments and self.is_over
 
 
 class Pacing:

@@ -41,6 +41,10 @@ class Program(Protocol):
     prepares: int
     """How many batches should be prepared, or on their way to it, while one is run."""
 
+    @property
+    def function(self) -> object:
+        """What it calls, which is set up once for all programs that call it; None: nothing."""
+
     def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> Future[Any] | None:
         """Begin to prepare a batch for `run`, in another thread; None: there is nothing to."""
 
@@ -66,8 +70,8 @@ class Program(Protocol):
     def settle(self, error: UDFError, batch: pa.RecordBatch, attempt: int) -> Applied:
         """Apply the policy to a row whose worker died or hung."""
 
-    def close(self) -> None:
-        """Release what is held."""
+    def close(self, *, keep_function: bool = False) -> None:
+        """Release what is held, but for the function if others call it, too."""
 
 
 class OwnProgram:
@@ -77,6 +81,7 @@ class OwnProgram:
         """Call nothing yet."""
         self._values = values
         self.cost, self.is_async, self.prepares = CallCost(), False, 0
+        self.function: object = None
 
     def prepare(self, batch: pa.RecordBatch, guard: Guard | None = None) -> None:
         """Need nothing."""
@@ -106,7 +111,7 @@ class OwnProgram:
         """There is no policy: it has to work."""
         raise error
 
-    def close(self) -> None:
+    def close(self, *, keep_function: bool = False) -> None:
         """Hold nothing."""
 
 
@@ -200,7 +205,7 @@ def close_programs() -> None:
     """Close all programs: at the end of the process, or earlier on request."""
     with _LOCK:
         while _LIVE:
-            _LIVE.popitem()[1].close()
+            _close(_LIVE.popitem()[1])
 
 
 def live_program(work: ColumnWork) -> Program:
@@ -222,8 +227,14 @@ def live_program(work: ColumnWork) -> Program:
             program = _LIVE[key] = _make(work)
         _LIVE.move_to_end(key)
         if len(_LIVE) > _MAX_LIVE:
-            _LIVE.popitem(last=False)[1].close()
+            _close(_LIVE.popitem(last=False)[1])
     return program
+
+
+def _close(program: Program) -> None:
+    """Close a program that is no longer live. A model that others call stays loaded."""
+    shared = any(other.function is program.function for other in _LIVE.values())
+    program.close(keep_function=shared)
 
 
 def share_surroundings(works: Sequence[ColumnWork]) -> bool:

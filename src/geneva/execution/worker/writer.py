@@ -147,8 +147,10 @@ class PartWriter:
         """Make the part durable: as a staged file, or in checkpoints up to its end."""
         if self._file is None or self._needs_checkpoints:
             self._save(self._part.rows.end)
-        self._wait_saved()
-        return self.finished(self._close() if self._file is not None else None)
+            self._wait_saved()
+        staged = self._close() if self._file is not None else None
+        self._wait_saved()  # a checkpoint that was begun before ends beside the file
+        return self.finished(staged)
 
     def give_back(self) -> PartResult:
         """Make what was added durable, in checkpoints: the rows behind it are for others."""
