@@ -76,6 +76,18 @@ def test_too_many_values_in_a_fragment(
     assert len(calls.rows) == len(set(calls.rows)), "no row is tried again"
 
 
+@pytest.mark.parametrize(("shape", "version"), HELD)
+def test_too_many_values_in_batches_that_are_written_together(
+    local_db: Connection, calls: Calls, version: str, shape: str
+) -> None:
+    kind, wrap = SHAPES[shape]
+    table = make_table(local_db, [300], storage_version=version)
+    function = counted(calls, lambda id: wrap(f"v{id}"), data_type=kind, batch_size=10)
+    table.add_columns({"x": function})
+    assert row_named(refused(table)) == ROOM
+    assert len(calls.rows) == len(set(calls.rows)), "no row is tried again"
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("options", [{"checkpoint_size": 7}, {"task_size": 40}], ids=str)
 def test_too_many_values_over_batches_and_tasks(

@@ -476,7 +476,7 @@ class BatchRunner:
                     self._failed_rows += len(queued.failures)
                     self._pacing.restart()
                 elif isinstance(queued, PartBegins):
-                    self._pacing.begin(queued.part.window)
+                    self._pacing.begin(queued.part.window, self._filed_rows(queued))
                 yield queued
 
     def _may_wait(self, first: _Batch) -> bool:
@@ -502,12 +502,19 @@ class BatchRunner:
             raise _batch_failed(error, window.offsets, ()) from error
 
     def _paced(self, result: _Values, *, suspect: bool = False) -> _Values:
-        due = self._pacing.is_due(result)
-        if not due and not suspect:
-            return result
-        self._pacing.checkpointed()
-        is_awaited = suspect or self._work.bounds_lost_rows
-        return replace(result, durable=Durable.NOW if is_awaited else Durable.SOON)
+        durable = self._pacing.due(result)
+        if suspect or durable is Durable.SOON:
+            self._pacing.checkpointed()
+            is_awaited = suspect or self._work.bounds_lost_rows
+            durable = Durable.NOW if is_awaited else Durable.SOON
+        return result if durable is Durable.LATER else replace(result, durable=durable)
+
+    def _filed_rows(self, begins: PartBegins) -> int:
+        """How many rows the part has, if its file may stand for checkpoints of them; else 0."""
+        part = begins.part
+        if part.file is None or begins.search.is_retry or not self._may_overtake:
+            return 0
+        return part.compute.count
 
     def _run_batch(self, queued: _Batch) -> Computed:
         """Compute a batch; of rows with equal inputs only one, where the function allows it."""

@@ -28,6 +28,7 @@ from geneva.storage.columns.staged_files import (
     ColumnFileWriter,
     StagedFile,
     drop_staged,
+    read_range,
     read_ranges,
     stage_columns,
     unreadable,
@@ -92,6 +93,7 @@ class ColumnFile:
             complete=file.complete and not may_skip,
         )
         self._distinct = DistinctValues(task.dataset)
+        self._is_closed = False
         self._at = part.rows.start
         self._row_bytes = 1
         """The size of a row, of those that were the largest together."""
@@ -102,6 +104,7 @@ class ColumnFile:
 
     def finish(self, failed: RowSet | None) -> StagedFile:
         """Write the rows behind the last piece, and stage the file."""
+        self._is_closed = True
         self._write(self._layout.finish())
         known = self._provenance if failed is None else self._with_failed(failed)
         path, rows = self._writer.path, self._writer.close(known if self._has_blobs else None)
@@ -115,6 +118,28 @@ class ColumnFile:
                 f"staged {rows} rows for fragment {part.fragment_id} of {part.physical_rows} rows"
             )
         return part.staged_file(self._work, self._task.work.computation.id, path, size)
+
+    @property
+    def can_be_reread(self) -> bool:
+        """Whether all that was added can be read back while the file isn't finished."""
+        is_whole = frozenset(self._schema.names) == frozenset(self._task.schema.names)
+        in_full = is_whole and not self._mixed and not self._work.receipts_only
+        return in_full and not self._has_blobs and self._writer.is_streamed and not self._is_closed
+
+    def reread(self, rows: Iterable[tuple[Offsets, Digests]]) -> Iterator[Piece]:
+        """End the file early and read rows back that were added, with these digests; drop it."""
+        self._is_closed = True
+        self._writer.close()
+        ref, path, schema = self._task.work.ref, self._writer.path, self._task.schema
+        try:
+            for offsets, digests in rows:
+                first, last = int(offsets[0]), int(offsets[-1])
+                start = self._part.rows.start
+                values = read_range(ref, path, RowRange(first - start, last + 1 - start))
+                taken = values.select(schema.names).take(pa.array(offsets - first))
+                yield Piece(offsets, taken.cast(schema), digests)
+        finally:
+            drop_staged(ref, path)
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
         names = self._schema.names

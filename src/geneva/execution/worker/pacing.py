@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 
-from geneva.execution.worker.records import Computed, Result
+from geneva.execution.worker.records import Computed, Durable, Result
 from geneva.execution.worker.task import ColumnWork
 from geneva.planning.batching import CallCost
 from geneva.planning.sizing import BatchRule, Limit
 
 MAX_UNSAVED_BYTES = 64 * 1024 * 1024
 """Results held for the next checkpoint; more are made durable early, to bound memory."""
+
+_FILE_SECONDS = 3.0
+"""A fragment that takes no longer than this is durable by its file: what it gives is written once,
+and not in checkpoints as well, where these are made to bound memory."""
 
 
 class Deadline:
@@ -68,9 +72,16 @@ class Pacing:
         self._checkpoint_seconds = 0.0
         self.begin(1)
 
-    def begin(self, window: int) -> None:
-        """Go on with another part, which is read `window` rows at a time."""
+    def begin(self, window: int, filed_rows: int = 0) -> None:
+        """Go on with another part, which is read `window` rows at a time.
+
+        `filed_rows`: how many rows it has, if its column file may stand for their checkpoints.
+        """
         self._rule = self.rule_for(window)
+        asked_for = self._rule.largest_checkpoint is not None or self._rule.flush_is_asked_for
+        self._filed_rows = 0 if asked_for else filed_rows
+        self._is_by_file = False
+        self._part_rows, self._part_seconds = 0, 0.0
         self.restart()
 
     def rule_for(self, window: int) -> BatchRule:
@@ -128,17 +139,32 @@ class Pacing:
         """Learn from a batch that gave `nbytes`: one may give half of what may be held."""
         self._max_rows = max(1, MAX_UNSAVED_BYTES // 2 * rows // max(nbytes, 1))
 
-    def is_due(self, result: Computed | Result) -> bool:
-        """Count a result; say whether it and those before it should be made durable."""
+    def due(self, result: Computed | Result) -> Durable:
+        """Count a result; say when it and those before it should be made durable."""
         self.rows += result.num_rows
         self._unsaved_rows += result.num_rows
         self._bytes += result.nbytes
         self._seconds += result.seconds
+        self._part_rows += result.num_rows
+        self._part_seconds += result.seconds
+        # Another one like this is not to be held on top.
+        is_full = self._bytes + result.nbytes > MAX_UNSAVED_BYTES
+        was_by_file = self._is_by_file
+        if (is_full or was_by_file) and self._is_soon_filed:
+            self._is_by_file, self._bytes = True, 0
+            return Durable.LATER if was_by_file else Durable.BY_FILE
+        self._is_by_file = False
         due = self._rule.is_due(
             self._unsaved_rows, self._seconds, self._checkpoint_seconds, self.rows_to_checkpoint
         )
-        # Another one like this is not to be held on top.
-        return due or self._bytes + result.nbytes > MAX_UNSAVED_BYTES
+        return Durable.SOON if due or is_full or was_by_file else Durable.LATER
+
+    @property
+    def _is_soon_filed(self) -> bool:
+        """Whether the part will be in its file before much work could be lost, by its speed."""
+        rows = max(self._filed_rows, self._part_rows)
+        seconds = self._part_seconds * rows / max(1, self._part_rows)
+        return self._filed_rows > 0 and seconds <= _FILE_SECONDS
 
     def saved(self, seconds: float) -> None:
         """Learn what a checkpoint costs."""

@@ -83,6 +83,8 @@ class Durable(Enum):
 
     LATER = "later"
     """With one of the next ones, or by the column file."""
+    BY_FILE = "by file"
+    """By the column file, which is soon there: this result and those before are not held."""
     SOON = "soon"
     """With the checkpoint that ends with it, which is written while the next batches run."""
     NOW = "now"

@@ -30,6 +30,7 @@ from geneva.execution.worker.task import (
 )
 from geneva.execution.worker.writer import PartWriter, Writer
 from geneva.model.view_query import Shown
+from geneva.storage.columns.dictionaries import has_narrow_dictionary
 from geneva.storage.columns.staged_files import StagedFile
 from geneva.storage.lance.damage import Damaged, damage_reason, is_storage_full
 
@@ -214,10 +215,15 @@ def _abandoned(task: OpenTask, begun: _Begun) -> FailedRows:
 
 
 def _sealed(task: OpenTask, results: Sequence[Computed | Result]) -> Iterator[Result]:
-    """Results as they are written: what was computed in a row is sealed at once."""
+    """Results as they are written: what was computed in a row is sealed at once.
+
+    One by one, where together they may have more values than a dictionary has room for: the writer
+    says which row has one too many.
+    """
     together: list[Computed] = []
+    one_by_one = has_narrow_dictionary(task.schema.types)
     for result in results:
-        if together and (isinstance(result, Result) or result.follows_gap):
+        if together and (one_by_one or isinstance(result, Result) or result.follows_gap):
             yield sealed(task, together)
             together = []
         if isinstance(result, Result):

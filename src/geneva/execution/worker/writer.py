@@ -6,7 +6,9 @@ Everything else is lost with the worker, and computed again.
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -16,9 +18,11 @@ import pyarrow as pa
 from geneva.background import in_background
 from geneva.execution.worker.column_file import ColumnFile, too_many_values
 from geneva.execution.worker.failed_rows import FailedRows
+from geneva.execution.worker.pacing import MAX_UNSAVED_BYTES
 from geneva.execution.worker.records import Clock, Durable, OpenTask, Result, Saved
 from geneva.execution.worker.task import PartResult, PartWork
 from geneva.model.addresses import row_addresses
+from geneva.model.digests import Digests
 from geneva.model.rows import Offsets, RowRange
 from geneva.planning.sizing import BatchRule
 from geneva.storage.checkpoints.staging import record_staged
@@ -26,7 +30,10 @@ from geneva.storage.checkpoints.store import DIGEST_COLUMN, ERROR_COLUMN, Checkp
 from geneva.storage.columns.dictionaries import DistinctValues
 from geneva.storage.columns.receipts import is_failed
 from geneva.storage.columns.staged_files import StagedFile
+from geneva.storage.lance.damage import is_storage_full
 from geneva.storage.lance.pieces import Piece, concat_batches, digests_of
+
+_LOG = logging.getLogger(__name__)
 
 _MIN_RECORDED_SECONDS = 0.1
 """Staged files that took less work than this are cheaper to make again than to record."""
@@ -87,6 +94,17 @@ class _Unsaved:
     start: int
     end: int
     pieces: list[Piece] = field(default_factory=list)
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Filed:
+    """Results that are in the column file only: the wanted rows of a range, and their digests."""
+
+    rows: RowRange
+    offsets: Offsets
+    digests: Digests
+    nbytes: int
 
 
 class PartWriter:
@@ -99,6 +117,9 @@ class PartWriter:
         self._rows_run = self._rows_reused = self._rows_unmatched = 0
         self._checkpoints: list[RowRange] = []
         self._unsaved = _Unsaved(part.rows.start, part.rows.start)
+        self._filed: list[_Filed] = []
+        self._is_filing = False
+        """Whether results are left to the column file."""
         self._saving: Future[Saved] | None = None
         self._distinct = DistinctValues(task.dataset)
         rule = BatchRule.of(task.work.sizes, part.window, task.work.flush_seconds)
@@ -138,10 +159,45 @@ class PartWriter:
             return saved
         self._fill(result.piece)
         self._unsaved.pieces.append(result.piece)
+        self._unsaved.nbytes += result.nbytes
         self._unsaved.end = result.rows.end
-        if result.durable is Durable.SOON:
-            return self._save(result.rows.end, behind=True)
-        return self._save(result.rows.end) if result.durable is Durable.NOW else None
+        if result.durable in (Durable.SOON, Durable.NOW):
+            self._is_filing = False
+            return self._save(result.rows.end, behind=result.durable is Durable.SOON)
+        if self._is_filing or result.durable is Durable.BY_FILE:
+            self._is_filing = True
+            self._leave_to_file()
+        return None
+
+    def _leave_to_file(self) -> None:
+        """Hold the unsaved results no longer; save them, if the file alone would not do."""
+        unsaved, file = self._unsaved, self._file
+        if file is None or not file.can_be_reread or self._failed:
+            if unsaved.nbytes > MAX_UNSAVED_BYTES:
+                self._save(unsaved.end, behind=True)
+            return
+        self._unsaved = _Unsaved(unsaved.end, unsaved.end)
+        offsets = np.concatenate([piece.offsets for piece in unsaved.pieces])
+        digests = digests_of(unsaved.pieces)
+        rows = RowRange(unsaved.start, unsaved.end)
+        self._filed.append(_Filed(rows, offsets, digests, unsaved.nbytes))
+
+    def _save_filed(self) -> None:
+        """Save what is in the column file only, as that will not be finished."""
+        filed, self._filed = _joined(self._filed), []
+        if not filed or self._file is None or not self._file.can_be_reread:
+            return
+        try:
+            pieces = self._file.reread([(some.offsets, some.digests) for some in filed])
+            for some, piece in zip(filed, pieces, strict=True):
+                rows = some.rows
+                self._write(_Unsaved(rows.start, rows.end, [piece]), some.offsets, None, rows.end)
+        except Exception as error:
+            if is_storage_full(error):
+                raise
+            # The file could not be written, say: then what was in it is computed again.
+            where = f"{self._task.work.ref.name}, fragment {self._part.fragment_id}"
+            _LOG.warning("Results of %s can't be read back: %s", where, error)
 
     def finish(self) -> PartResult:
         """Make the part durable: as a staged file, or in checkpoints up to its end."""
@@ -157,6 +213,7 @@ class PartWriter:
         rows = RowRange(self._part.rows.start, self._unsaved.end)
         self._save(rows.end)
         self._wait_saved()
+        self._save_filed()
         return replace(self.finished(None), rows=rows)
 
     def close_behind(self) -> Future[StagedFile] | None:
@@ -185,7 +242,7 @@ class PartWriter:
         return PartResult(
             fragment_id=part.fragment_id,
             rows=part.rows,
-            checkpoints=tuple(self._checkpoints),
+            checkpoints=tuple(sorted(self._checkpoints, key=lambda saved: saved.start)),
             staged_path=staged.path if staged is not None else None,
             staged_bytes=staged.size_bytes if staged is not None else None,
             rows_run=self._rows_run,
@@ -199,6 +256,7 @@ class PartWriter:
         """Save what was added, and no more; return the rows that were skipped so far."""
         self._save(self._unsaved.end)
         self._wait_saved()
+        self._save_filed()
         self._writer.clock.add(self._clock)
         return self._failed
 
@@ -297,6 +355,27 @@ class PartWriter:
         if errors is not None:
             columns, names = [*columns, errors], [*names, ERROR_COLUMN]
         return pa.record_batch(columns, names=names)
+
+
+def _joined(filed: Sequence[_Filed]) -> list[_Filed]:
+    """Ranges that follow each other as one, up to the size of a checkpoint."""
+    joined: list[_Filed] = []
+    for some in filed:
+        before = joined[-1] if joined else None
+        if (
+            before is None
+            or before.rows.end != some.rows.start
+            or before.nbytes + some.nbytes > MAX_UNSAVED_BYTES
+        ):
+            joined.append(some)
+        else:
+            joined[-1] = _Filed(
+                RowRange(before.rows.start, some.rows.end),
+                np.concatenate([before.offsets, some.offsets]),
+                np.concatenate([before.digests, some.digests]),
+                before.nbytes + some.nbytes,
+            )
+    return joined
 
 
 def _cut(batch: pa.RecordBatch, first: int, rows: int) -> pa.RecordBatch:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from lance.file import LanceFileReader, LanceFileSession
 
 from geneva.model.computation import RECEIPT_PREFIX
+from geneva.model.rows import RowRange
 from geneva.model.tables import TableRef
 from geneva.storage.columns.dictionaries import has_dictionary, has_narrow_dictionary
 from geneva.storage.columns.provenance import PROVENANCE_METADATA, Provenance, nulls_file_name
@@ -153,6 +154,11 @@ class ColumnFileWriter:
         return self._file.close()
 
     @property
+    def is_streamed(self) -> bool:
+        """Whether rows are written as they come, and not at the end."""
+        return not self._at_once
+
+    @property
     def size_bytes(self) -> int:
         """The size of the finished file."""
         return int(self._file.writer.size_bytes or 0)
@@ -266,6 +272,12 @@ def read_ranges(ref: TableRef, path: str, rows: int) -> Iterator[pa.RecordBatch]
     for start in range(0, physical_rows, rows):
         some = min(rows, physical_rows - start)
         yield from reader.read_range(start, some, batch_size=some).to_batches()
+
+
+def read_range(ref: TableRef, path: str, rows: RowRange) -> pa.RecordBatch:
+    """Some rows of a data file."""
+    found = _reader(ref, path).read_range(rows.start, len(rows), batch_size=len(rows))
+    return concat_batches([*found.to_batches()])
 
 
 def _reader(ref: TableRef, path: str, columns: list[str] | None = None) -> LanceFileReader:

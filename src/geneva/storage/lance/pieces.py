@@ -88,7 +88,21 @@ def concat(arrays: Sequence[pa.Array], name: str = "") -> pa.Array:
         if len(encoded.dictionary) > room(kind):
             raise no_room(kind, name)
         return encoded if encoded.type == kind else encoded.cast(kind)
-    return pa.concat_arrays(arrays)
+    try:
+        return pa.concat_arrays(arrays)
+    except pa.ArrowInvalid as error:
+        full = next(_dictionary_types(kind), None)
+        if full is None or not _says_full(error):
+            raise
+        raise no_room(full, name) from error
+
+
+def _dictionary_types(kind: pa.DataType) -> Iterator[pa.DictionaryType]:
+    """The types of the dictionaries in a type, those with the narrowest indices first."""
+    found = [kind] if pt.is_dictionary(kind) else []
+    for index in range(kind.num_fields if pt.is_nested(kind) else 0):
+        found.extend(_dictionary_types(kind.field(index).type))
+    yield from sorted(found, key=room)
 
 
 def concat_inputs(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -136,6 +150,10 @@ class DictionaryFull(Exception):
 _FULL_SIGNS = ("dictionary key bigger than the key type", "requires a larger index type")
 
 
+def _says_full(error: Exception) -> bool:
+    return any(sign in str(error).lower() for sign in _FULL_SIGNS)
+
+
 def check_all_taken(dataset: Dataset, taken: pa.Table, wanted: int) -> None:
     """Refuse to go on without rows that were asked for by id: they would shift all others."""
     if taken.num_rows != wanted:
@@ -151,7 +169,7 @@ def noticing_full_dictionaries(rows: int) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:
-        if rows > 1 and any(sign in str(error).lower() for sign in _FULL_SIGNS):
+        if rows > 1 and _says_full(error):
             raise DictionaryFull(str(error)) from error
         raise
 
