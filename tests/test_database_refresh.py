@@ -20,6 +20,7 @@ from geneva.errors import (
     IncompleteRefreshError,
     JobCancelledError,
     TableNotFoundError,
+    TypeMismatchError,
     UnknownOptionError,
     UserInputError,
 )
@@ -384,6 +385,33 @@ def test_by_name_it_is_one_view(local_db: Connection, calls: Calls) -> None:
     assert local_db.refresh("some").rows_committed == 2
     with pytest.raises(TableNotFoundError):
         local_db.refresh("sme")
+
+
+def test_a_plan_by_name_is_that_of_one_view(local_db: Connection, calls: Calls) -> None:
+    made(local_db, calls).backfill("more")
+    assert local_db.plan_refresh("some") == local_db["some"].plan_refresh()  # type: ignore[attr-defined]
+    with pytest.raises(UserInputError, match="'texts' is no view"):
+        local_db.plan_refresh("texts")
+    with pytest.raises(UnknownOptionError, match="has no option 'concurrency'"):
+        local_db.plan_refresh(concurrency=2)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", [5, True, b"some", ["some"], 0])
+def test_what_is_no_name_is_said(name: Any, local_db: Connection, calls: Calls) -> None:
+    made(local_db, calls)
+    for call in (local_db.refresh, local_db.plan_refresh, local_db.open_table):
+        with pytest.raises(TypeMismatchError, match="name of a table or view is a text") as error:
+            call(name)
+        assert repr(name) in str(error.value)
+
+    async def refreshed() -> None:
+        with await geneva.connect_async(local_db.uri, runner=InProcessRunner) as db:
+            await db.refresh(name)
+
+    with pytest.raises(TypeMismatchError):
+        asyncio.run(refreshed())
+    assert calls.count == 0
+    assert local_db.list_jobs() == []
 
 
 def test_an_asynchronous_connection_has_it(tmp_path: Path, calls: Calls) -> None:

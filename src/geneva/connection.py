@@ -25,7 +25,7 @@ from geneva.compatibility import (
 from geneva.config import Settings
 from geneva.contexts import Context, ExitMode, check_functions, modules_of
 from geneva.database_refresh import plan_database, refresh_database
-from geneva.errors import JobNotFoundError, TableNotFoundError, UserInputError
+from geneva.errors import JobNotFoundError, TableNotFoundError, UnknownOptionError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
 from geneva.execution.declarations import refuse_blob_inside, warn_of_narrow_dictionaries
@@ -54,6 +54,7 @@ from geneva.options import WorkArguments
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.database import DatabasePlan
 from geneva.planning.estimates import Measured
+from geneva.planning.refresh import RefreshPlan
 from geneva.query import Query
 from geneva.render.text import did_you_mean, listed, one_line
 from geneva.search import Search
@@ -789,11 +790,28 @@ class Connection(ConnectionMethods):
     def _view_to_refresh(self, name: str) -> MaterializedView:
         view = self.open_table(name)
         if not isinstance(view, MaterializedView):
-            raise UserInputError(f"{name!r} is no view of Geneva's: only those are refreshed here.")
+            raise UserInputError(
+                f"{name!r} is no view of Geneva's: only those are refreshed by name. Its computed "
+                "columns are those of table.backfill(...), or of refresh() without a name."
+            )
         return view
 
-    def plan_refresh(self) -> DatabasePlan:
-        """Say what `refresh()` of the whole database would do. Changes nothing, runs nothing."""
+    @overload
+    def plan_refresh(self, name: str, **options: Any) -> RefreshPlan: ...
+    @overload
+    def plan_refresh(self, name: None = None) -> DatabasePlan: ...
+    def plan_refresh(self, name: str | None = None, **options: Any) -> DatabasePlan | RefreshPlan:
+        """Say what `refresh()` would do, or that of one view. Changes nothing, runs nothing.
+
+        Options are those of the view's own `plan_refresh`: the plan of a whole database has none.
+        """
+        if name is not None:
+            return self._view_to_refresh(name).plan_refresh(**options)
+        for option in options:
+            raise UnknownOptionError(
+                f"The plan for a whole database has no option {option!r}: those of a refresh are "
+                "about how it works, and not about what there is to do."
+            )
         return plan_database(self)
 
     def open_materialized_view(self, name: str) -> Any:
