@@ -85,7 +85,7 @@ from geneva.storage.lance.database import (
 )
 from geneva.storage.lance.dataset import VersionSeen, has_versions, open_dataset, version_seen
 from geneva.storage.lance.delegation import delegated_attribute, is_writing, writes
-from geneva.storage.lance.folder import open_folder
+from geneva.storage.lance.folder import NoFolder, is_missing_folder, open_folder
 from geneva.storage.lance.lancedb_methods import ConnectionMethods
 from geneva.storage.views.definition import (
     ViewKind,
@@ -201,9 +201,10 @@ def connect(
     connection.namespace_client_pushdown_operations = list(
         namespace_client_pushdown_operations or []
     )
-    if lancedb_options or not Path(path).is_dir():
-        # What is wrong with a place is said here. A folder that is there can be opened later.
-        _ = connection._database
+    if lancedb_options or not (Path(path).is_dir() or is_missing_folder(path)):
+        # What is wrong with a place is said here. A folder that is there can be opened later, and
+        # one that isn't is made by what writes to it: the path may be mistyped.
+        _ = connection._of_lancedb
     return connection
 
 
@@ -321,9 +322,16 @@ class Connection(ConnectionMethods):
         )
 
     @cached_property
-    def _database(self) -> Any:
+    def _of_lancedb(self) -> Any:
         """LanceDB's own connection, opened when it is needed: LanceDB is slow to import."""
         return self._open_database()
+
+    @property
+    def _database(self) -> Any:
+        """The same; of a folder that isn't there, something that can be looked at."""
+        if "_of_lancedb" not in self.__dict__ and is_missing_folder(self._uri):
+            return NoFolder(self._uri, lambda: self._of_lancedb)
+        return self._of_lancedb
 
     def _lancedb(self) -> Any:
         return self._database
@@ -346,7 +354,7 @@ class Connection(ConnectionMethods):
 
         def __getattr__(self, name: str) -> Any:
             """Hand what a newer LanceDB has to LanceDB."""
-            if name.startswith("__") or name == "_database":
+            if name.startswith("__") or name in ("_database", "_of_lancedb"):
                 raise AttributeError(name)
             return delegated_attribute(self, self._database, name)
 
@@ -535,6 +543,8 @@ class Connection(ConnectionMethods):
 
     def _not_found(self, name: TableName) -> str:
         without = replace(name, branch=None)
+        if is_missing_folder(self._uri):
+            return f"There is no table {str(without)!r}: there is no folder {self._uri!r}."
         table = None
         if name.branch is not None:
             table = open_lancedb_table(self._database, without, self._storage_options)

@@ -185,7 +185,7 @@ def test_an_empty_database(folder: Path) -> None:
 
 
 def test_a_database_that_is_not_there_is_not_made(folder: Path) -> None:
-    assert "no folder 'nowhere'" in refused("tables", "nowhere")
+    assert "no database 'nowhere'" in refused("tables", "nowhere")
     assert not Path("nowhere").exists()
 
 
@@ -581,7 +581,7 @@ def test_the_console_is_served_from_here(folder: Path, monkeypatch: pytest.Monke
         "token": None,
         "storage_options": {"key": "value1"},
     }
-    assert "no folder" in refused("console", "nowhere")
+    assert "no such folder" in refused("console", "nowhere")
 
 
 # --------------------------------------------------------------------------------- this machine
