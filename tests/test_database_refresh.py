@@ -24,7 +24,9 @@ from geneva.errors import (
     UnknownOptionError,
     UserInputError,
 )
+from geneva.execution.backfill import chain
 from geneva.execution.runner import InProcessRunner
+from geneva.planning.backfill import BackfillPlan
 from support import Calls, column, connect, tripled
 
 
@@ -80,6 +82,25 @@ def test_nothing_to_do_is_no_job(local_db: Connection, calls: Calls) -> None:
     assert local_db.plan_refresh().is_empty
     assert len(local_db.list_jobs()) == before
     assert calls.count == 10
+
+
+@pytest.mark.parametrize("columns", [3, 12])
+def test_columns_of_a_table_are_planned_on_one_reading(
+    columns: int, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = local_db.create_table("t", pa.table({"id": range(4)}))
+    for i in range(columns):
+        table.add_columns({f"c{i}": tripled(calls, input_columns=[f"c{i - 1}" if i else "id"])})
+    table.backfill(f"c{columns - 1}")
+    opened, read = [], []
+    open_lance, read_snapshot = lance.dataset, chain.read_snapshot
+    monkeypatch.setattr(lance, "dataset", lambda *a, **o: opened.append(a) or open_lance(*a, **o))
+    monkeypatch.setattr(chain, "read_snapshot", lambda *a: read.append(a) or read_snapshot(*a))
+    assert local_db.refresh() == ()
+    assert (len(opened), len(read)) == (2, 1)
+    assert local_db.plan_refresh().is_empty
+    assert (len(opened), len(read)) == (4, 2)
+    assert calls.count == columns * 4
 
 
 def test_a_change_costs_what_is_made_from_it(local_db: Connection, calls: Calls) -> None:
@@ -252,14 +273,14 @@ def test_a_panic_ends_its_own_step_alone(
 ) -> None:
     table = made(local_db, calls)
     table.add_columns({"other": tripled(calls)})
-    planned = Table.plan_backfill
+    estimated = Table._estimated
 
-    def panicking(self: Table, column: str, **options: Any) -> Any:
-        if column == "doubled":
+    def panicking(self: Table, plan: BackfillPlan) -> Any:
+        if plan.column == "doubled":
             raise Panic("index out of bounds")
-        return planned(self, column, **options)
+        return estimated(self, plan)
 
-    monkeypatch.setattr(Table, "plan_backfill", panicking)
+    monkeypatch.setattr(Table, "_estimated", panicking)
     assert "can't be planned: Panic: index out of bounds" in str(local_db.plan_refresh())
     with pytest.raises(IncompleteRefreshError, match="Panic: index") as caught:
         local_db.refresh()
@@ -272,10 +293,10 @@ def test_an_interruption_ends_all(
 ) -> None:
     made(local_db, calls)
 
-    def interrupted(self: Table, column: str, **options: object) -> None:
+    def interrupted(self: Table, plan: BackfillPlan) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Table, "plan_backfill", interrupted)
+    monkeypatch.setattr(Table, "_estimated", interrupted)
     for call in (local_db.refresh, local_db.plan_refresh):
         with pytest.raises(KeyboardInterrupt):
             call()

@@ -98,6 +98,7 @@ def refresh_database(
     failed: dict[str, BaseException] = {f"table {name!r}": e for name, e in unreadable.items()}
     held_back: set[Key] = set()
     left_out: list[Step] = []
+    planner = _Planner(tables)
     results: list[JobResult] = []
     for step in steps:
         if step.table in unreadable:
@@ -108,6 +109,11 @@ def refresh_database(
             left_out.append(step)
             continue
         try:
+            if stop is not None:
+                stop.check()
+            if planner.plan(step).is_empty:
+                continue
+            planner.forget()
             result = _run(tables[step.table], step, options, stop)
         except _ENDS_ALL:
             raise
@@ -121,10 +127,9 @@ def refresh_database(
             if not (step.columns and isinstance(error, UnreadableFragmentsError)):
                 held_back.add(step.key)
             continue
-        if result is not None:
-            results.append(result)
-            if heard is not None:
-                heard(step, result)
+        results.append(result)
+        if heard is not None:
+            heard(step, result)
     if failed:
         raise _incomplete(failed, left_out, results)
     return tuple(results)
@@ -136,12 +141,13 @@ def plan_database(connection: Connection) -> DatabasePlan:
     steps = _steps(tables, unreadable)
     reasons = {name: one_line(error) for name, error in unreadable.items()}
     found: list[tuple[Step, BackfillPlan | RefreshPlan | str]] = []
+    planner = _Planner(tables)
     for step in steps:
         if step.table in reasons:
             found.append((step, reasons[step.table]))
             continue
         try:
-            found.append((step, _plan(tables[step.table], step)))
+            found.append((step, planner.plan(step)))
         except BaseException as error:  # noqa: BLE001  said in the plan
             found.append((step, one_line(error)))
     planned = (each for each in planned_steps(found) if each.step.table not in reasons)
@@ -208,21 +214,34 @@ def _node(name: str, table: Table, by_uri: Mapping[str, str]) -> Node:
     )
 
 
-def _plan(table: Table, step: Step) -> BackfillPlan | RefreshPlan:
-    if step.columns:
-        return table.plan_backfill(step.columns[0])
-    assert isinstance(table, MaterializedView)
-    return table.plan_refresh()
+class _Planner:
+    """Plans one step after the other: columns of a table on one version, which is read once.
+
+    So hundreds of columns that are up to date take little. A table is read anew after each job.
+    """
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        """Read nothing yet."""
+        self._tables = tables
+        self._of_columns: dict[str, Callable[[str], BackfillPlan]] = {}
+
+    def plan(self, step: Step) -> BackfillPlan | RefreshPlan:
+        """What a step has to do."""
+        table = self._tables[step.table]
+        if not step.columns:
+            assert isinstance(table, MaterializedView)
+            return table.plan_refresh()
+        if step.table not in self._of_columns:
+            self._of_columns = {step.table: table._planner()}
+        return self._of_columns[step.table](step.columns[0])
+
+    def forget(self) -> None:
+        """Read tables anew: a job is about to change one."""
+        self._of_columns = {}
 
 
-def _run(
-    table: Table, step: Step, options: Mapping[str, Any], stop: Stop | None
-) -> JobResult | None:
-    """Do a step; None: there is nothing to do, and no job on record."""
-    if stop is not None:
-        stop.check()
-    if _plan(table, step).is_empty:
-        return None
+def _run(table: Table, step: Step, options: Mapping[str, Any], stop: Stop | None) -> JobResult:
+    """Do a step."""
     run: Callable[[], JobResult]
     start: Callable[[], JobFuture]
     if step.columns:

@@ -13,7 +13,12 @@ import pyarrow as pa
 from geneva.contexts import check_functions
 from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.execution import column_changes, declarations, maintenance
-from geneva.execution.backfill.chain import PreparedChain, prepare_chain
+from geneva.execution.backfill.chain import (
+    PreparedChain,
+    plan_chain,
+    prepare_chain,
+    read_columns,
+)
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.work import BackfillWork
@@ -637,6 +642,19 @@ class Table(TableMethods):
             asked = replace(asked, read_version=self._version_read())
         plan = self._prepare(col_name, udf, asked, planning_only=True).plan
         return self._estimated(plan)
+
+    def _planner(self) -> Callable[[str], BackfillPlan]:
+        """Plan computed columns as `plan_backfill` does: on one version, which is read once."""
+        ref = self.ref
+        columns = read_columns(ref, open_dataset(ref))
+        schema, fields = columns.snapshot.schema, columns.snapshot.fields
+
+        def plan(column: str) -> BackfillPlan:
+            definition = declarations.own_definition(ref, schema, fields, column)
+            planned = plan_chain(columns, definition, BackfillRequest(JobOptions()))
+            return self._estimated(planned)
+
+        return plan
 
     def _estimated(self, plan: BackfillPlan) -> BackfillPlan:
         """The plan with the time that it will take, where its function was measured before."""
