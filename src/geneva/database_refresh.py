@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from graphlib import CycleError
 from typing import TYPE_CHECKING, Any
 
 from geneva.errors import (
@@ -31,7 +30,7 @@ from geneva.planning.database import DatabasePlan, planned_steps
 from geneva.planning.graph import Key, Node, Step, steps_of
 from geneva.planning.refresh import RefreshPlan
 from geneva.render.plain import plain
-from geneva.render.text import count, listed, one_line, raise_if_stopping
+from geneva.render.text import count, one_line, raise_if_stopping
 from geneva.view import MaterializedView
 
 if TYPE_CHECKING:
@@ -183,13 +182,7 @@ def _steps(tables: Mapping[str, Table], unreadable: dict[str, BaseException]) ->
             raise_if_stopping(error)
             unreadable[name] = error
             nodes.append(Node(table=name, is_view=True))
-    try:
-        return steps_of(nodes)
-    except CycleError as error:
-        raise UserInputError(
-            f"These are made from each other: {listed(error.args[1])}. Nothing was refreshed: drop "
-            "one of them, or make it of another source."
-        ) from None
+    return steps_of(nodes)
 
 
 def _node(name: str, table: Table, by_uri: Mapping[str, str]) -> Node:
@@ -230,6 +223,8 @@ class _Planner:
         table = self._tables[step.table]
         if not step.columns:
             assert isinstance(table, MaterializedView)
+            if step.circle:
+                raise _in_a_circle(step)
             return table.plan_refresh()
         if step.table not in self._of_columns:
             self._of_columns = {step.table: table._planner()}
@@ -238,6 +233,15 @@ class _Planner:
     def forget(self) -> None:
         """Read tables anew: a job is about to change one."""
         self._of_columns = {}
+
+
+def _in_a_circle(step: Step) -> UserInputError:
+    others = ", ".join(repr(name) for name in step.circle if name != step.table)
+    way = f"it and {others} are made from each other" if others else "it is its own source"
+    return UserInputError(
+        f"View {step.table!r} can't be refreshed: {way}. Drop one of them, or make it anew of "
+        "another source."
+    )
 
 
 def _run(table: Table, step: Step, options: Mapping[str, Any], stop: Stop | None) -> JobResult:
