@@ -350,6 +350,23 @@ def test_a_message_names_the_first_of_many(local_db: Connection) -> None:
     assert len(e.value.failed) == 12
 
 
+def test_a_view_that_cannot_be_planned_says_why_while_its_source_has_work_to_do(
+    local_db: Connection, calls: Calls
+) -> None:
+    table = made(local_db, calls)
+    local_db.refresh()
+    table.update(where="id = 3", values={"id": 30})
+    view = local_db.create_materialized_view("ids", table.query().select(["id", "more"]))
+    view.refresh()
+    lance.dataset(table.ref.uri).drop_columns(["id"])
+    steps = {str(each.step): each for each in local_db.plan_refresh().steps}
+    ids, fewer = steps["view 'ids'"], steps["view 'fewer'"]
+    assert ids.waits_for == ("column 'more' of 'texts'",)
+    assert "can't be planned: The view reads column 'id', which table 'texts'" in ids.action
+    assert ids.trouble in ids.action
+    assert "what follows" in fewer.action
+
+
 def test_views_that_are_made_from_each_other_hold_nothing_else_back(
     local_db: Connection, calls: Calls
 ) -> None:

@@ -17,6 +17,7 @@ from geneva.errors import (
     IncompleteRefreshError,
     JobCancelledError,
     MissingDependencyError,
+    StaleInputError,
     StorageFullError,
     StorageUnavailableError,
     UnreadableFragmentsError,
@@ -26,7 +27,7 @@ from geneva.jobs import JobFuture, JobResult
 from geneva.model.uris import TableName
 from geneva.options import read_work_options
 from geneva.planning.backfill import BackfillPlan
-from geneva.planning.database import DatabasePlan, planned_steps
+from geneva.planning.database import DatabasePlan, NoPlan, planned_steps
 from geneva.planning.graph import Key, Node, Step, steps_of
 from geneva.planning.refresh import RefreshPlan
 from geneva.render.plain import plain
@@ -139,16 +140,16 @@ def plan_database(connection: Connection) -> DatabasePlan:
     tables, unreadable = _open_tables(connection)
     steps = _steps(tables, unreadable)
     reasons = {name: one_line(error) for name, error in unreadable.items()}
-    found: list[tuple[Step, BackfillPlan | RefreshPlan | str]] = []
+    found: list[tuple[Step, BackfillPlan | RefreshPlan | NoPlan]] = []
     planner = _Planner(tables)
     for step in steps:
         if step.table in reasons:
-            found.append((step, reasons[step.table]))
+            found.append((step, NoPlan(reasons[step.table])))
             continue
         try:
             found.append((step, planner.plan(step)))
         except BaseException as error:  # noqa: BLE001  said in the plan
-            found.append((step, one_line(error)))
+            found.append((step, NoPlan(one_line(error), isinstance(error, StaleInputError))))
     planned = (each for each in planned_steps(found) if each.step.table not in reasons)
     return DatabasePlan(connection.uri, tuple(planned), tuple(reasons.items()))
 
