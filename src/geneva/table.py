@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.execution import column_changes, declarations, maintenance
 from geneva.execution.backfill.chain import (
     PreparedChain,
+    TableColumns,
     plan_chain,
     prepare_chain,
     read_columns,
@@ -643,16 +645,21 @@ class Table(TableMethods):
         plan = self._prepare(col_name, udf, asked, planning_only=True).plan
         return self._estimated(plan)
 
-    def _planner(self) -> Callable[[str], BackfillPlan]:
+    def _planner(self, *, retry_failed: bool = False) -> Callable[[str], BackfillPlan]:
         """Plan computed columns as `plan_backfill` does: on one version, which is read once."""
-        ref = self.ref
-        columns = read_columns(ref, open_dataset(ref))
-        schema, fields = columns.snapshot.schema, columns.snapshot.fields
+        version = self._version_read()
+        request = BackfillRequest(JobOptions(read_version=version, retry_failed=retry_failed))
+
+        @cache
+        def read() -> TableColumns:
+            ref = self.ref
+            return read_columns(ref, open_dataset(ref, version))
 
         def plan(column: str) -> BackfillPlan:
-            definition = declarations.own_definition(ref, schema, fields, column)
-            planned = plan_chain(columns, definition, BackfillRequest(JobOptions()))
-            return self._estimated(planned)
+            columns = read()
+            schema, fields = columns.snapshot.schema, columns.snapshot.fields
+            definition = declarations.own_definition(columns.ref, schema, fields, column)
+            return self._estimated(plan_chain(columns, definition, request))
 
         return plan
 
