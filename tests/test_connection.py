@@ -20,10 +20,16 @@ from lancedb.index import BTree
 import geneva
 from geneva import Connection, Table
 from geneva.asynchronous import AsyncTable
-from geneva.errors import ColumnNotFoundError, TableNotFoundError, UserInputError
+from geneva.cluster import GenevaCluster
+from geneva.errors import (
+    ColumnNotFoundError,
+    JobNotFoundError,
+    TableNotFoundError,
+    UserInputError,
+)
 from geneva.execution.runner import InProcessRunner
 from geneva.storage.lance.dataset import check_folder_is_there
-from support import Calls, column, make_table, tripled
+from support import Calls, column, connect, make_table, tripled
 
 
 def rows(*ids: int) -> pa.Table:
@@ -536,3 +542,42 @@ class TestStableRowIds:
         with pytest.raises(UserInputError, match="blobs"):
             local_db.copy_table("b", "w")
         assert "w" not in local_db.table_names()
+
+
+class TestFolderThatIsNotThere:
+    """A path may be mistyped: who only looks makes nothing, and the first write makes it."""
+
+    def test_a_look_makes_nothing(self, tmp_path: Path) -> None:
+        db = connect(tmp_path / "no" / "db", InProcessRunner)
+        assert (db.table_names(), db.all_table_names(), list(db), len(db)) == ([], [], [], 0)
+        assert db.table_names(namespace_path=["inner"]) == []
+        assert db.list_materialized_views() == []
+        assert (db.list_jobs(), db.list_clusters(), db.list_manifests()) == ([], [], [])
+        assert (db.refresh(), db.plan_refresh().steps) == ((), ())
+        for name in ("t", "t@branch", "inner$t"):
+            for call in (db.open_table, db.open_materialized_view, db.refresh):
+                with pytest.raises(TableNotFoundError, match=r"there is no folder '.*/no/db'"):
+                    call(name)
+        with pytest.raises(JobNotFoundError):
+            db.get_job("x")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_first_write_makes_it(self, tmp_path: Path) -> None:
+        db, other = (connect(tmp_path / "no" / "db", InProcessRunner) for _ in range(2))
+        assert other.table_names() == db.table_names() == []
+        db.create_table("t", rows(2))
+        assert db.table_names() == other.table_names() == ["t"]
+        assert other.open_table("t").count_rows() == 1
+        assert type(other._database) is type(db._database)
+
+    def test_a_cluster_is_a_first_write(self, tmp_path: Path) -> None:
+        db = connect(tmp_path / "no" / "db", InProcessRunner)
+        db.define_cluster("c", GenevaCluster(cluster_type="local", name="c"))
+        assert [cluster.name for cluster in db.list_clusters()] == ["c"]
+        assert db.table_names() == []
+
+    def test_a_place_that_can_be_no_folder_is_refused_at_once(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for place in ("file", "file/db"):
+            with pytest.raises(UserInputError, match="can't be opened"):
+                connect(tmp_path / place, InProcessRunner)

@@ -20,10 +20,13 @@ from geneva.errors import (
     IncompleteRefreshError,
     JobCancelledError,
     TableNotFoundError,
+    TypeMismatchError,
     UnknownOptionError,
     UserInputError,
 )
+from geneva.execution.backfill import chain
 from geneva.execution.runner import InProcessRunner
+from geneva.planning.backfill import BackfillPlan
 from support import Calls, column, connect, tripled
 
 
@@ -79,6 +82,25 @@ def test_nothing_to_do_is_no_job(local_db: Connection, calls: Calls) -> None:
     assert local_db.plan_refresh().is_empty
     assert len(local_db.list_jobs()) == before
     assert calls.count == 10
+
+
+@pytest.mark.parametrize("columns", [3, 12])
+def test_columns_of_a_table_are_planned_on_one_reading(
+    columns: int, local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = local_db.create_table("t", pa.table({"id": range(4)}))
+    for i in range(columns):
+        table.add_columns({f"c{i}": tripled(calls, input_columns=[f"c{i - 1}" if i else "id"])})
+    table.backfill(f"c{columns - 1}")
+    opened, read = [], []
+    open_lance, read_snapshot = lance.dataset, chain.read_snapshot
+    monkeypatch.setattr(lance, "dataset", lambda *a, **o: opened.append(a) or open_lance(*a, **o))
+    monkeypatch.setattr(chain, "read_snapshot", lambda *a: read.append(a) or read_snapshot(*a))
+    assert local_db.refresh() == ()
+    assert (len(opened), len(read)) == (2, 1)
+    assert local_db.plan_refresh().is_empty
+    assert (len(opened), len(read)) == (4, 2)
+    assert calls.count == columns * 4
 
 
 def test_a_change_costs_what_is_made_from_it(local_db: Connection, calls: Calls) -> None:
@@ -251,14 +273,14 @@ def test_a_panic_ends_its_own_step_alone(
 ) -> None:
     table = made(local_db, calls)
     table.add_columns({"other": tripled(calls)})
-    planned = Table.plan_backfill
+    estimated = Table._estimated
 
-    def panicking(self: Table, column: str, **options: Any) -> Any:
-        if column == "doubled":
+    def panicking(self: Table, plan: BackfillPlan) -> Any:
+        if plan.column == "doubled":
             raise Panic("index out of bounds")
-        return planned(self, column, **options)
+        return estimated(self, plan)
 
-    monkeypatch.setattr(Table, "plan_backfill", panicking)
+    monkeypatch.setattr(Table, "_estimated", panicking)
     assert "can't be planned: Panic: index out of bounds" in str(local_db.plan_refresh())
     with pytest.raises(IncompleteRefreshError, match="Panic: index") as caught:
         local_db.refresh()
@@ -271,10 +293,10 @@ def test_an_interruption_ends_all(
 ) -> None:
     made(local_db, calls)
 
-    def interrupted(self: Table, column: str, **options: object) -> None:
+    def interrupted(self: Table, plan: BackfillPlan) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Table, "plan_backfill", interrupted)
+    monkeypatch.setattr(Table, "_estimated", interrupted)
     for call in (local_db.refresh, local_db.plan_refresh):
         with pytest.raises(KeyboardInterrupt):
             call()
@@ -328,16 +350,44 @@ def test_a_message_names_the_first_of_many(local_db: Connection) -> None:
     assert len(e.value.failed) == 12
 
 
-def test_views_that_are_made_from_each_other_are_refused(
+def test_a_view_that_cannot_be_planned_says_why_while_its_source_has_work_to_do(
+    local_db: Connection, calls: Calls
+) -> None:
+    table = made(local_db, calls)
+    local_db.refresh()
+    table.update(where="id = 3", values={"id": 30})
+    view = local_db.create_materialized_view("ids", table.query().select(["id", "more"]))
+    view.refresh()
+    lance.dataset(table.ref.uri).drop_columns(["id"])
+    steps = {str(each.step): each for each in local_db.plan_refresh().steps}
+    ids, fewer = steps["view 'ids'"], steps["view 'fewer'"]
+    assert ids.waits_for == ("column 'more' of 'texts'",)
+    assert "can't be planned: The view reads column 'id', which table 'texts'" in ids.action
+    assert ids.trouble in ids.action
+    assert "what follows" in fewer.action
+
+
+def test_views_that_are_made_from_each_other_hold_nothing_else_back(
     local_db: Connection, calls: Calls
 ) -> None:
     made(local_db, calls)
     local_db.drop_table("some")
     fewer = local_db.open_table("fewer")
     local_db.create_materialized_view("some", fewer.query().select(["of_view"]))
-    with pytest.raises(UserInputError, match=r"made from each other: .*'?fewer'?.* Nothing was"):
+    query = local_db.open_table("some").query()
+    local_db.create_materialized_view("of_some", query.select(["of_view"]))
+    planned = {str(each.step): each for each in local_db.plan_refresh().steps}
+    for name, other in (("some", "fewer"), ("fewer", "some")):
+        action = planned[f"view {name!r}"].action
+        assert action.startswith(f"can't be planned: View {name!r} can't be refreshed: it and")
+        assert f"and {other!r} are made from each other" in action
+    with pytest.raises(IncompleteRefreshError) as caught:
         local_db.refresh()
-    assert calls.count == 0
+    assert sorted(caught.value.failed) == ["view 'fewer'", "view 'some'"]
+    assert all(isinstance(each, UserInputError) for each in caught.value.failed.values())
+    assert caught.value.left_out == ("view 'of_some'",)
+    assert names(local_db) == ["texts.doubled", "texts.more"]
+    assert calls.count == 8
 
 
 def test_branches_are_left_alone(local_db: Connection, calls: Calls) -> None:
@@ -384,6 +434,33 @@ def test_by_name_it_is_one_view(local_db: Connection, calls: Calls) -> None:
     assert local_db.refresh("some").rows_committed == 2
     with pytest.raises(TableNotFoundError):
         local_db.refresh("sme")
+
+
+def test_a_plan_by_name_is_that_of_one_view(local_db: Connection, calls: Calls) -> None:
+    made(local_db, calls).backfill("more")
+    assert local_db.plan_refresh("some") == local_db["some"].plan_refresh()  # type: ignore[attr-defined]
+    with pytest.raises(UserInputError, match="'texts' is no view"):
+        local_db.plan_refresh("texts")
+    with pytest.raises(UnknownOptionError, match="has no option 'concurrency'"):
+        local_db.plan_refresh(concurrency=2)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", [5, True, b"some", ["some"], 0])
+def test_what_is_no_name_is_said(name: Any, local_db: Connection, calls: Calls) -> None:
+    made(local_db, calls)
+    for call in (local_db.refresh, local_db.plan_refresh, local_db.open_table):
+        with pytest.raises(TypeMismatchError, match="name of a table or view is a text") as error:
+            call(name)
+        assert repr(name) in str(error.value)
+
+    async def refreshed() -> None:
+        with await geneva.connect_async(local_db.uri, runner=InProcessRunner) as db:
+            await db.refresh(name)
+
+    with pytest.raises(TypeMismatchError):
+        asyncio.run(refreshed())
+    assert calls.count == 0
+    assert local_db.list_jobs() == []
 
 
 def test_an_asynchronous_connection_has_it(tmp_path: Path, calls: Calls) -> None:

@@ -25,7 +25,7 @@ from geneva.compatibility import (
 from geneva.config import Settings
 from geneva.contexts import Context, ExitMode, check_functions, modules_of
 from geneva.database_refresh import plan_database, refresh_database
-from geneva.errors import JobNotFoundError, TableNotFoundError, UserInputError
+from geneva.errors import JobNotFoundError, TableNotFoundError, UnknownOptionError, UserInputError
 from geneva.execution.backfill.committer import MakeCommitter, TableCommitter
 from geneva.execution.backfill.work import Work
 from geneva.execution.declarations import refuse_blob_inside, warn_of_narrow_dictionaries
@@ -54,6 +54,7 @@ from geneva.options import WorkArguments
 from geneva.planning.backfill import BackfillPlan
 from geneva.planning.database import DatabasePlan
 from geneva.planning.estimates import Measured
+from geneva.planning.refresh import RefreshPlan
 from geneva.query import Query
 from geneva.render.text import did_you_mean, listed, one_line
 from geneva.search import Search
@@ -84,7 +85,7 @@ from geneva.storage.lance.database import (
 )
 from geneva.storage.lance.dataset import VersionSeen, has_versions, open_dataset, version_seen
 from geneva.storage.lance.delegation import delegated_attribute, is_writing, writes
-from geneva.storage.lance.folder import open_folder
+from geneva.storage.lance.folder import NoFolder, is_missing_folder, open_folder
 from geneva.storage.lance.lancedb_methods import ConnectionMethods
 from geneva.storage.views.definition import (
     ViewKind,
@@ -200,9 +201,10 @@ def connect(
     connection.namespace_client_pushdown_operations = list(
         namespace_client_pushdown_operations or []
     )
-    if lancedb_options or not Path(path).is_dir():
-        # What is wrong with a place is said here. A folder that is there can be opened later.
-        _ = connection._database
+    if lancedb_options or not (Path(path).is_dir() or is_missing_folder(path)):
+        # What is wrong with a place is said here. A folder that is there can be opened later, and
+        # one that isn't is made by what writes to it: the path may be mistyped.
+        _ = connection._of_lancedb
     return connection
 
 
@@ -320,9 +322,16 @@ class Connection(ConnectionMethods):
         )
 
     @cached_property
-    def _database(self) -> Any:
+    def _of_lancedb(self) -> Any:
         """LanceDB's own connection, opened when it is needed: LanceDB is slow to import."""
         return self._open_database()
+
+    @property
+    def _database(self) -> Any:
+        """The same; of a folder that isn't there, something that can be looked at."""
+        if "_of_lancedb" not in self.__dict__ and is_missing_folder(self._uri):
+            return NoFolder(self._uri, lambda: self._of_lancedb)
+        return self._of_lancedb
 
     def _lancedb(self) -> Any:
         return self._database
@@ -345,7 +354,7 @@ class Connection(ConnectionMethods):
 
         def __getattr__(self, name: str) -> Any:
             """Hand what a newer LanceDB has to LanceDB."""
-            if name.startswith("__") or name == "_database":
+            if name.startswith("__") or name in ("_database", "_of_lancedb"):
                 raise AttributeError(name)
             return delegated_attribute(self, self._database, name)
 
@@ -534,6 +543,8 @@ class Connection(ConnectionMethods):
 
     def _not_found(self, name: TableName) -> str:
         without = replace(name, branch=None)
+        if is_missing_folder(self._uri):
+            return f"There is no table {str(without)!r}: there is no folder {self._uri!r}."
         table = None
         if name.branch is not None:
             table = open_lancedb_table(self._database, without, self._storage_options)
@@ -789,11 +800,28 @@ class Connection(ConnectionMethods):
     def _view_to_refresh(self, name: str) -> MaterializedView:
         view = self.open_table(name)
         if not isinstance(view, MaterializedView):
-            raise UserInputError(f"{name!r} is no view of Geneva's: only those are refreshed here.")
+            raise UserInputError(
+                f"{name!r} is no view of Geneva's: only those are refreshed by name. Its computed "
+                "columns are those of table.backfill(...), or of refresh() without a name."
+            )
         return view
 
-    def plan_refresh(self) -> DatabasePlan:
-        """Say what `refresh()` of the whole database would do. Changes nothing, runs nothing."""
+    @overload
+    def plan_refresh(self, name: str, **options: Any) -> RefreshPlan: ...
+    @overload
+    def plan_refresh(self, name: None = None) -> DatabasePlan: ...
+    def plan_refresh(self, name: str | None = None, **options: Any) -> DatabasePlan | RefreshPlan:
+        """Say what `refresh()` would do, or that of one view. Changes nothing, runs nothing.
+
+        Options are those of the view's own `plan_refresh`: the plan of a whole database has none.
+        """
+        if name is not None:
+            return self._view_to_refresh(name).plan_refresh(**options)
+        for option in options:
+            raise UnknownOptionError(
+                f"The plan for a whole database has no option {option!r}: those of a refresh are "
+                "about how it works, and not about what there is to do."
+            )
         return plan_database(self)
 
     def open_materialized_view(self, name: str) -> Any:

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from graphlib import CycleError
 from typing import TYPE_CHECKING, Any
 
 from geneva.errors import (
@@ -18,6 +17,7 @@ from geneva.errors import (
     IncompleteRefreshError,
     JobCancelledError,
     MissingDependencyError,
+    StaleInputError,
     StorageFullError,
     StorageUnavailableError,
     UnreadableFragmentsError,
@@ -27,11 +27,11 @@ from geneva.jobs import JobFuture, JobResult
 from geneva.model.uris import TableName
 from geneva.options import read_work_options
 from geneva.planning.backfill import BackfillPlan
-from geneva.planning.database import DatabasePlan, planned_steps
+from geneva.planning.database import DatabasePlan, NoPlan, planned_steps
 from geneva.planning.graph import Key, Node, Step, steps_of
 from geneva.planning.refresh import RefreshPlan
 from geneva.render.plain import plain
-from geneva.render.text import count, listed, one_line, raise_if_stopping
+from geneva.render.text import count, one_line, raise_if_stopping
 from geneva.view import MaterializedView
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def refresh_database(
     failed: dict[str, BaseException] = {f"table {name!r}": e for name, e in unreadable.items()}
     held_back: set[Key] = set()
     left_out: list[Step] = []
+    planner = _Planner(tables)
     results: list[JobResult] = []
     for step in steps:
         if step.table in unreadable:
@@ -108,6 +109,11 @@ def refresh_database(
             left_out.append(step)
             continue
         try:
+            if stop is not None:
+                stop.check()
+            if planner.plan(step).is_empty:
+                continue
+            planner.forget()
             result = _run(tables[step.table], step, options, stop)
         except _ENDS_ALL:
             raise
@@ -121,10 +127,9 @@ def refresh_database(
             if not (step.columns and isinstance(error, UnreadableFragmentsError)):
                 held_back.add(step.key)
             continue
-        if result is not None:
-            results.append(result)
-            if heard is not None:
-                heard(step, result)
+        results.append(result)
+        if heard is not None:
+            heard(step, result)
     if failed:
         raise _incomplete(failed, left_out, results)
     return tuple(results)
@@ -135,15 +140,16 @@ def plan_database(connection: Connection) -> DatabasePlan:
     tables, unreadable = _open_tables(connection)
     steps = _steps(tables, unreadable)
     reasons = {name: one_line(error) for name, error in unreadable.items()}
-    found: list[tuple[Step, BackfillPlan | RefreshPlan | str]] = []
+    found: list[tuple[Step, BackfillPlan | RefreshPlan | NoPlan]] = []
+    planner = _Planner(tables)
     for step in steps:
         if step.table in reasons:
-            found.append((step, reasons[step.table]))
+            found.append((step, NoPlan(reasons[step.table])))
             continue
         try:
-            found.append((step, _plan(tables[step.table], step)))
+            found.append((step, planner.plan(step)))
         except BaseException as error:  # noqa: BLE001  said in the plan
-            found.append((step, one_line(error)))
+            found.append((step, NoPlan(one_line(error), isinstance(error, StaleInputError))))
     planned = (each for each in planned_steps(found) if each.step.table not in reasons)
     return DatabasePlan(connection.uri, tuple(planned), tuple(reasons.items()))
 
@@ -177,13 +183,7 @@ def _steps(tables: Mapping[str, Table], unreadable: dict[str, BaseException]) ->
             raise_if_stopping(error)
             unreadable[name] = error
             nodes.append(Node(table=name, is_view=True))
-    try:
-        return steps_of(nodes)
-    except CycleError as error:
-        raise UserInputError(
-            f"These are made from each other: {listed(error.args[1])}. Nothing was refreshed: drop "
-            "one of them, or make it of another source."
-        ) from None
+    return steps_of(nodes)
 
 
 def _node(name: str, table: Table, by_uri: Mapping[str, str]) -> Node:
@@ -208,21 +208,45 @@ def _node(name: str, table: Table, by_uri: Mapping[str, str]) -> Node:
     )
 
 
-def _plan(table: Table, step: Step) -> BackfillPlan | RefreshPlan:
-    if step.columns:
-        return table.plan_backfill(step.columns[0])
-    assert isinstance(table, MaterializedView)
-    return table.plan_refresh()
+class _Planner:
+    """Plans one step after the other: columns of a table on one version, which is read once.
+
+    So hundreds of columns that are up to date take little. A table is read anew after each job.
+    """
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        """Read nothing yet."""
+        self._tables = tables
+        self._of_columns: dict[str, Callable[[str], BackfillPlan]] = {}
+
+    def plan(self, step: Step) -> BackfillPlan | RefreshPlan:
+        """What a step has to do."""
+        table = self._tables[step.table]
+        if not step.columns:
+            assert isinstance(table, MaterializedView)
+            if step.circle:
+                raise _in_a_circle(step)
+            return table.plan_refresh()
+        if step.table not in self._of_columns:
+            self._of_columns = {step.table: table._planner()}
+        return self._of_columns[step.table](step.columns[0])
+
+    def forget(self) -> None:
+        """Read tables anew: a job is about to change one."""
+        self._of_columns = {}
 
 
-def _run(
-    table: Table, step: Step, options: Mapping[str, Any], stop: Stop | None
-) -> JobResult | None:
-    """Do a step; None: there is nothing to do, and no job on record."""
-    if stop is not None:
-        stop.check()
-    if _plan(table, step).is_empty:
-        return None
+def _in_a_circle(step: Step) -> UserInputError:
+    others = ", ".join(repr(name) for name in step.circle if name != step.table)
+    way = f"it and {others} are made from each other" if others else "it is its own source"
+    return UserInputError(
+        f"View {step.table!r} can't be refreshed: {way}. Drop one of them, or make it anew of "
+        "another source."
+    )
+
+
+def _run(table: Table, step: Step, options: Mapping[str, Any], stop: Stop | None) -> JobResult:
+    """Do a step."""
     run: Callable[[], JobResult]
     start: Callable[[], JobFuture]
     if step.columns:

@@ -159,7 +159,7 @@ class TooManyFailedRowsError(UDFError):
 
 
 class StaleInputError(UserInputError):
-    """A computed input is not up to date, and upstream="refuse" was asked for."""
+    """What is read is to be computed first: a computed input (`upstream="refuse"`), or a view."""
 
 
 class SourceDataError(GenevaError, ValueError):

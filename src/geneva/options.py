@@ -258,7 +258,11 @@ class JobOptions:
         ),
     )
     task_size: int | None = field(
-        default=None, metadata=_count("Rows that a task computes; by default by measured speed.")
+        default=None,
+        metadata=_count(
+            "Rows that a task computes, rounded up to whole batches of the function's batch_size; "
+            "by default by measured speed."
+        ),
     )
     commit_granularity: int | None = field(
         default=None,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import pyarrow as pa
@@ -13,7 +14,13 @@ import pyarrow as pa
 from geneva.contexts import check_functions
 from geneva.errors import ColumnNotFoundError, UserInputError
 from geneva.execution import column_changes, declarations, maintenance
-from geneva.execution.backfill.chain import PreparedChain, prepare_chain
+from geneva.execution.backfill.chain import (
+    PreparedChain,
+    TableColumns,
+    plan_chain,
+    prepare_chain,
+    read_columns,
+)
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.work import BackfillWork
@@ -637,6 +644,24 @@ class Table(TableMethods):
             asked = replace(asked, read_version=self._version_read())
         plan = self._prepare(col_name, udf, asked, planning_only=True).plan
         return self._estimated(plan)
+
+    def _planner(self, *, retry_failed: bool = False) -> Callable[[str], BackfillPlan]:
+        """Plan computed columns as `plan_backfill` does: on one version, which is read once."""
+        version = self._version_read()
+        request = BackfillRequest(JobOptions(read_version=version, retry_failed=retry_failed))
+
+        @cache
+        def read() -> TableColumns:
+            ref = self.ref
+            return read_columns(ref, open_dataset(ref, version))
+
+        def plan(column: str) -> BackfillPlan:
+            columns = read()
+            schema, fields = columns.snapshot.schema, columns.snapshot.fields
+            definition = declarations.own_definition(columns.ref, schema, fields, column)
+            return self._estimated(plan_chain(columns, definition, request))
+
+        return plan
 
     def _estimated(self, plan: BackfillPlan) -> BackfillPlan:
         """The plan with the time that it will take, where its function was measured before."""

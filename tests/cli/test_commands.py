@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pytest
 import typer
@@ -185,7 +186,7 @@ def test_an_empty_database(folder: Path) -> None:
 
 
 def test_a_database_that_is_not_there_is_not_made(folder: Path) -> None:
-    assert "no folder 'nowhere'" in refused("tables", "nowhere")
+    assert "no database 'nowhere'" in refused("tables", "nowhere")
     assert not Path("nowhere").exists()
 
 
@@ -254,10 +255,16 @@ def test_values_of_every_kind_can_be_sampled(folder: Path) -> None:
     )
     geneva.connect("db").create_table("kinds", data)
     marked = pa.field("data", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
-    blobs = pa.table([pa.array([b"abc"], marked.type)], schema=pa.schema([marked]))
+    blobs = pa.table([pa.array([b"abc", None, b""], marked.type)], schema=pa.schema([marked]))
     geneva.connect("db").create_table("blobs", blobs)
-    for condition in ((), ("--where", "true")):
-        assert "<3 bytes>" in run("sample", "db", "blobs", *condition).stdout
+    own = pa.table({"data": lance.blob_array([b"abc", None, b""])})
+    own = own.cast(pa.schema([lance.blob_field("data")]))
+    geneva.connect("db").create_table("own_blobs", own)
+    for name in ("blobs", "own_blobs"):
+        for condition in ((), ("--where", "true")):
+            assert "<3 bytes>" in run("sample", "db", name, *condition).stdout
+            sampled = read("sample", "db", name, *condition)["rows"]
+            assert [row["data"] for row in sampled] == ["YWJj", None, ""]
     shown = run("sample", "db", "kinds").stdout
     for text in ("<1,400 bytes>", "[0.5, 0.5, 0.5, 0.5, ... 8 in all]", "[bold]not", "{name: a}"):
         assert text in shown
@@ -581,7 +588,7 @@ def test_the_console_is_served_from_here(folder: Path, monkeypatch: pytest.Monke
         "token": None,
         "storage_options": {"key": "value1"},
     }
-    assert "no folder" in refused("console", "nowhere")
+    assert "no such folder" in refused("console", "nowhere")
 
 
 # --------------------------------------------------------------------------------- this machine

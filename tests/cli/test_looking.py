@@ -16,7 +16,9 @@ import geneva
 from command_line import invoke
 from geneva.cli.summaries import list_tables, table_description
 from geneva.connection import Connection
+from geneva.console.queries import DatabaseReader
 from geneva.errors import TableNotFoundError
+from geneva.execution.backfill import chain
 from geneva.execution.runner import InProcessRunner
 from support import Calls, Prototypes, tripled
 
@@ -184,3 +186,21 @@ def test_lists_have_one_shape(odd_db: Connection, command: str, key: str) -> Non
     lines = json.loads(found.stdout)[key]
     assert {line["error"] is None for line in lines} == {True, False}
     assert {tuple(line) for line in lines} == {tuple(lines[0])}
+
+
+def test_a_table_is_read_as_often_for_many_columns_as_for_few(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    read_snapshot = chain.read_snapshot
+    monkeypatch.setattr(
+        chain, "read_snapshot", lambda *given: read.append(given[1].name) or read_snapshot(*given)
+    )
+    for name, columns in (("few", 2), ("many", 9)):
+        table = local_db.create_table(name, pa.table({"id": [1, 2]}))
+        table.add_columns({f"c{i}": tripled(calls) for i in range(columns)})
+        found = table_description(table)["computed_columns"]
+        assert [column["stale_rows"] for column in found] == [2] * columns
+        DatabaseReader(local_db.uri, None).freshness(name)
+    assert read == ["few"] * 3 + ["many"] * 3, "twice for a description, and once for its freshness"
+    assert calls.count == 0

@@ -162,6 +162,23 @@ def test_the_rest_of_a_fragment_that_one_task_can_do_is_not_cut_for_a_checkpoint
     assert [len(part.rows) for part in parts] == [1_000, 1_000, 1_000, 2_700]
 
 
+@pytest.mark.parametrize(
+    ("task_size", "batch_size", "rows"), [(100, 64, 128), (128, 64, 128), (10, 64, 64), (7, 1, 7)]
+)
+def test_a_task_size_is_rounded_up_to_whole_batches(
+    task_size: int, batch_size: int, rows: int
+) -> None:
+    queue = WorkQueue([new_fragment(0, RowSet.full(300))], task_size, batch_size=batch_size)
+    sizes = []
+    while queue:
+        task, _ = queue.next_task(2, 1e6)
+        sizes.append(sum(map(rows_to_run, task)))
+    *full, last = sizes
+    assert set(full) == {rows}
+    assert sum(sizes) == 300
+    assert last <= rows
+
+
 def test_a_task_size_that_was_asked_for_is_not_rounded_to_checkpoints() -> None:
     queue = WorkQueue([new_fragment(0, RowSet.full(5_000))], 1_900, checkpoint_size=1_000)
     assert len(queue.next_task(4)[0][0].rows) == 1_900

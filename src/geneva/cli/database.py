@@ -24,7 +24,7 @@ def connect(db: str, storage_option: Iterable[str] | None) -> Connection:
     resolve(db)
     folder = local_path(db)
     if folder is not None and not folder.is_dir():
-        raise UserInputError(f"There is no folder {db!r}: give that of a database, or a URI.")
+        raise UserInputError(f"There is no database {db!r}: there is no such folder.")
     import geneva
 
     return geneva.connect(db, storage_options=options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,7 @@ def table_description(table: Table) -> dict[str, Any]:
     view = table if isinstance(table, MaterializedView) else None
     refresh = None if view is None else planned_refresh(view)
     computed = table.computed_columns()
+    states = _States(table, computed, refresh)
     return {
         **table_summary(table),
         "columns": [
@@ -89,7 +91,7 @@ def table_description(table: Table) -> dict[str, Any]:
             }
             for field in table.schema
         ],
-        "computed_columns": [_column(table, c, refresh) for c in computed.values()],
+        "computed_columns": [states.of(column) for column in computed.values()],
         "view": None if view is None or refresh is None else view_description(view, refresh),
     }
 
@@ -102,29 +104,55 @@ def planned_refresh(view: MaterializedView) -> RefreshPlan | str:
         return what_is_wrong(error)
 
 
-def _column(
-    table: Table, column: ColumnDefinition, refresh: RefreshPlan | str | None
-) -> dict[str, Any]:
-    from geneva.storage.views.explode import query_columns
-    from geneva.view import MaterializedView
+class _States:
+    """The states of a table's computed columns. The table is read once for all of them."""
 
-    summary = {
-        "name": column.name,
-        "udf": column.udf_name,
-        "udf_version": column.udf_version,
-        "inputs": list(column.inputs),
-        "filled_with": [
-            other.name
-            for other in table.computed_columns().values()
-            if other.computation_id == column.computation_id and other.name != column.name
-        ],
-    }
-    if isinstance(table, MaterializedView) and column.name in query_columns(
-        table.ref, table.definition
-    ):
-        assert refresh is not None
-        return {**summary, **_refreshed(column.name, refresh)}
-    return {**summary, **_backfilled(table, column.name)}
+    def __init__(
+        self,
+        table: Table,
+        computed: Mapping[str, ColumnDefinition],
+        refresh: RefreshPlan | str | None,
+    ) -> None:
+        from geneva.storage.views.explode import query_columns
+        from geneva.view import MaterializedView
+
+        self._computed, self._refresh = computed, refresh
+        self._of_query: set[str] = set()
+        if isinstance(table, MaterializedView):
+            self._of_query = query_columns(table.ref, table.definition)
+        self._plan, self._plan_again = table._planner(), table._planner(retry_failed=True)
+
+    def of(self, column: ColumnDefinition) -> dict[str, Any]:
+        """What is known of a column."""
+        summary = {
+            "name": column.name,
+            "udf": column.udf_name,
+            "udf_version": column.udf_version,
+            "inputs": list(column.inputs),
+            "filled_with": [
+                other.name
+                for other in self._computed.values()
+                if other.computation_id == column.computation_id and other.name != column.name
+            ],
+        }
+        if column.name in self._of_query:
+            assert self._refresh is not None
+            return {**summary, **_refreshed(column.name, self._refresh)}
+        return {**summary, **self._backfilled(column.name)}
+
+    def _backfilled(self, column: str) -> dict[str, Any]:
+        """The state of a column that a backfill computes."""
+        try:
+            plan, failed = self._plan(column), self._plan_again(column)
+        except BaseException as error:  # noqa: BLE001
+            return {**_UNKNOWN, "notes": [], "error": what_is_wrong(error)}
+        return {
+            "stale_rows": plan.rows_to_compute,
+            "failed_rows": failed.rows_to_compute,
+            "reasons": {reason.value: rows for reason, rows in plan.reasons().items()},
+            "notes": list(plan.notes),
+            "error": None,
+        }
 
 
 def _refreshed(column: str, refresh: RefreshPlan | str) -> dict[str, Any]:
@@ -141,22 +169,6 @@ def _refreshed(column: str, refresh: RefreshPlan | str) -> dict[str, Any]:
         "failed_rows": 0,
         "reasons": {why: stale} if stale else {},
         "notes": notes,
-        "error": None,
-    }
-
-
-def _backfilled(table: Table, column: str) -> dict[str, Any]:
-    """The state of a column that a backfill computes."""
-    try:
-        plan = table.plan_backfill(column)
-        failed = table.plan_backfill(column, retry_failed=True)
-    except BaseException as error:  # noqa: BLE001
-        return {**_UNKNOWN, "notes": [], "error": what_is_wrong(error)}
-    return {
-        "stale_rows": plan.rows_to_compute,
-        "failed_rows": failed.rows_to_compute,
-        "reasons": {reason.value: rows for reason, rows in plan.reasons().items()},
-        "notes": list(plan.notes),
         "error": None,
     }
 

@@ -230,7 +230,10 @@ def sample(
     if where is not None:
         found = _matching(opened, where, wanted, rows)
     else:
-        found = open_dataset(opened.ref).to_table(wanted, limit=rows).to_pylist()
+        # A document has the bytes of blobs, as of all bytes; people are shown how many there are.
+        blob_handling = "all_binary" if as_json else "blobs_descriptions"
+        scanner = open_dataset(opened.ref).scanner(wanted, limit=rows, blob_handling=blob_handling)
+        found = scanner.to_table().to_pylist()
     if as_json:
         return emit({"table": table, "columns": wanted, "rows": found})
     if not found:

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -190,20 +190,23 @@ class DatabaseReader:
         columns: list[ColumnFreshness] = []
         try:
             planned: dict[str, ColumnFreshness] = {}
+            plan = table._planner()
             for name, made in table.computed_columns().items():
                 if not reads_source(table.schema.field(name)):
                     # One plan for all columns that a call fills together.
                     if made.computation_id not in planned:
-                        planned[made.computation_id] = self._plan_column(table, name)
+                        planned[made.computation_id] = self._plan_column(table, name, plan)
                     columns.append(replace(planned[made.computation_id], column=name))
             refresh = table.plan_refresh() if isinstance(table, MaterializedView) else None
             return Freshness(tuple(columns), refresh=refresh)
         except BaseException as error:  # noqa: BLE001
             return Freshness(tuple(columns), trouble=self._trouble(error))
 
-    def _plan_column(self, table: Table, name: str) -> ColumnFreshness:
+    def _plan_column(
+        self, table: Table, name: str, plan_backfill: Callable[[str], BackfillPlan]
+    ) -> ColumnFreshness:
         try:
-            plan: BackfillPlan = table.plan_backfill(name)
+            plan = plan_backfill(name)
         except BaseException as error:  # noqa: BLE001
             return ColumnFreshness(name, len(table), 0, (), trouble=self._trouble(error))
         reasons = sorted(plan.reasons().items(), key=lambda item: -item[1])

@@ -474,6 +474,16 @@ def check_column_was_there(ref: TableRef, dataset: Dataset, column: str) -> None
         )
 
 
+def own_definition(
+    ref: TableRef, schema: pa.Schema, fields: FieldsNow, column: str
+) -> ColumnDefinition:
+    """The definition that a computed column has, with its inputs as they are called now."""
+    definition = with_present_inputs(required_definition(schema, ref.name, column), fields)
+    if definition.doubt is None:  # else receipts may tell
+        _check_inputs_present(definition, schema)
+    return definition
+
+
 def definition_for(
     ref: TableRef,
     dataset: Dataset,
@@ -500,10 +510,7 @@ def definition_for(
             "refresh(). (To change its UDF use alter_columns, then refresh.)"
         )
     if udf is None:
-        definition = with_present_inputs(required_definition(schema, ref.name, column), fields)
-        if definition.doubt is None:  # else receipts may tell
-            _check_inputs_present(definition, schema)
-        return definition
+        return own_definition(ref, schema, fields, column)
     function, own = as_udf(column, udf)
     current = _existing(schema, ref, column, function)
     together = columns_of(schema, current) if current is not None else (column,)

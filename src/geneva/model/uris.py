@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from geneva.errors import UserInputError
+from geneva.errors import TypeMismatchError, UserInputError
 
 _BRANCH, _NAMESPACE = "@", "$"
 """What stands before a branch, and behind a namespace. No table's own name can have them."""
@@ -34,6 +34,10 @@ class TableName:
     @classmethod
     def parse(cls, text: str) -> TableName:
         """Read a name in one word."""
+        if not isinstance(text, str):
+            raise TypeMismatchError(
+                f"The name of a table or view is a text, and not {type(text).__name__}: {text!r}."
+            )
         path, _, branch = text.partition(_BRANCH)
         *namespace, table = path.split(_NAMESPACE)
         return cls(table, tuple(namespace), branch or None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from geneva.planning.backfill import BackfillPlan
@@ -15,14 +16,23 @@ _NOTE_VERSION = "note the source's version"
 
 
 @dataclass(frozen=True, slots=True)
+class NoPlan:
+    """Why a step can't be planned."""
+
+    why: str
+    passes: bool = False
+    """Whether it can be once the steps before it are done."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one step has to do as things are now."""
 
     step: Step
     plan: BackfillPlan | RefreshPlan | None
-    """None: it can't be planned."""
+    """None: it can't be planned, or not yet."""
     trouble: str = ""
-    """Why not."""
+    """Why it can't be; empty where the steps that it waits for are all it needs."""
     waits_for: tuple[str, ...] = ()
     """Steps that have something to do, and whose results it reads: there may be more to do then."""
     source_changes: bool = False
@@ -37,12 +47,12 @@ class StepPlan:
     @property
     def action(self) -> str:
         """What is done, in a line."""
+        if self.trouble:
+            return f"can't be planned: {self.trouble}"
         known = "" if self.plan is None or self.plan.is_empty else _action(self.plan)
         if self.waits_for:
             follows = f"what follows from {', '.join(self.waits_for)}"
             return f"{known}, and {follows}" if known else follows
-        if self.plan is None:
-            return f"can't be planned: {self.trouble}"
         return known or (_NOTE_VERSION if self.source_changes else "nothing to do")
 
 
@@ -80,7 +90,9 @@ class DatabasePlan:
         return html.section(title, html.grid(("what", "to do"), self._shown))
 
 
-def planned_steps(found: list[tuple[Step, BackfillPlan | RefreshPlan | str]]) -> list[StepPlan]:
+def planned_steps(
+    found: Iterable[tuple[Step, BackfillPlan | RefreshPlan | NoPlan]],
+) -> list[StepPlan]:
     """Steps in order with what each waits for; instead of a plan there may be why there is none."""
     planned: dict[Key, StepPlan] = {}
     changing: set[str] = set()
@@ -90,8 +102,9 @@ def planned_steps(found: list[tuple[Step, BackfillPlan | RefreshPlan | str]]) ->
             for key in step.inputs
             if key in planned and not planned[key].is_empty
         )
-        trouble = plan if isinstance(plan, str) else ""
-        known = None if isinstance(plan, str) else plan
+        known, trouble = (None, plan.why) if isinstance(plan, NoPlan) else (plan, "")
+        if isinstance(plan, NoPlan) and plan.passes and waits_for:
+            trouble = ""
         each = StepPlan(step, known, trouble, waits_for, step.source in changing)
         planned[step.key] = each
         if not each.is_empty:

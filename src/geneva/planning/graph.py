@@ -78,6 +78,8 @@ class Step:
     """The steps whose results it reads."""
     source: str | None = None
     """Of a view: the table that its rows are made from. It notes every new version of that."""
+    circle: tuple[str, ...] = ()
+    """Of a view: itself and its sources, where they lead back to it. Then it can't be refreshed."""
 
     @property
     def key(self) -> Key:
@@ -95,20 +97,34 @@ class Step:
 def steps_of(nodes: Iterable[Node]) -> tuple[Step, ...]:
     """All that brings tables and views up to date: sources before what is made from them.
 
-    Raises CycleError where views are made from each other.
+    The steps of views that are made from each other say so, and read nothing.
     """
     every = {node.table: node for node in nodes}
-    sources = {n.table: [n.source] if n.source in every else [] for n in every.values()}
+    circles = {table: _circle(table, every) for table in every}
+    sources = {
+        table: [node.source] if node.source in every and not circles[table] else []
+        for table, node in every.items()
+    }
     order = TopologicalSorter(sources).static_order()
-    return tuple(step for table in order for step in _own_steps(every[table], every))
+    return tuple(s for table in order for s in _own_steps(every[table], every, circles[table]))
 
 
-def _own_steps(node: Node, every: Mapping[str, Node]) -> Iterator[Step]:
+def _circle(view: str, every: Mapping[str, Node]) -> tuple[str, ...]:
+    """A view and its sources, where they lead back to it; empty: they don't."""
+    way: list[str] = []
+    table: str | None = view
+    while table is not None and table in every and table not in way:
+        way.append(table)
+        table = every[table].source
+    return tuple(way) if table == view else ()
+
+
+def _own_steps(node: Node, every: Mapping[str, Node], circle: tuple[str, ...]) -> Iterator[Step]:
     """The steps of one table: first its rows, then its columns."""
     rows: tuple[Key, ...] = ()
     if node.is_view:
-        read_before = _read_of_source(node, every.get(node.source or ""))
-        yield Step(node.table, inputs=read_before, source=node.source)
+        read_before = _read_of_source(node, every.get(node.source or "")) if not circle else ()
+        yield Step(node.table, inputs=read_before, source=node.source, circle=circle)
         rows = ((node.table, None),)
     leads = _leads(node)
     done: set[str] = set()

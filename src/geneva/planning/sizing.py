@@ -95,7 +95,7 @@ class WorkQueue:
 
         A fragment that is cut is cut at multiples of `batch_size`, so that batches stay full; and
         of `checkpoint_size` where a task has that many rows. `expected_speed`: rows per second that
-        a task of an earlier job has computed.
+        a task of an earlier job has computed. A `task_size` is made one of whole batches.
         """
         self._expected_speed = expected_speed
         self._batch_size, self._checkpoint_size = batch_size, checkpoint_size
@@ -135,7 +135,7 @@ class WorkQueue:
     def share(self, slots: int, rows_per_second: float | None, per_job: int = 1) -> int:
         """How many rows the next task should compute, where `per_job` are handed out together."""
         if self._task_size is not None:
-            return self._task_size
+            return self._in_batches(self._task_size)
         if rows_per_second is None:
             # Nobody knows how long a row takes: an even share of everything, by the clock.
             tasks = slots if per_job == 1 else max_in_flight(slots, per_job)
@@ -148,7 +148,11 @@ class WorkQueue:
             share = min(share, rows_per_second * _MAX_TASK_SECONDS)
             shortest = max(_MIN_TASK_SECONDS, _SUBMIT_SECONDS * slots / per_job)
             share = max(share, rows_per_second * shortest)
-        return max(1, math.ceil(share / self._batch_size)) * self._batch_size
+        return self._in_batches(share)
+
+    def _in_batches(self, rows: float) -> int:
+        """So many rows, rounded up to whole batches."""
+        return max(1, math.ceil(rows / self._batch_size)) * self._batch_size
 
     @property
     def _tasks_worth_it(self) -> float:

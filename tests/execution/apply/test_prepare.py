@@ -291,6 +291,43 @@ class Apart:
             return pa.array(doubled + 1)
 
 
+class Reusing:
+    """Prepares each batch in the same buffer, which an object of its own may do."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+
+    def setup_prepare(self) -> None:
+        with open(self.log, "a") as file:  # noqa: PTH123  one write, whoever writes at once
+            file.write(json.dumps(["setup_prepare", [], threading.current_thread().name]) + "\n")
+        self.buffer = np.zeros(5, np.int64)
+
+    def prepare(self, id: pa.Array) -> np.ndarray[Any, Any]:
+        time.sleep(0.005)
+        self.buffer[:] = 2 * id.to_numpy()
+        return self.buffer
+
+    def __call__(self, doubled: np.ndarray[Any, Any]) -> pa.Array:
+        time.sleep(0.01)
+        return pa.array(doubled + 1)
+
+
+@pytest.mark.parametrize(
+    "spark", [False, pytest.param(True, marks=[pytest.mark.spark, pytest.mark.slow])]
+)
+def test_objects_of_their_own_may_use_a_buffer_again(
+    tmp_path: Path, notes: Notes, *, spark: bool
+) -> None:
+    db = connect(tmp_path / "db", None if spark else lambda: InProcessRunner(1))
+    table = make_table(db, [25, 35])
+    table.add_columns({"c": declared(Reusing)(notes.path)})
+    assert table.backfill("c").rows_computed == ROWS
+    assert by_id(table, "c") == EXPECTED
+    if not spark:
+        made = [n for _, n in notes.lines("setup_prepare") if n.startswith("geneva-prepare")]
+        assert 1 <= len(made) == len(set(made)) <= 3, "one object for each thread"
+
+
 class Odd(Exception):
     """An error that can be pickled, and not made again from its pickle."""
 

@@ -440,6 +440,17 @@ class TestParameters:
         assert (3, 6) in checkpoint_ranges(table)[0]
         assert calls.count == 12
 
+    def test_tasks_of_a_given_size_have_whole_batches(
+        self, local_db: Connection, calls: Calls
+    ) -> None:
+        def arrays(id: pa.Array) -> pa.Array:
+            return id
+
+        table = make_table(local_db, [34])
+        table.add_columns({"x": counted(calls, arrays, data_type=pa.int64(), batch_size=8)})
+        assert table.backfill("x", task_size=10).progress.tasks == 4  # the last puts it together
+        assert sorted(calls.batches) == [2, 8, 8, 8, 8]
+
     def test_batch_size_is_rows_a_call(self, local_db: Connection, calls: Calls) -> None:
         table = make_table(local_db, [10])
 

@@ -39,7 +39,12 @@ from geneva.execution.apply.layouts import Layout
 from geneva.execution.apply.limits import Limiter, TaskUsage
 from geneva.execution.apply.output import may_differ, may_forbid_null, own_values
 from geneva.execution.apply.ownership import is_only_here
-from geneva.execution.apply.preparing import PrepareDied, close_prepare_pool, prepare_pool
+from geneva.execution.apply.preparing import (
+    PrepareDied,
+    PrepareThreads,
+    close_prepare_pool,
+    prepare_pool,
+)
 from geneva.execution.apply.steps import failure_of
 from geneva.execution.apply.timeouts import (
     Guard,
@@ -95,6 +100,7 @@ class Applier:
         """Whether a batch is one call, that nothing limits, and its values need no second look."""
         workers = udf.cpu_workers if self.threads == 1 else None
         self._preparing = CallPool(workers, "geneva-prepare") if workers else None
+        self._prepare_threads = PrepareThreads(udf)
         # Some that are ready, beside those that are being prepared: batches differ.
         self.prepares = workers + max(1, workers // 2) if workers else 0
 
@@ -104,7 +110,7 @@ class Applier:
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Set up a stateful function, if that was not done yet."""
-        if not self._is_warm and self._prepares_apart:
+        if not self._is_warm and self._prepares_apart and is_spark_worker():
             prepare_pool(self.udf)  # they start while the model is loaded
         self._live_function(batch)
         if not self._is_warm:
@@ -125,11 +131,15 @@ class Applier:
     def _prepared_apart(self, batch: pa.RecordBatch) -> Any:
         """What a process prepares. Where that dies, so does the worker.
 
-        Spark runs the task again, without preparing ahead: the row at fault is found there.
+        Spark runs the task again, without preparing ahead: the row at fault is found there. Off
+        Spark there are no processes but the user's own: threads do as these would.
         """
+        inputs = as_declared(batch, self.udf)
+        if not is_spark_worker():
+            return self._prepare_threads(inputs)
         pool = prepare_pool(self.udf)
         try:
-            return pool(as_declared(batch, self.udf))
+            return pool(inputs)
         except PrepareDied:
             if pool.is_closed:
                 raise
@@ -137,11 +147,11 @@ class Applier:
 
     @property
     def _prepares_apart(self) -> bool:
-        """Whether `prepare` runs in processes; off Spark there are none but the user's own."""
+        """Whether `prepare` runs on objects of its own."""
         func = self.udf.func
         if self._preparing is None or not isinstance(func, StatefulCallable):
             return False
-        return func.prepares_apart and is_spark_worker()
+        return func.prepares_apart
 
     def run(
         self,

@@ -157,6 +157,25 @@ class PreparePool:
             process.join()
 
 
+class PrepareThreads:
+    """Does in threads what the processes of a function do, where there are none.
+
+    Each thread has an object of its own, and what leaves it is a copy: `prepare` may use its
+    buffers again for the next batch.
+    """
+
+    def __init__(self, udf: UDF) -> None:
+        """Make no object yet."""
+        self._udf, self._own = udf, threading.local()
+
+    def __call__(self, batch: pa.RecordBatch) -> Any:
+        """Return what `prepare` gives for a batch, or raise what it raises."""
+        if not hasattr(self._own, "prepare"):
+            data = serialize_udf(self._udf)
+            self._own.prepare = _prepare_of(deserialize_udf(data, udf_digest(data)))
+        return _loaded([bytearray(part) for part in _parts(self._own.prepare(batch))])
+
+
 class PrepareProcess:
     """A process that runs the `prepare` of one function."""
 

@@ -87,7 +87,23 @@ def prepare_chain(
     Reads only, unless the plan is one to run, with `make_runner`: then columns that were declared
     before there were receipts get theirs, which is a change of the schema.
     """
-    name, columns = definition.name, _read_columns(ref, dataset, definition)
+    return _prepare_chain(read_columns(ref, dataset), definition, request, make_runner)
+
+
+def plan_chain(
+    columns: TableColumns, definition: ColumnDefinition, request: BackfillRequest
+) -> BackfillPlan:
+    """The plan alone, where the table was read already: for one of many columns."""
+    return _prepare_chain(columns, definition, request, None).plan
+
+
+def _prepare_chain(
+    columns: TableColumns,
+    definition: ColumnDefinition,
+    request: BackfillRequest,
+    make_runner: Callable[[], Runner] | None,
+) -> PreparedChain:
+    name, columns = definition.name, _settle(columns.with_(definition), definition.name)
     subject = columns.subject(name)
     before = columns.one_of_each(upstream_of(name, columns.reads))
     if make_runner is not None:
@@ -111,7 +127,7 @@ def prepare_chain(
         return _at_an_old_version(subject, columns, request, before)
     inputs = _plan_inputs(columns, before, request, make_runner)
     if request.options.upstream is Upstream.REFUSE:
-        _refuse_stale(ref, name, inputs.values())
+        _refuse_stale(columns.ref, name, inputs.values())
         return PreparedChain(plan(), inputs=tuple(inputs.values()))
     needed = {input_: step for input_, step in inputs.items() if not step.plan.is_empty}
     if not needed:
@@ -123,7 +139,7 @@ def prepare_chain(
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class TableColumns:
     """The computed columns of a table at one version, a view's own columns aside."""
 
     dataset: Dataset
@@ -142,6 +158,11 @@ class _Columns:
         """What each column reads, as far as that is known."""
         return {n: d.inputs if d.doubt is None else () for n, d in self.definitions.items()}
 
+    def with_(self, definition: ColumnDefinition) -> TableColumns:
+        """The same with a definition instead of the one that is stored, if there is one."""
+        present = with_present_inputs(definition, self.snapshot.fields)
+        return replace(self, definitions={**self.definitions, definition.name: present})
+
     def one_of_each(self, names: Sequence[str]) -> tuple[str, ...]:
         """Of columns that are filled together, the first one: it stands for all of them."""
         first: dict[str, str] = {}
@@ -159,20 +180,19 @@ class _Columns:
         return ColumnSubject(self.ref, self.definitions[name])
 
 
-def _read_columns(ref: TableRef, dataset: Dataset, definition: ColumnDefinition) -> _Columns:
-    """The columns of the table, with `definition` instead of the one that is stored."""
+def read_columns(ref: TableRef, dataset: Dataset) -> TableColumns:
+    """The computed columns of a table, as they are stored."""
     snapshot = read_snapshot(dataset, ref)
-    definitions = {**read_definitions(snapshot.schema), definition.name: definition}
     present = {
         name: with_present_inputs(found, snapshot.fields)
-        for name, found in definitions.items()
+        for name, found in read_definitions(snapshot.schema).items()
         # A view's own columns come from its source: its refresh keeps them.
         if not reads_source(found.arrow_field)
     }
-    return _settle(_Columns(dataset, snapshot, present), definition.name)
+    return TableColumns(dataset, snapshot, present)
 
 
-def _settle(columns: _Columns, name: str) -> _Columns:
+def _settle(columns: TableColumns, name: str) -> TableColumns:
     """Ask files and receipts what a column, and those that it is made from, read."""
     asked: set[str] = set()
     while True:
@@ -185,7 +205,9 @@ def _settle(columns: _Columns, name: str) -> _Columns:
         columns = replace(columns, definitions=columns.definitions | found)
 
 
-def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _Columns | None:
+def _add_receipts(
+    columns: TableColumns, names: Sequence[str], *, reopen: bool
+) -> TableColumns | None:
     """Give receipts to columns that have none; None: all of them had theirs.
 
     With `reopen` the result is of the latest version.
@@ -203,10 +225,10 @@ def _add_receipts(columns: _Columns, names: Sequence[str], *, reopen: bool) -> _
     present = columns.definitions | {n: rebound(columns.definitions[n], fields) for n in added}
     dataset = open_dataset(columns.ref) if reopen else columns.dataset
     snapshot = read_snapshot(dataset, columns.ref) if reopen else columns.snapshot
-    return _Columns(dataset, snapshot, present)
+    return TableColumns(dataset, snapshot, present)
 
 
-def _pin_inputs(columns: _Columns, names: Sequence[str]) -> _Columns:
+def _pin_inputs(columns: TableColumns, names: Sequence[str]) -> TableColumns:
     """Write down where inputs are that were cast, moved or made anew; return the latest version."""
     fields, names = columns.snapshot.fields, columns.filled_with(names)
     read = read_definitions(columns.snapshot.schema)
@@ -231,7 +253,7 @@ def _pin_inputs(columns: _Columns, names: Sequence[str]) -> _Columns:
         )
         for n, found in own.items()
     }
-    return _Columns(latest, snapshot, columns.definitions | present)
+    return TableColumns(latest, snapshot, columns.definitions | present)
 
 
 def _has_receipts(schema: pa.Schema, definition: ColumnDefinition) -> bool:
@@ -239,7 +261,7 @@ def _has_receipts(schema: pa.Schema, definition: ColumnDefinition) -> bool:
 
 
 def _plan_inputs(
-    columns: _Columns,
+    columns: TableColumns,
     before: Sequence[str],
     request: BackfillRequest,
     make_runner: Callable[[], Runner] | None,
@@ -293,7 +315,7 @@ def _changing(steps: Iterable[PreparedBackfill], inputs: Sequence[str]) -> Chang
 
 
 def _at_an_old_version(
-    subject: ColumnSubject, columns: _Columns, request: BackfillRequest, before: Sequence[str]
+    subject: ColumnSubject, columns: TableColumns, request: BackfillRequest, before: Sequence[str]
 ) -> PreparedChain:
     """Inputs of an old version are as they are: say so where they are not right."""
     at = {"dataset": columns.dataset, "snapshot": columns.snapshot}

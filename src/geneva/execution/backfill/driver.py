@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
@@ -11,8 +12,15 @@ from geneva.execution.backfill.failures import all_unreadable, unreadable_fragme
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.backfill.rounds import Round, RoundOutcome, run_rounds, share_reads
 from geneva.execution.jobs.progress import JobProgress
+from geneva.model.computation import Udf
 from geneva.model.tables import Reason
+from geneva.render.plain import plain
+from geneva.render.text import count
 from geneva.storage.checkpoints.pins import pinning
+
+_LOG = logging.getLogger("geneva")
+_FEW_ROWS = 10
+"""So many rows may be NULL by chance."""
 
 
 def run_backfill(
@@ -60,6 +68,8 @@ def run_backfills(
     unreadable = [run.unreadable() for run in runs if run.state.unreadable]
     if unreadable:
         raise all_unreadable(unreadable)
+    for run in runs:
+        run.warn_of_nothing()
     return [run.state.ledger.progress for run in runs]
 
 
@@ -128,6 +138,23 @@ class _Backfill:
             state.ledger.left_over(planned.plan.rows_to_compute)
             return False
         return True
+
+    def warn_of_nothing(self) -> None:
+        """Say that a function returned NULL for every row, where that is most likely a mistake.
+
+        Not of a few rows, nor where others have their values already: these may well be NULL.
+        """
+        plan, ledger = self._prepared.plan, self.state.ledger
+        program, rows = self._prepared.computation.program, ledger.rows_all_null
+        is_column = not plan.shown.makes_rows and self._prepared.computation.partition_rows is None
+        if not isinstance(program, Udf) or not is_column or plan.right_rows or rows < _FEW_ROWS:
+            return
+        ledger.all_null(rows)
+        _LOG.warning(
+            "%s: function %r returned NULL for all of the %s that it was called for. If that is "
+            "not meant, look for a missing `return`.",
+            *(plain(plan.shown.place), plain(program.name), count(rows, "row")),
+        )
 
     def unreadable(self) -> UnreadableFragmentsError:
         """What it ends with, when it has done all the rest."""

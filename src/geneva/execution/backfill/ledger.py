@@ -25,6 +25,7 @@ class Ledger:
         self._rows_per_second: float | None = None
         self._fragment_seconds: dict[int, float] = {}
         self._max_fragment_seconds = 0.0
+        self._rows_valued = 0
 
     @property
     def progress(self) -> JobProgress:
@@ -61,6 +62,19 @@ class Ledger:
         if safe != now.checkpointed:
             self._set(checkpointed=safe)
 
+    @property
+    def rows_all_null(self) -> int:
+        """For how many rows the function was called, if it returned NULL for all of them; else 0.
+
+        Rows on which it failed are not counted.
+        """
+        now = self._progress
+        return 0 if self._rows_valued or now.reused_rows else now.udf_rows - now.failed_rows
+
+    def all_null(self, rows: int) -> None:
+        """Note that all values which the function returned are NULL."""
+        self._set(null_rows=rows)
+
     def left_over(self, rows: int) -> None:
         """Note the rows that this job leaves to the next one."""
         self._set(rows_left=rows)
@@ -86,6 +100,7 @@ class Ledger:
     def reported(self, report: TaskReport) -> None:
         """Book what a task spent; its results are booked one by one."""
         rows = sum(result.rows_run for result in report.results)
+        self._rows_valued += sum(result.rows_valued for result in report.results)
         # Of the rows alone: what a task costs besides them must not make tasks smaller.
         working = report.timings.of_rows + sum(rider.timings.udf for rider in report.riders)
         if rows and working > 0:

@@ -42,6 +42,9 @@ class JobProgress:
     """Rows taken from an earlier run."""
     failed_rows: int = 0
     """Rows that failed and were skipped: they are NULL."""
+    null_rows: int = 0
+    """Rows of functions that returned NULL for every row of their column, which a missing `return`
+    does; of all other functions none."""
     loaded_rows: int = 0
     """Rows that got a value which was looked up by their key."""
     unmatched_rows: int = 0

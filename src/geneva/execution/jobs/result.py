@@ -93,6 +93,8 @@ class JobResult(str):
             )
         reused = f", {self.rows_reused:,} reused" * bool(self.rows_reused)
         failed = f", {self.rows_failed:,} of them failed and skipped" * bool(self.rows_failed)
+        null = self.progress.null_rows
+        failed += f", {null:,} of them NULL" * bool(null)
         computed, committed = count(self.rows_computed, self.unit), f"{self.rows_committed:,}"
         if self.progress.functions > 1 and self.unit != "partition":
             computed = f"{self.rows_computed:,} values of {self.progress.functions} functions"

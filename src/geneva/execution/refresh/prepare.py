@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from geneva.errors import (
+    StaleInputError,
     TableChangedError,
     TableNotFoundError,
     UnreadableFragmentsError,
@@ -347,7 +348,7 @@ def _open_target(target: RefreshTarget) -> Dataset:
 def _check_source(source: TableRef, latest: Dataset, state: ViewState) -> None:
     """Refuse a source that is another table by now, or a view that is itself not in order."""
     if is_view(latest.schema) and not read_view_state(latest.schema).refreshed:
-        raise UserInputError(
+        raise StaleInputError(
             f"The view's source {source.name!r} is a view that was not refreshed to the end: "
             "refresh that one first."
         )

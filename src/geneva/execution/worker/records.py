@@ -140,6 +140,8 @@ class Result:
     failures: tuple[RowFailure, ...] = ()
     """Rows that were skipped. They are NULL in the piece."""
     rows_run: int = 0
+    rows_valued: int = 0
+    """Rows that were computed and are not NULL, in the column that has the most of them."""
     rows_reused: int = 0
     rows_unmatched: int = 0
     seconds: float = 0.0

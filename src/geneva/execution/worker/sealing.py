@@ -19,12 +19,11 @@ def sealed(task: OpenTask, batches: Sequence[Computed]) -> Result:
 
     Several at once: what is done here costs the same for one row as for a thousand.
     """
-    outputs = [
-        storable(
-            task.dataset, concat([batch.outputs[i] for batch in batches], task.schema.names[i])
-        )
+    computed = [
+        concat([batch.outputs[i] for batch in batches], task.schema.names[i])
         for i in range(len(batches[0].outputs))
     ]
+    outputs = [storable(task.dataset, values) for values in computed]
     digests = None
     if task.work.computation.receipts:
         digests = np.concatenate([batch.digests for batch in batches if batch.digests is not None])
@@ -41,6 +40,7 @@ def sealed(task: OpenTask, batches: Sequence[Computed]) -> Result:
         follows_gap=batches[0].follows_gap,
         failures=tuple(failure for batch in batches for failure in batch.failures),
         rows_run=rows_run,
+        rows_valued=max(len(values) - values.null_count for values in computed),
         rows_reused=len(piece.offsets) - rows_run,
         rows_unmatched=sum(batch.rows_unmatched for batch in batches),
         seconds=sum(batch.seconds for batch in batches),

@@ -211,6 +211,8 @@ class PartResult:
     staged_path: str | None = None
     staged_bytes: int | None = None
     rows_run: int = 0
+    rows_valued: int = 0
+    """Rows that were computed and are not NULL, in the column that has the most of them."""
     rows_reused: int = 0
     rows_failed: int = 0
     """Rows of the part that were skipped."""

@@ -114,7 +114,7 @@ class PartWriter:
         """Open the column file, if the part is a whole fragment."""
         self._task, self._part, self._writer, self._clock = task, part, writer, Clock()
         self._failed = FailedRows(task.work.hide)
-        self._rows_run = self._rows_reused = self._rows_unmatched = 0
+        self._rows_run = self._rows_valued = self._rows_reused = self._rows_unmatched = 0
         self._checkpoints: list[RowRange] = []
         self._unsaved = _Unsaved(part.rows.start, part.rows.start)
         self._filed: list[_Filed] = []
@@ -141,6 +141,7 @@ class PartWriter:
         if self._saving is not None and self._saving.done():
             self._wait_saved()  # a checkpoint that failed ends the part now, not with the next one
         self._rows_run += result.rows_run
+        self._rows_valued += result.rows_valued
         self._rows_reused += result.rows_reused
         self._rows_unmatched += result.rows_unmatched
         self._writer.worked(result.seconds)
@@ -246,6 +247,7 @@ class PartWriter:
             staged_path=staged.path if staged is not None else None,
             staged_bytes=staged.size_bytes if staged is not None else None,
             rows_run=self._rows_run,
+            rows_valued=self._rows_valued,
             rows_reused=self._rows_reused,
             rows_failed=len(self._failed.found),
             rows_unmatched=self._rows_unmatched,

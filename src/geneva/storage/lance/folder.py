@@ -6,6 +6,7 @@ table) is LanceDB's to answer, which is imported then.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import lance
+
+from geneva.model.uris import local_path
 
 _TABLE = ".lance"
 _NAMESPACES = "__manifest"
@@ -25,6 +28,49 @@ def open_folder(path: str, open_database: Callable[[], Any]) -> Any:
     if not folder.is_dir() or (folder / _NAMESPACES).exists():
         return open_database()
     return Folder(folder, open_database)
+
+
+def is_missing_folder(uri: str) -> bool:
+    """Whether a database's folder isn't there, and can be made."""
+    folder = local_path(uri)
+    if folder is None:
+        return False
+    try:
+        if folder.exists():
+            return False
+        above = next(place for place in folder.parents if place.exists())
+    except OSError:  # LanceDB says what it is
+        return False
+    return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
+
+
+class NoFolder:
+    """A database whose folder isn't there: nothing is in it.
+
+    What is not defined here is LanceDB's, which makes the folder.
+    """
+
+    def __init__(self, uri: str, open_database: Callable[[], Any]) -> None:
+        """Make nothing yet."""
+        self.uri, self._open_database = uri, open_database
+
+    def __getattr__(self, name: str) -> Any:
+        """Hand everything else to LanceDB."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._open_database(), name)
+
+    def list_tables(self, **page: Any) -> Any:
+        """There are none."""
+        return SimpleNamespace(tables=[], page_token=None)
+
+    def list_namespaces(self, **page: Any) -> Any:
+        """There are none."""
+        return SimpleNamespace(namespaces=[], page_token=None)
+
+    def open_table(self, name: str, **options: Any) -> Any:
+        """Say, in the words of LanceDB, that there is no table."""
+        raise ValueError(f"Table {name!r} was not found")
 
 
 class Folder:
