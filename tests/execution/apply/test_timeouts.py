@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -212,6 +213,40 @@ class TestGuarded:
         with pytest.raises(UDFTimeoutError, match=r"timeout=0\.1 s"):
             call(30.0)
         assert call(0.01) == 0.01, "the next call gets a thread of its own"
+
+    def test_a_call_that_sleeps_on_leaves_the_interpreter_as_it_was(self) -> None:
+        """Python 3.11 came to a stand under a profiler as long as the call slept."""
+        script = """if True:
+            import sys, time
+            from geneva.errors import UDFTimeoutError
+            from geneva.execution.apply.timeouts import guarded
+            try:
+                guarded(time.sleep, 0.1, None, lambda: None)(60)
+            except UDFTimeoutError:
+                calls = []
+                sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name))
+                (lambda: None)()
+                sys.setprofile(None)
+                print(calls.count("<lambda>"), flush=True)
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+        )
+        assert done.stdout.split() == ["2"], done.stderr
+
+    def test_a_loop_that_is_left_behind_ends(self) -> None:
+        ended = threading.Event()
+
+        def spin() -> None:
+            try:
+                while True:
+                    pass
+            finally:
+                ended.set()
+
+        with pytest.raises(UDFTimeoutError):
+            timeouts.guarded(spin, 0.1, None, lambda: None)()
+        assert ended.wait(10)
 
     def test_what_the_function_raises_is_raised(self) -> None:
         with pytest.raises(ZeroDivisionError):
