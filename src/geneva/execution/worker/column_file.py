@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -126,7 +126,7 @@ class ColumnFile:
         in_full = is_whole and not self._mixed and not self._work.receipts_only
         return in_full and not self._has_blobs and self._writer.is_streamed and not self._is_closed
 
-    def reread(self, rows: Iterable[tuple[Offsets, Digests]]) -> Iterator[Piece]:
+    def reread(self, rows: Iterable[tuple[Offsets, Digests]]) -> Generator[Piece, None, None]:
         """End the file early and read rows back that were added, with these digests; drop it."""
         self._is_closed = True
         self._writer.close()

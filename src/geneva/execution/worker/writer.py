@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -188,17 +189,11 @@ class PartWriter:
         filed, self._filed = _joined(self._filed), []
         if not filed or self._file is None or not self._file.can_be_reread:
             return
-        try:
-            pieces = self._file.reread([(some.offsets, some.digests) for some in filed])
+        rows = [(some.offsets, some.digests) for some in filed]
+        with closing(self._file.reread(rows)) as pieces:
             for some, piece in zip(filed, pieces, strict=True):
-                rows = some.rows
-                self._write(_Unsaved(rows.start, rows.end, [piece]), some.offsets, None, rows.end)
-        except Exception as error:
-            if is_storage_full(error):
-                raise
-            # The file could not be written, say: then what was in it is computed again.
-            where = f"{self._task.work.ref.name}, fragment {self._part.fragment_id}"
-            _LOG.warning("Results of %s can't be read back: %s", where, error)
+                unsaved = _Unsaved(some.rows.start, some.rows.end, [piece])
+                self._write(unsaved, some.offsets, None, some.rows.end)
 
     def finish(self) -> PartResult:
         """Make the part durable: as a staged file, or in checkpoints up to its end."""
@@ -258,7 +253,14 @@ class PartWriter:
         """Save what was added, and no more; return the rows that were skipped so far."""
         self._save(self._unsaved.end)
         self._wait_saved()
-        self._save_filed()
+        try:
+            self._save_filed()
+        except Exception as error:
+            if is_storage_full(error):
+                raise
+            # The file could not be written, say: then what was in it is computed again.
+            where = f"{self._task.work.ref.name}, fragment {self._part.fragment_id}"
+            _LOG.warning("Results of %s can't be read back: %s", where, error)
         self._writer.clock.add(self._clock)
         return self._failed
 
