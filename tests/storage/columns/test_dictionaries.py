@@ -84,7 +84,7 @@ def test_too_many_values_in_batches_that_are_written_together(
     table = make_table(local_db, [300], storage_version=version)
     function = counted(calls, lambda id: wrap(f"v{id}"), data_type=kind, batch_size=10)
     table.add_columns({"x": function})
-    assert row_named(refused(table)) == ROOM
+    assert row_named(refused(table, task_size=300)) == ROOM, "all rows are one task"
     assert len(calls.rows) == len(set(calls.rows)), "no row is tried again"
 
 
