@@ -562,6 +562,19 @@ class TestFolderThatIsNotThere:
             db.get_job("x")
         assert list(tmp_path.iterdir()) == []
 
+    def test_what_drops_and_renames_makes_nothing(self, tmp_path: Path) -> None:
+        db = connect(tmp_path / "no" / "db", InProcessRunner)
+        for call in (
+            lambda: db.drop_table("t"),
+            lambda: db.rename_table("t", "u"),
+            lambda: db.drop_materialized_view("t"),
+        ):
+            with pytest.raises(ValueError, match=r"not found|there is no folder"):
+                call()
+        db.drop_table("t", ignore_missing=True)
+        db.drop_all_tables()
+        assert list(tmp_path.iterdir()) == []
+
     def test_the_first_write_makes_it(self, tmp_path: Path) -> None:
         db, other = (connect(tmp_path / "no" / "db", InProcessRunner) for _ in range(2))
         assert other.table_names() == db.table_names() == []

@@ -40,6 +40,27 @@ def value_type(kind: pa.DataType) -> pa.DataType:
     return pa.large_binary() if is_blob_type(kind) else kind
 
 
+def without_json(kind: pa.DataType) -> pa.DataType:
+    """A type with text in the places of JSON."""
+    if isinstance(kind, pa.JsonType):
+        return kind.storage_type
+    if pa.types.is_struct(kind):
+        return pa.struct([child.with_type(without_json(child.type)) for child in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field, kind.item_field.with_type(without_json(kind.item_type)))
+    if not pa.types.is_nested(kind):
+        return kind
+    item = kind.value_field.with_type(without_json(kind.value_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+
+
+def holds_json(kind: pa.DataType) -> bool:
+    """Whether a type is JSON, or has it inside: Lance keeps it in another form than it is given."""
+    return without_json(kind) != kind
+
+
 _PLAIN_TYPES: dict[Any, pa.DataType] = {
     bool: pa.bool_(),
     int: pa.int64(),

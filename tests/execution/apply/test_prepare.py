@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
 import os
 import signal
@@ -326,6 +328,47 @@ def test_objects_of_their_own_may_use_a_buffer_again(
     if not spark:
         made = [n for _, n in notes.lines("setup_prepare") if n.startswith("geneva-prepare")]
         assert 1 <= len(made) == len(set(made)) <= 3, "one object for each thread"
+
+
+@dataclasses.dataclass
+class Item:
+    id: int
+
+
+class Kind(enum.Enum):
+    EVEN = 0
+    ODD = 1
+
+
+class Asking:
+    """Asks for the classes of what it has prepared."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+
+    def setup_prepare(self) -> None:
+        pass
+
+    def prepare(self, id: pa.Array) -> list[tuple[Item, Kind]]:
+        return [(Item(i), Kind(i % 2)) for i in id.to_pylist()]
+
+    def __call__(self, items: list[tuple[Item, Kind]]) -> pa.Array:
+        assert all(isinstance(item, Item) for item, _ in items)
+        assert all((kind is Kind.ODD) == bool(item.id % 2) for item, kind in items)
+        return pa.array([2 * item.id + 1 for item, _ in items])
+
+
+@pytest.mark.parametrize(
+    "spark", [False, pytest.param(True, marks=[pytest.mark.spark, pytest.mark.slow])]
+)
+def test_what_is_prepared_is_of_the_same_classes(
+    tmp_path: Path, notes: Notes, *, spark: bool
+) -> None:
+    db = connect(tmp_path / "db", None if spark else lambda: InProcessRunner(1))
+    table = make_table(db, [25, 35])
+    table.add_columns({"c": declared(Asking)(notes.path)})
+    assert table.backfill("c").rows_computed == ROWS
+    assert by_id(table, "c") == EXPECTED
 
 
 class Odd(Exception):

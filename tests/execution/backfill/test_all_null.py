@@ -55,6 +55,25 @@ def test_one_value_or_few_rows_are_no_reason(
     assert (caplog.messages, result.progress.null_rows, calls.count) == ([], 0, rows)
 
 
+def test_nor_are_rows_that_were_asked_for(
+    local_db: Connection, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = make_table(local_db, [30])
+    function = counted(calls, lambda id: id if id > 20 else None, data_type=pa.int64())
+    table.add_columns({"c": function})
+    assert table.backfill("c", where="id < 20").rows_computed == calls.count == 20
+    assert caplog.messages == []
+
+
+def test_nor_is_a_column_that_can_have_nothing_else(
+    local_db: Connection, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = make_table(local_db, [25])
+    table.add_columns({"c": counted(calls, nothing, data_type=pa.null())})
+    assert table.backfill("c").rows_computed == calls.count == 25
+    assert caplog.messages == []
+
+
 def test_nor_are_new_rows_beside_others(
     local_db: Connection, calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:

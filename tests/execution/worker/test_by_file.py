@@ -16,10 +16,15 @@ import pytest
 
 from geneva import UDF, Connection
 from geneva.errors import UDFExecutionError
-from geneva.execution.worker import pacing, writer
+from geneva.execution.runner import InProcessRunner
+from geneva.execution.worker import column_file, pacing, writer
+from geneva.model.rows import RowRange
+from geneva.model.tables import TableRef
 from geneva.on_error import skip_on_error
+from geneva.planning import sizing
 from geneva.storage.checkpoints.store import CheckpointKey, LanceCheckpointStore
-from support import Calls, by_id, column, make_table
+from geneva.udf.types import without_json
+from support import Calls, by_id, column, connect, make_table
 from support import counted as counted_by
 
 ROWS, SIZE = 100, 5
@@ -93,6 +98,9 @@ TYPES: list[tuple[str, pa.DataType, Callable[[int], Any]]] = [
     ("decimal", pa.decimal128(9, 2), lambda id: decimal.Decimal(id) / 4),
     ("timestamp", pa.timestamp("us", "UTC"), lambda id: None if id % 7 == 0 else id * 10**9),
     ("null", pa.null(), lambda id: None),
+    ("json", pa.json_(), lambda id: None if id % 7 == 0 else f'{{"a":{id}}}'),
+    ("list of json", pa.list_(pa.json_()), lambda id: [f'{{"a":{id}}}'] * (id % 3)),
+    ("struct of json", pa.struct({"j": pa.json_()}), lambda id: {"j": f'{{"a":{id}}}'}),
 ]
 
 
@@ -123,10 +131,93 @@ def test_what_was_computed_before_an_error_is_kept(
     assert sorted([*first[: len(wanted) - len(computed)], *computed]) == wanted
     lost = len(first) - (len(wanted) - len(computed))
     assert lost < SIZE, "no more than the batch with the row that failed"
-    expected = pa.array([value(i) if i in wanted else None for i in range(ROWS)], kind)
+    expected = pa.array(
+        [value(i) if i in wanted else None for i in range(ROWS)], without_json(kind)
+    )
     assert column(table, "x") == expected.to_pylist()
     files = {Path(p).name for p in (Path(table.ref.uri) / "data").iterdir()}
     assert len(files) <= 3, "the file that was read back is gone"
+
+
+@pytest.mark.parametrize("name", ["int64", "vector", "json", "struct of json"])
+def test_what_a_task_gives_back_is_put_together(
+    tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Two slots share a fragment: its file is read back, and no error is needed for that."""
+    monkeypatch.setattr(sizing, "_FIRST_SECONDS", 0.05)
+    kind, value = next(t[1:] for t in TYPES if t[0] == name)
+    given: list[RowRange] = []
+    give_back = writer.PartWriter.give_back
+
+    def noted(self: writer.PartWriter) -> Any:
+        result = give_back(self)
+        given.append(result.rows)
+        return result
+
+    monkeypatch.setattr(writer.PartWriter, "give_back", noted)
+    db = connect(tmp_path / "db", lambda: InProcessRunner(2))
+
+    def slow(id: int) -> Any:
+        time.sleep(0.002)
+        return value(id)
+
+    table = make_table(db, [4 * ROWS])
+    table.add_columns({"x": counted(calls, slow, data_type=kind)})
+    table.backfill("x")
+    expected = pa.array([value(i) for i in range(4 * ROWS)], without_json(kind))
+    assert column(table, "x") == expected.to_pylist()
+    assert sorted(calls.rows) == list(range(4 * ROWS))
+    assert given
+
+
+@pytest.mark.parametrize("at", [3, 40])
+def test_json_of_rows_among_which_some_are_skipped(
+    local_db: Connection, calls: Calls, at: int
+) -> None:
+    """Lance gives JSON in a form of its own when a file is read: such files are not copied."""
+
+    def failing(id: int) -> str:
+        if id == at:
+            raise ValueError("no")
+        return f'{{"a":{id}}}'
+
+    table = make_table(local_db, [ROWS])
+    function = counted(calls, failing, data_type=pa.json_(), on_error=skip_on_error())
+    table.add_columns({"x": function})
+    table.backfill("x")
+    assert by_id(table, "x") == {i: None if i == at else f'{{"a":{i}}}' for i in range(ROWS)}
+    calls.clear()
+    table.backfill("x")
+    assert calls.count == 0
+
+
+def test_rows_far_apart_are_read_back_piece_by_piece(
+    local_db: Connection, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(column_file, "_READ_BYTES", 100)
+    monkeypatch.setattr(writer, "MAX_UNSAVED_BYTES", 1_000)
+    reads: list[int] = []
+    read_range = column_file.read_range
+
+    def noted(ref: TableRef, path: str, rows: RowRange) -> pa.RecordBatch:
+        reads.append(len(rows))
+        return read_range(ref, path, rows)
+
+    monkeypatch.setattr(column_file, "read_range", noted)
+    broken = tmp_path / "broken"
+    broken.touch()
+    table = make_table(local_db, [10 * ROWS])
+    function = fails_at(broken, 980, lambda id: id * 3)
+    table.add_columns({"x": counted(calls, function, data_type="int64")})
+    with pytest.raises(UDFExecutionError, match="row 980"):
+        table.backfill("x", where="id % 10 = 0", task_size=10 * ROWS)
+    assert reads
+    assert max(reads) <= 100 // 8
+    broken.unlink()
+    calls.clear()
+    table.backfill("x", where="id % 10 = 0", task_size=10 * ROWS)
+    assert len(calls.rows) < 10
+    assert by_id(table, "x") == {i: None if i % 10 else 3 * i for i in range(10 * ROWS)}
 
 
 def test_where_it_takes_longer_than_expected_checkpoints_are_made(

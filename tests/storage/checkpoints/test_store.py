@@ -28,7 +28,6 @@ from geneva.storage.checkpoints.store import (
     WorkIdentity,
     _file_name,
     _key_of,
-    _without_json,
     checksum,
     index_keys,
     is_of_clause,
@@ -37,6 +36,7 @@ from geneva.storage.checkpoints.store import (
     without_names,
     work_of,
 )
+from geneva.udf.types import without_json
 from support import (
     Calls,
     checkpoint_keys,
@@ -380,7 +380,7 @@ class TestDamage:
         self, tmp_path: Path, kind: pa.DataType, value: Any
     ) -> None:
         store = LanceCheckpointStore(str(tmp_path))
-        texts = pa.array([value, None], _without_json(kind))
+        texts = pa.array([value, None], without_json(kind))
         values = texts.cast(kind)
         written = pa.record_batch([values, pa.array([0, 1])], ["x", "_rowaddr"])
         store["udf-k_frag-0_range-0-2"] = written

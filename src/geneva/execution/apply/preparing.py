@@ -10,6 +10,7 @@ connection, or dies, in the midst of a batch too; the memory goes with the last 
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import io
 import itertools
@@ -41,7 +42,7 @@ from geneva.execution.apply.compact import compact_batch
 from geneva.execution.apply.forks import ending_copies, note_worker
 from geneva.execution.apply.tensors import is_plain_tensor
 from geneva.render.values import error_text
-from geneva.udf.call import StatefulCallable
+from geneva.udf.call import StatefulCallable, UDFArgType
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
 from geneva.udf.shipped_modules import activate
 
@@ -171,8 +172,8 @@ class PrepareThreads:
     def __call__(self, batch: pa.RecordBatch) -> Any:
         """Return what `prepare` gives for a batch, or raise what it raises."""
         if not hasattr(self._own, "prepare"):
-            data = serialize_udf(self._udf)
-            self._own.prepare = _prepare_of(deserialize_udf(data, udf_digest(data)))
+            # Of the classes that are here: the function may ask for the class of what it gets.
+            self._own.prepare = _prepare_of(copy.deepcopy(self._udf.func), self._udf.arg_type)
         return _loaded([bytearray(part) for part in _parts(self._own.prepare(batch))])
 
 
@@ -286,7 +287,7 @@ def serve(connection_fd: int, function_fd: int, size: int, worker: int) -> None:
     prepare: Callable[[pa.RecordBatch], Any] | None = None
     with socket.socket(fileno=connection_fd) as connection:
         with contextlib.suppress(Exception):  # tried again for a batch, which is told what is wrong
-            prepare = ending_copies(_prepare_of, udf)
+            prepare = ending_copies(_prepare_of, udf.func, udf.arg_type)
         while True:
             try:
                 batch, unused = _loaded(_receive_parts(connection)[0])
@@ -295,7 +296,7 @@ def serve(connection_fd: int, function_fd: int, size: int, worker: int) -> None:
             memory.unused.update(unused)
             block: _Block | None = None
             try:
-                prepare = prepare or ending_copies(_prepare_of, udf)
+                prepare = prepare or ending_copies(_prepare_of, udf.func, udf.arg_type)
                 answer = ending_copies(prepare, batch)
                 parts = _parts(answer)
                 if sum(part.nbytes for part in parts[1:]) >= _MIN_SHARED_BYTES:
@@ -399,10 +400,10 @@ def _end_with(worker: int) -> None:
     threading.Thread(target=watch, name="geneva-watch", daemon=True).start()
 
 
-def _prepare_of(udf: UDF) -> Callable[[pa.RecordBatch], Any]:
-    assert isinstance(udf.func, StatefulCallable)
-    prepare = udf.func.made_to_prepare().prepare
-    return lambda batch: prepare(*as_parameters(batch, udf.arg_type))
+def _prepare_of(func: Any, arg_type: UDFArgType) -> Callable[[pa.RecordBatch], Any]:
+    assert isinstance(func, StatefulCallable)
+    prepare = func.made_to_prepare().prepare
+    return lambda batch: prepare(*as_parameters(batch, arg_type))
 
 
 # ------------------------------------------------------------------------------------- messages

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack
 
+import pyarrow as pa
+
 from geneva.errors import BudgetExceededError, TableChangedError, UnreadableFragmentsError
 from geneva.execution.backfill.control import JobControl, JobState
 from geneva.execution.backfill.failures import all_unreadable, unreadable_fragments
@@ -142,12 +144,16 @@ class _Backfill:
     def warn_of_nothing(self) -> None:
         """Say that a function returned NULL for every row, where that is most likely a mistake.
 
-        Not of a few rows, nor where others have their values already: these may well be NULL.
+        Not of a few rows, nor of some that were asked for, nor where others have their values
+        already: these may well be NULL.
         """
         plan, ledger = self._prepared.plan, self.state.ledger
-        program, rows = self._prepared.computation.program, ledger.rows_all_null
-        is_column = not plan.shown.makes_rows and self._prepared.computation.partition_rows is None
-        if not isinstance(program, Udf) or not is_column or plan.right_rows or rows < _FEW_ROWS:
+        computation, rows = self._prepared.computation, ledger.rows_all_null
+        program, types = computation.program, [output.type for output in computation.outputs]
+        is_column = not plan.shown.makes_rows and computation.partition_rows is None
+        if not isinstance(program, Udf) or not is_column or all(map(pa.types.is_null, types)):
+            return
+        if rows < _FEW_ROWS or plan.right_rows or self._prepared.request.selects_rows:
             return
         ledger.all_null(rows)
         _LOG.warning(

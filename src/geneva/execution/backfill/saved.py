@@ -56,7 +56,5 @@ def _open_rows(plan: FragmentPlan) -> RowSet:
 
 
 def _ranges(keys: Iterable[CheckpointKey], plan: FragmentPlan) -> list[RowRange]:
-    """What is safe by checkpoints, or by the record of a staged file: of the whole fragment."""
-    every = RowRange(0, plan.physical_rows)
-    ranges = (every if key.rows is None else key.rows for key in keys)
+    ranges = (key.rows for key in keys if key.rows is not None)
     return [rows for rows in ranges if rows.end <= plan.physical_rows]

@@ -28,6 +28,7 @@ from geneva.execution.apply.failures import CellFailure
 from geneva.execution.apply.forks import end_copy
 from geneva.execution.apply.limits import TaskUsage, shared_states
 from geneva.execution.apply.memo import Memo, shared_memo
+from geneva.execution.worker.column_file import can_take_back
 from geneva.execution.worker.failed_rows import row_failure
 from geneva.execution.worker.pacing import Deadline, Pacing
 from geneva.execution.worker.poison_rows import BatchGuard, PoisonSearch
@@ -123,7 +124,7 @@ class BatchRunner:
         self, task: OpenTask, load: Callable[[ColumnWork], Program] = live_program
     ) -> None:
         """Run nothing yet: the program is loaded when there are rows for it."""
-        self._work, self._load = task.work, load
+        self._task, self._work, self._load = task, task.work, load
         self._pacing = Pacing(task.work)
         self._failed_rows = 0
         self._memo: Memo | None = None
@@ -423,16 +424,16 @@ class BatchRunner:
         waiting = self._waiting.all()
         inputs = waiting.inputs.slice(0, rows)
         ahead = program.ahead(inputs, BatchGuard(self._cut_search, waiting.offsets), self._flight)
-        if ahead is not None and self._may_overtake:
+        if ahead is not None and not self._counts_rows:
             self._warm(program, waiting)
             with metered(self.usage):
                 ahead.start()
         return ahead
 
     @property
-    def _may_overtake(self) -> bool:
-        """Whether calls may be made for rows of the next window, or of the next part."""
-        return self.usage.account is None and not self._work.bounds_lost_rows
+    def _counts_rows(self) -> bool:
+        """Whether few rows may be computed that are not paid for or not durable, by a bound."""
+        return self.usage.account is not None or self._work.bounds_lost_rows
 
     def _queue(self, program: Program, window: Window, ahead: CallsAhead | None) -> None:
         """Queue a batch; let the program prepare it."""
@@ -476,14 +477,14 @@ class BatchRunner:
                     self._failed_rows += len(queued.failures)
                     self._pacing.restart()
                 elif isinstance(queued, PartBegins):
-                    self._pacing.begin(queued.part.window, self._filed_rows(queued))
+                    self._pacing.begin(queued.part.window, self._file_rows(queued))
                 yield queued
 
     def _may_wait(self, first: _Batch) -> bool:
         """Whether the first batch of the queue is left there, and the next ones are read."""
         if self._queued_bytes > _MAX_QUEUED_BYTES:
             return False
-        if first.ahead is None or not self._may_overtake:
+        if first.ahead is None or self._counts_rows:
             return self._queued_batches <= self._max_queued
         queued = sum(len(q.window.offsets) for q in self._queued if isinstance(q, _Batch))
         return queued < 2 * self._flight.limit and first.ahead.done < len(first.window.offsets)
@@ -509,10 +510,10 @@ class BatchRunner:
             durable = Durable.NOW if is_awaited else Durable.SOON
         return result if durable is Durable.LATER else replace(result, durable=durable)
 
-    def _filed_rows(self, begins: PartBegins) -> int:
+    def _file_rows(self, begins: PartBegins) -> int:
         """How many rows the part has, if its file may stand for checkpoints of them; else 0."""
         part = begins.part
-        if part.file is None or begins.search.is_retry or not self._may_overtake:
+        if begins.search.is_retry or self._counts_rows or not can_take_back(self._task, part):
             return 0
         return part.compute.count
 

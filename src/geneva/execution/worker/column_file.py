@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from geneva.model.digests import Digests, digest_rows
 from geneva.model.rows import Offsets, RowRange, RowSet
 from geneva.planning.backfill import OutputPlan, all_rows
 from geneva.render.values import error_text
-from geneva.storage.columns.dictionaries import DistinctValues, Overflow
+from geneva.storage.columns.dictionaries import DistinctValues, Overflow, has_narrow_dictionary
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.columns.provenance import Provenance
 from geneva.storage.columns.receipts import receipts_for
@@ -41,10 +42,21 @@ from geneva.storage.lance.fragments import (
     is_blob,
     read_windows,
 )
-from geneva.storage.lance.pieces import Piece
+from geneva.storage.lance.pieces import Piece, concat_batches
+from geneva.udf.types import holds_json
 
-_RESTAGED_BYTES = 32 * 1024 * 1024
-"""How much is read at once of a file that is staged again."""
+_READ_BYTES = 32 * 1024 * 1024
+"""How much is read at once of a file that is staged again, or taken back."""
+
+
+def can_take_back(task: OpenTask, part: PartWork) -> bool:
+    """Whether the file of a part will hold, in the same form, all that its checkpoints would."""
+    file = part.file
+    if file is None or file.receipts_only or has_narrow_dictionary(task.schema.types):
+        return False  # of narrow dictionaries, rows are written at the end
+    in_full = len(file.outputs) == len(task.work.computation.facets)
+    new = all(not part.compute.minus(output.compute) for output in file.outputs)
+    return in_full and new and not any(map(_has_own_form, task.schema))
 
 
 class ColumnFile:
@@ -81,10 +93,10 @@ class ColumnFile:
             file.failed_after,
             computed=made if made != file.valid_after else None,
         )
-        # A file's name can't be changed, and blobs are not copied: if rows may be skipped, it
-        # doesn't promise all of them.
-        self._has_blobs = any(is_blob(field) for field in self._schema)
-        may_skip = self._has_blobs and bool(task.work.computation.error_policy)
+        # A file's name can't be changed: if rows may be skipped, and it can't be copied, it doesn't
+        # promise all of them.
+        self._can_be_copied = not any(map(_has_own_form, self._schema))
+        may_skip = not self._can_be_copied and bool(task.work.computation.error_policy)
         self._writer = ColumnFileWriter(
             task.work.ref,
             task.dataset,
@@ -93,7 +105,6 @@ class ColumnFile:
             complete=file.complete and not may_skip,
         )
         self._distinct = DistinctValues(task.dataset)
-        self._is_closed = False
         self._at = part.rows.start
         self._row_bytes = 1
         """The size of a row, of those that were the largest together."""
@@ -104,13 +115,12 @@ class ColumnFile:
 
     def finish(self, failed: RowSet | None) -> StagedFile:
         """Write the rows behind the last piece, and stage the file."""
-        self._is_closed = True
         self._write(self._layout.finish())
         known = self._provenance if failed is None else self._with_failed(failed)
-        path, rows = self._writer.path, self._writer.close(known if self._has_blobs else None)
+        path, rows = self._writer.path, self._writer.close(None if self._can_be_copied else known)
         size: int | None = self._writer.size_bytes
         self._check_readable(path)
-        if failed is not None and not self._has_blobs:
+        if failed is not None and self._can_be_copied:
             (path, rows), size = self._restage(path, failed), None
         part = self._part
         if rows != part.physical_rows:
@@ -119,27 +129,34 @@ class ColumnFile:
             )
         return part.staged_file(self._work, self._task.work.computation.id, path, size)
 
-    @property
-    def can_be_reread(self) -> bool:
-        """Whether all that was added can be read back while the file isn't finished."""
-        is_whole = frozenset(self._schema.names) == frozenset(self._task.schema.names)
-        in_full = is_whole and not self._mixed and not self._work.receipts_only
-        return in_full and not self._has_blobs and self._writer.is_streamed and not self._is_closed
+    def take_back(self, taken: Iterable[tuple[Offsets, Digests]]) -> Generator[Piece, None, None]:
+        """Give the file up: read rows back that were added, with these digests, and delete it.
 
-    def reread(self, rows: Iterable[tuple[Offsets, Digests]]) -> Generator[Piece, None, None]:
-        """End the file early and read rows back that were added, with these digests; drop it."""
-        self._is_closed = True
+        Not after `finish`, and only where `can_take_back`.
+        """
         self._writer.close()
-        ref, path, schema = self._task.work.ref, self._writer.path, self._task.schema
         try:
-            for offsets, digests in rows:
-                first, last = int(offsets[0]), int(offsets[-1])
-                start = self._part.rows.start
-                values = read_range(ref, path, RowRange(first - start, last + 1 - start))
-                taken = values.select(schema.names).take(pa.array(offsets - first))
-                yield Piece(offsets, taken.cast(schema), digests)
+            for offsets, digests in taken:
+                yield Piece(offsets, self._read_back(offsets), digests)
         finally:
-            drop_staged(ref, path)
+            with suppress(Exception):  # nothing refers to it, and what it had may be saved by now
+                drop_staged(self._task.work.ref, self._writer.path)
+
+    def _read_back(self, offsets: Offsets) -> pa.RecordBatch:
+        """Values of some rows, ascending. Those between them are read, but not held."""
+        schema, at_once = self._task.schema, max(1, _READ_BYTES // self._row_bytes)
+        found = []
+        while len(offsets):
+            first = int(offsets[0])
+            last = int(offsets[int(np.searchsorted(offsets, first + at_once)) - 1])
+            own, offsets = offsets[offsets <= last], offsets[offsets > last]
+            start = self._part.rows.start
+            rows = RowRange(first - start, last + 1 - start)
+            values = read_range(self._task.work.ref, self._writer.path, rows).select(schema.names)
+            if values.schema.types != schema.types:
+                raise AssertionError(f"wrote {schema.types}, and read {values.schema.types}")
+            found.append(values.take(pa.array(own - first)))
+        return concat_batches(found)
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
         names = self._schema.names
@@ -172,7 +189,7 @@ class ColumnFile:
         That is known only now, and a file's name can't be changed; the usual case never pays.
         """
         task = self._task
-        rows = max(1, min(MAX_WINDOW_ROWS, _RESTAGED_BYTES // self._row_bytes))
+        rows = max(1, min(MAX_WINDOW_ROWS, _READ_BYTES // self._row_bytes))
         batches = read_ranges(task.work.ref, path, rows)
         staged = stage_columns(
             task.work.ref,
@@ -194,6 +211,11 @@ class ColumnFile:
             valid=planned.valid.minus(failed).minus(self._mixed),
             failed=failed.union(planned.failed) if planned.failed is not None else failed,
         )
+
+
+def _has_own_form(field: pa.Field) -> bool:
+    """Whether a file gives values of a column in another form than they are written in."""
+    return is_blob(field) or holds_json(field.type)
 
 
 def too_many_values(overflow: Overflow, rows: RowRange, offset: int) -> BatchFailed:

@@ -13,8 +13,8 @@ MAX_UNSAVED_BYTES = 64 * 1024 * 1024
 """Results held for the next checkpoint; more are made durable early, to bound memory."""
 
 _FILE_SECONDS = 3.0
-"""A fragment that takes no longer than this is durable by its file: what it gives is written once,
-and not in checkpoints as well, where these are made to bound memory."""
+"""Where a fragment takes no longer than this, by the speed of its rows so far, large results are
+durable by its file: they are written once, and not in checkpoints as well, to bound memory."""
 
 
 class Deadline:
@@ -72,14 +72,14 @@ class Pacing:
         self._checkpoint_seconds = 0.0
         self.begin(1)
 
-    def begin(self, window: int, filed_rows: int = 0) -> None:
+    def begin(self, window: int, file_rows: int = 0) -> None:
         """Go on with another part, which is read `window` rows at a time.
 
-        `filed_rows`: how many rows it has, if its column file may stand for their checkpoints.
+        `file_rows`: how many rows it has, if its column file may stand for their checkpoints.
         """
         self._rule = self.rule_for(window)
         asked_for = self._rule.largest_checkpoint is not None or self._rule.flush_is_asked_for
-        self._filed_rows = 0 if asked_for else filed_rows
+        self._file_rows = 0 if asked_for else file_rows
         self._is_by_file = False
         self._part_rows, self._part_seconds = 0, 0.0
         self.restart()
@@ -147,24 +147,22 @@ class Pacing:
         self._seconds += result.seconds
         self._part_rows += result.num_rows
         self._part_seconds += result.seconds
-        # Another one like this is not to be held on top.
-        is_full = self._bytes + result.nbytes > MAX_UNSAVED_BYTES
-        was_by_file = self._is_by_file
-        if (is_full or was_by_file) and self._is_soon_filed:
-            self._is_by_file, self._bytes = True, 0
-            return Durable.LATER if was_by_file else Durable.BY_FILE
-        self._is_by_file = False
+        # Another one like this is not to be held on top, and none where the file stands for it.
+        is_full = self._is_by_file or self._bytes + result.nbytes > MAX_UNSAVED_BYTES
+        self._is_by_file = is_full and self._is_soon_in_file
+        if self._is_by_file:
+            return Durable.BY_FILE
         due = self._rule.is_due(
             self._unsaved_rows, self._seconds, self._checkpoint_seconds, self.rows_to_checkpoint
         )
-        return Durable.SOON if due or is_full or was_by_file else Durable.LATER
+        return Durable.SOON if due or is_full else Durable.LATER
 
     @property
-    def _is_soon_filed(self) -> bool:
+    def _is_soon_in_file(self) -> bool:
         """Whether the part will be in its file before much work could be lost, by its speed."""
-        rows = max(self._filed_rows, self._part_rows)
+        rows = max(self._file_rows, self._part_rows)
         seconds = self._part_seconds * rows / max(1, self._part_rows)
-        return self._filed_rows > 0 and seconds <= _FILE_SECONDS
+        return self._file_rows > 0 and seconds <= _FILE_SECONDS
 
     def saved(self, seconds: float) -> None:
         """Learn what a checkpoint costs."""

@@ -84,7 +84,7 @@ class Durable(Enum):
     LATER = "later"
     """With one of the next ones, or by the column file."""
     BY_FILE = "by file"
-    """By the column file, which is soon there: this result and those before are not held."""
+    """By the column file, which is soon there: neither it nor those before are held for more."""
     SOON = "soon"
     """With the checkpoint that ends with it, which is written while the next batches run."""
     NOW = "now"

@@ -86,7 +86,7 @@ class WriteBehind:
         self._group_bytes += result.nbytes + _RECORD_BYTES
         self._group_seconds += result.seconds
         full = self._group_bytes >= _GROUP_BYTES or self._group_seconds >= _GROUP_SECONDS
-        if full or asks or result.durable is Durable.BY_FILE:
+        if full or asks:
             self._hand_over()
         self._is_saving = self._is_saving or asks
         return saved + self._saved(wait=True) if result.durable is Durable.NOW else saved

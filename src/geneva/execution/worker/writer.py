@@ -31,7 +31,7 @@ from geneva.storage.checkpoints.store import DIGEST_COLUMN, ERROR_COLUMN, Checkp
 from geneva.storage.columns.dictionaries import DistinctValues
 from geneva.storage.columns.receipts import is_failed
 from geneva.storage.columns.staged_files import StagedFile
-from geneva.storage.lance.damage import is_storage_full
+from geneva.storage.lance.damage import is_panic, is_storage_full
 from geneva.storage.lance.pieces import Piece, concat_batches, digests_of
 
 _LOG = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class _Unsaved:
 
 
 @dataclass(frozen=True, slots=True)
-class _Filed:
+class _InFile:
     """Results that are in the column file only: the wanted rows of a range, and their digests."""
 
     rows: RowRange
@@ -118,9 +118,7 @@ class PartWriter:
         self._rows_run = self._rows_valued = self._rows_reused = self._rows_unmatched = 0
         self._checkpoints: list[RowRange] = []
         self._unsaved = _Unsaved(part.rows.start, part.rows.start)
-        self._filed: list[_Filed] = []
-        self._is_filing = False
-        """Whether results are left to the column file."""
+        self._in_file: list[_InFile] = []
         self._saving: Future[Saved] | None = None
         self._distinct = DistinctValues(task.dataset)
         rule = BatchRule.of(task.work.sizes, part.window, task.work.flush_seconds)
@@ -164,17 +162,18 @@ class PartWriter:
         self._unsaved.nbytes += result.nbytes
         self._unsaved.end = result.rows.end
         if result.durable in (Durable.SOON, Durable.NOW):
-            self._is_filing = False
             return self._save(result.rows.end, behind=result.durable is Durable.SOON)
-        if self._is_filing or result.durable is Durable.BY_FILE:
-            self._is_filing = True
+        if result.durable is Durable.BY_FILE:
             self._leave_to_file()
         return None
 
     def _leave_to_file(self) -> None:
-        """Hold the unsaved results no longer; save them, if the file alone would not do."""
-        unsaved, file = self._unsaved, self._file
-        if file is None or not file.can_be_reread or self._failed:
+        """Hold the unsaved results no longer: they are in the column file.
+
+        Once rows are skipped, what happened to them is in checkpoints only.
+        """
+        unsaved = self._unsaved
+        if self._failed:
             if unsaved.nbytes > MAX_UNSAVED_BYTES:
                 self._save(unsaved.end, behind=True)
             return
@@ -182,16 +181,16 @@ class PartWriter:
         offsets = np.concatenate([piece.offsets for piece in unsaved.pieces])
         digests = digests_of(unsaved.pieces)
         rows = RowRange(unsaved.start, unsaved.end)
-        self._filed.append(_Filed(rows, offsets, digests, unsaved.nbytes))
+        self._in_file.append(_InFile(rows, offsets, digests, unsaved.nbytes))
 
-    def _save_filed(self) -> None:
-        """Save what is in the column file only, as that will not be finished."""
-        filed, self._filed = _joined(self._filed), []
-        if not filed or self._file is None or not self._file.can_be_reread:
+    def _save_in_file(self) -> None:
+        """Save what is in the column file only, in place of that."""
+        rows, self._in_file = _joined(self._in_file), []
+        if not rows:
             return
-        rows = [(some.offsets, some.digests) for some in filed]
-        with closing(self._file.reread(rows)) as pieces:
-            for some, piece in zip(filed, pieces, strict=True):
+        assert self._file is not None
+        with closing(self._file.take_back([(some.offsets, some.digests) for some in rows])) as back:
+            for some, piece in zip(rows, back, strict=True):
                 unsaved = _Unsaved(some.rows.start, some.rows.end, [piece])
                 self._write(unsaved, some.offsets, None, some.rows.end)
 
@@ -209,7 +208,7 @@ class PartWriter:
         rows = RowRange(self._part.rows.start, self._unsaved.end)
         self._save(rows.end)
         self._wait_saved()
-        self._save_filed()
+        self._save_in_file()
         return replace(self.finished(None), rows=rows)
 
     def close_behind(self) -> Future[StagedFile] | None:
@@ -254,9 +253,9 @@ class PartWriter:
         self._save(self._unsaved.end)
         self._wait_saved()
         try:
-            self._save_filed()
-        except Exception as error:
-            if is_storage_full(error):
+            self._save_in_file()
+        except BaseException as error:
+            if is_storage_full(error) or not (isinstance(error, Exception) or is_panic(error)):
                 raise
             # The file could not be written, say: then what was in it is computed again.
             where = f"{self._task.work.ref.name}, fragment {self._part.fragment_id}"
@@ -361,10 +360,10 @@ class PartWriter:
         return pa.record_batch(columns, names=names)
 
 
-def _joined(filed: Sequence[_Filed]) -> list[_Filed]:
+def _joined(ranges: Sequence[_InFile]) -> list[_InFile]:
     """Ranges that follow each other as one, up to the size of a checkpoint."""
-    joined: list[_Filed] = []
-    for some in filed:
+    joined: list[_InFile] = []
+    for some in ranges:
         before = joined[-1] if joined else None
         if (
             before is None
@@ -373,7 +372,7 @@ def _joined(filed: Sequence[_Filed]) -> list[_Filed]:
         ):
             joined.append(some)
         else:
-            joined[-1] = _Filed(
+            joined[-1] = _InFile(
                 RowRange(before.rows.start, some.rows.end),
                 np.concatenate([before.offsets, some.offsets]),
                 np.concatenate([before.digests, some.digests]),

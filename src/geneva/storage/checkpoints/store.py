@@ -22,6 +22,7 @@ from geneva.model.rows import RowRange
 from geneva.model.tables import Secrets
 from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.pieces import writable
+from geneva.udf.types import holds_json, without_json
 
 _MAX_NAME_LENGTH = 128
 """Longest name kept in a key; longer ones are cut, with a hash."""
@@ -138,7 +139,7 @@ class LanceCheckpointStore(CheckpointStore):
 
     def __setitem__(self, key: str, value: pa.RecordBatch) -> None:
         """Write the file; the name appears when it is complete."""
-        has_json = any(_without_json(kind) != kind for kind in value.schema.types)
+        has_json = any(map(holds_json, value.schema.types))
         written = _readable(value) if has_json else value
         writer = self._session.open_writer(_file_name(key), schema=written.schema)
         # Never `with`: leaving the block by an exception would publish a truncated file.
@@ -202,24 +203,9 @@ class LanceCheckpointStore(CheckpointStore):
 
 def _readable(batch: pa.RecordBatch) -> pa.RecordBatch:
     """JSON as its texts, at any depth: Lance would write it in a form of its own, and read that."""
-    fields = [field.with_type(_without_json(field.type)) for field in batch.schema]
+    fields = [field.with_type(without_json(field.type)) for field in batch.schema]
     columns = [column.cast(made.type) for column, made in zip(batch.columns, fields, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-
-
-def _without_json(kind: pa.DataType) -> pa.DataType:
-    if isinstance(kind, pa.JsonType):
-        return kind.storage_type
-    if pa.types.is_struct(kind):
-        return pa.struct([child.with_type(_without_json(child.type)) for child in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_field, kind.item_field.with_type(_without_json(kind.item_type)))
-    if not pa.types.is_nested(kind):
-        return kind
-    item = kind.value_field.with_type(_without_json(kind.value_type))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(item, kind.list_size)
-    return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
 
 
 def _file_name(key: str) -> str:

@@ -154,11 +154,6 @@ class ColumnFileWriter:
         return self._file.close()
 
     @property
-    def is_streamed(self) -> bool:
-        """Whether rows are written as they come, and not at the end."""
-        return not self._at_once
-
-    @property
     def size_bytes(self) -> int:
         """The size of the finished file."""
         return int(self._file.writer.size_bytes or 0)

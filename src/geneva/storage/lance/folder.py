@@ -72,6 +72,18 @@ class NoFolder:
         """Say, in the words of LanceDB, that there is no table."""
         raise ValueError(f"Table {name!r} was not found")
 
+    def rename_table(self, name: str, *others: Any, **options: Any) -> Any:
+        """Say that there is no table."""
+        return self.open_table(name)
+
+    def drop_table(self, name: str, *, ignore_missing: bool = False, **options: Any) -> None:
+        """Nothing is to be dropped."""
+        if not ignore_missing:
+            self.open_table(name)
+
+    def drop_all_tables(self, *options: Any, **named: Any) -> None:
+        """Nothing is to be dropped."""
+
 
 class Folder:
     """A database without namespaces. What is not defined here is LanceDB's."""
