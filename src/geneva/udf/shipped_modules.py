@@ -14,7 +14,7 @@ import marshal
 import sys
 import threading
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from geneva.udf.identity.imported_files import ImportedFile, read_module, readable_source
@@ -111,8 +111,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             self._active = () if _are_loaded(modules) else modules
             _taken_out(self._active)
             self._modules = {module.name: module for module in self._active}
-            for name, module in self._loaded.pop(self._active, {}).items():
-                _put(name, module)
+            put_back(self._loaded.pop(self._active, {}))
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -142,8 +141,11 @@ def _is_shared(module: ShippedModule) -> bool:
 
 
 def _taken_out(modules: Iterable[ShippedModule]) -> dict[str, types.ModuleType]:
+    return take_out(module.name for module in modules if not _is_shared(module))
+
+
+def take_out(names: Iterable[str]) -> dict[str, types.ModuleType]:
     """Forget the loaded modules of these names, and return them."""
-    names = [module.name for module in modules if not _is_shared(module)]
     found = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     for name in found:
         parent, _, child = name.rpartition(".")
@@ -152,11 +154,13 @@ def _taken_out(modules: Iterable[ShippedModule]) -> dict[str, types.ModuleType]:
     return found
 
 
-def _put(name: str, module: types.ModuleType) -> None:
-    sys.modules[name] = module
-    parent, _, child = name.rpartition(".")
-    if parent in sys.modules:
-        setattr(sys.modules[parent], child, module)
+def put_back(modules: Mapping[str, types.ModuleType]) -> None:
+    """Have modules loaded that were taken out."""
+    for name, module in modules.items():
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent in sys.modules:
+            setattr(sys.modules[parent], child, module)
 
 
 def _are_loaded(modules: Iterable[ShippedModule]) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +134,54 @@ def test_a_worker_imports_what_the_driver_would():
     enter_job(Surroundings(path=("/of/the/driver", own[-1])))
     assert sys.path[:2] == ["/of/the/driver", own[-1]]
     assert sorted(sys.path) == sorted(["/of/the/driver", *own])
+
+
+def archive(folder: Path, name: str, files: dict[str, str]) -> str:
+    with zipfile.ZipFile(folder / name, "w") as target:
+        for file, source in files.items():
+            target.writestr(file, source)
+    return name
+
+
+def test_modules_of_one_job_are_not_those_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also those of packages, with and without an `__init__`; each is imported once."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    counted = "import builtins\nbuiltins.geneva_imports.append({word!r})\nWORD = {word!r}\n"
+    imports: list[str] = []
+    monkeypatch.setattr("builtins.geneva_imports", imports, raising=False)
+    archives = [
+        archive(
+            tmp_path,
+            f"{word}.zip",
+            {
+                "of_a_job.py": counted.format(word=word),
+                "package_of_a_job/__init__.py": "from package_of_a_job.inner import WORD\n",
+                "package_of_a_job/inner.py": f"WORD = {word!r}\n",
+                "space_of_a_job/": "",
+                "space_of_a_job/part.py": f"WORD = {word!r}\n",
+            },
+        )
+        for word in ("one", "two")
+    ]
+
+    def words() -> set[str]:
+        import of_a_job  # type: ignore[import-not-found]
+        import package_of_a_job  # type: ignore[import-not-found]
+        import space_of_a_job.part  # type: ignore[import-not-found]
+
+        return {of_a_job.WORD, package_of_a_job.inner.WORD, space_of_a_job.part.WORD}
+
+    path = list(sys.path)
+    for _ in range(2):
+        for word, name in zip(("one", "two"), archives, strict=True):
+            enter_job(Surroundings(modules=(name,)))
+            assert words() == {word}
+    assert imports == ["one", "two"]
+    enter_job(Surroundings(modules=(archives[1], archives[0])))
+    assert words() == {"two"}, "the first one that has it"
+    enter_job(Surroundings())
+    assert sys.path == path
+    with pytest.raises(ModuleNotFoundError):
+        words()
