@@ -18,7 +18,7 @@ from geneva.execution.worker.memory import keep_memory
 from geneva.execution.worker.output import keep_output_in
 from geneva.model.tables import Secrets
 from geneva.udf.declare import UDF
-from geneva.udf.job_modules import enter_modules
+from geneva.udf.job_modules import enter_modules, job_modules
 from geneva.udf.shipped_modules import activate
 
 
@@ -48,6 +48,11 @@ class _Environment:
         self._own: dict[str, str | None] = {}
         self._values: dict[str, str | None] = {}
         self.of_job: dict[str, str | None] = {}
+
+    @property
+    def key(self) -> frozenset[tuple[str, str | None]]:
+        """The variables that were set, to compare them with those of another time."""
+        return frozenset(self._values.items())
 
     def set(self, values: Mapping[str, str | None]) -> None:
         if values == self._values:
@@ -84,8 +89,8 @@ def enter_function(udf: UDF) -> None:
 
     A variable that the function came with has that value, whatever the job sets.
     """
-    activate(udf.modules)
     _environment.set({**_environment.of_job, **udf.variables})
+    activate(udf.modules, (job_modules(), _environment.key))
 
 
 @contextmanager
