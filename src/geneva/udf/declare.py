@@ -43,7 +43,6 @@ from geneva.udf.call import (
     two_steps,
 )
 from geneva.udf.identity.fingerprint import fingerprint, fingerprint_parts
-from geneva.udf.identity.references import modules_used
 from geneva.udf.identity.version_parts import VersionExplanation, VersionPart
 from geneva.udf.inputs import ResolvedInput, resolve_inputs
 from geneva.udf.pickling import culprit, dumped, serializing
@@ -675,10 +674,9 @@ def serialize_udf(udf: UDF) -> bytes:
     """Return the UDF as bytes that a process without the user's source files can load."""
     stored = with_fingerprint(udf)
     try:
-        taken = modules_used(udf)
-        body = dumped(stored, taken)
+        body = dumped(stored)
         if body.modules and not udf.modules:  # a stored function keeps those that it came with
-            body = dumped(dataclasses.replace(stored, modules=body.modules), taken)
+            body = dumped(dataclasses.replace(stored, modules=body.modules))
     except Exception as error:  # the user's objects may raise anything
         raise InvalidUDFError(
             f"UDF '{udf.name}' can't be sent to workers: {culprit(udf.func) or error}. Create "
