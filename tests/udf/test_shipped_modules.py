@@ -9,10 +9,12 @@ import subprocess
 import sys
 import textwrap
 import types
+import warnings
 import zipfile
 
 import pytest
 
+from geneva.errors import ClassTwiceWarning
 from geneva.execution.worker.surroundings import enter_function, trying_functions
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf, udf_digest
 from geneva.udf.identity import user_code
@@ -141,6 +143,54 @@ def test_what_functions_take_from_a_module_is_found_where_they_are_written(
     assert on_a_worker(tmp_path, *first, *second) == ["41"] * len(first) + ["42"] * len(first)
     for one, other in zip(first, second, strict=True):
         assert one.fingerprint != other.fingerprint
+
+
+TWICE = {
+    "class": (
+        "from shapes import Shape",
+        "from shapes import make\nreturn int(isinstance(make(), Shape))",
+    ),
+    "attribute": (
+        "import shapes",
+        "import uses\nreturn int(isinstance(uses.make(), shapes.Shape))",
+    ),
+    "base": (
+        "class Own(__import__('shapes').Shape): ...",
+        "import shapes\nreturn int(issubclass(Own, shapes.Shape))",
+    ),
+}
+ONCE = {
+    "at the top": (
+        "import shapes\nfrom shapes import Shape",
+        "return int(isinstance(shapes.make(), Shape))",
+    ),
+    "inside": ("", "from shapes import Shape, make\nreturn int(isinstance(make(), Shape))"),
+    "the module alone": (
+        "import uses",
+        "import shapes\nreturn int(isinstance(shapes.make(), shapes.Shape))",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [*TWICE, *ONCE])
+def test_a_class_that_a_worker_would_have_twice_is_told(
+    workshop: Workshop, tmp_path: pathlib.Path, case: str
+):
+    workshop.write("shapes", "class Shape: ...\ndef make():\n    return Shape()\n")
+    workshop.write("uses", "import shapes\ndef make():\n    return shapes.make()\n")
+    head, body = (TWICE | ONCE)[case]
+    function = declared(workshop, body, head)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        worker = on_a_worker(tmp_path, function)
+    assert function(1) == 1
+    if case in ONCE:
+        assert (worker, told) == (["1"], [])
+        return
+    (warning,) = told
+    assert warning.category is ClassTwiceWarning
+    assert "UDF 'f': workers have shapes.Shape twice" in str(warning.message)
+    assert worker == ["0"], "it is why"
 
 
 def test_calls_of_a_vectorized_function_are_no_change(workshop: Workshop):

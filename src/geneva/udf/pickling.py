@@ -27,6 +27,7 @@ from geneva.udf.identity.references import modules_used, references
 from geneva.udf.identity.user_code import (
     is_found_by_name,
     is_installed,
+    is_user_class,
     is_user_code,
     user_modules,
 )
@@ -72,11 +73,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """What the functions that are embedded import when they are called."""
         self.functions: list[types.FunctionType] = []
         """The user's functions that are embedded, wherever they were found."""
+        self.classes: list[type] = []
+        """The user's classes that are embedded."""
 
     def reducer_override(self, obj: Any) -> Any:
         if _is_of_user(obj):
             self.functions.append(obj)
             self.imported.update(self._files.of(obj))
+        if isinstance(obj, type) and is_user_class(obj):
+            self.classes.append(obj)
         if isinstance(obj, types.ModuleType) and obj.__name__ in self._taken:
             names = sorted(self._taken[obj.__name__])
             values = {name: getattr(obj, name) for name in names if hasattr(obj, name)}
@@ -198,6 +203,13 @@ class Dumped:
 
     data: bytes
     modules: tuple[ShippedModule, ...]
+    classes: tuple[type, ...]
+    """The user's classes that are embedded."""
+
+    def classes_twice(self) -> list[type]:
+        """Return the classes that a worker has once more when it imports their modules."""
+        from_files = {m.name for m in self.modules if not isinstance(m.content, types.ModuleType)}
+        return [cls for cls in self.classes if cls.__module__ in from_files]
 
 
 def dumped(value: Any) -> Dumped:
@@ -223,7 +235,7 @@ def dumped(value: Any) -> Dumped:
             continue
         if failed is not None:
             raise failed
-        return Dumped(file.getvalue(), shipped(pickler.imported))
+        return Dumped(file.getvalue(), shipped(pickler.imported), tuple(pickler.classes))
 
 
 def culprit(func: Any, depth: int = 0) -> str | None:
