@@ -45,6 +45,7 @@
         └── SparkUnavailableError
 
     CompatibilityWarning(UserWarning)    a word of Geneva on Ray that means something else here
+    ClassTwiceWarning(UserWarning)       a class of the user's that workers would have twice
 """
 
 from __future__ import annotations
@@ -283,6 +284,10 @@ class JavaNotFoundError(MissingDependencyError):
 
 class SparkUnavailableError(MissingDependencyError):
     """A Spark session could not be started or reached."""
+
+
+class ClassTwiceWarning(UserWarning):
+    """A class travels with a function, and so does its module: on workers these are two classes."""
 
 
 class CompatibilityWarning(UserWarning):

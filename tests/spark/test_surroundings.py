@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import os
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 import geneva
 from geneva import udf
 from geneva.config import Settings
+from geneva.errors import UDFExecutionError
+from geneva.manifest import GenevaManifest
 from support import connect
 
 pytestmark = pytest.mark.spark
@@ -167,3 +170,57 @@ def test_a_compiled_module_beside_the_users_code(tmp_path: Path, monkeypatch: py
     table.add_columns({"y": udf(smallest)})
     table.backfill("y")
     assert table.to_arrow()["y"].to_pylist() == [0, -1]
+
+
+def word_of_the_manifest(x: int) -> str:
+    import of_a_manifest  # type: ignore[import-not-found]
+
+    return f"{of_a_manifest.WORD} {of_a_manifest.TIMES_IMPORTED}"
+
+
+class Remembering:
+    """Imports a module once, and keeps it."""
+
+    def setup(self) -> None:
+        import of_a_manifest
+
+        self.module = of_a_manifest
+
+    def __call__(self, x: int) -> str:
+        return str(self.module.WORD)
+
+
+@pytest.mark.slow
+def test_each_job_has_the_modules_of_its_own_contexts(tmp_path: Path):
+    """Also where one worker process serves them all, and a module was edited meanwhile."""
+    quiet = Settings(local_slots=1, jvm_archive=False, progress=False)
+    db = geneva.connect(tmp_path / "db", settings=quiet)
+    table = db.create_table("t", pa.table({"x": list(range(4))}))
+    table.add_columns({"w": udf(word_of_the_manifest), "r": udf(Remembering)})
+
+    def manifest(folder: str, word: str) -> GenevaManifest:
+        module = tmp_path / folder / "of_a_manifest.py"
+        module.parent.mkdir(exist_ok=True)
+        times = "import builtins\nTIMES = vars(builtins).setdefault('manifest_times', [])\n"
+        module.write_text(f"{times}TIMES.append(1)\nTIMES_IMPORTED = len(TIMES)\nWORD = {word!r}\n")
+        return GenevaManifest.create_pip(folder).py_modules([str(module.parent)]).build()
+
+    def told(*manifests: GenevaManifest) -> list[set[str]]:
+        with contextlib.ExitStack() as contexts:
+            for each in manifests:
+                contexts.enter_context(db.context(manifest=each))
+            for name in ("w", "r"):
+                table.backfill(name, where="x >= 0")
+        return [set(table.to_arrow()[name].to_pylist()) for name in ("w", "r")]
+
+    path = list(sys.path)
+    one, two = manifest("one", "first"), manifest("two", "second")
+    assert told(one) == [{"first 1"}, {"first"}]
+    assert told(two) == [{"second 2"}, {"second"}]
+    assert told(one) == [{"first 1"}, {"first"}], "imported once, in one and the same process"
+    assert told(one, two) == [{"second 3"}, {"second"}], "the inner context counts"
+    manifest("one", "edited")
+    assert told(one) == [{"edited 4"}, {"edited"}]
+    assert [entry for entry in sys.path if entry.endswith(".zip") and entry not in path] == []
+    with pytest.raises(UDFExecutionError, match="No module named 'of_a_manifest'"):
+        table.backfill("w", where="x >= 0")

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import textwrap
 import types
+import warnings
 import zipfile
 
 import pytest
 
+from geneva.errors import ClassTwiceWarning
 from geneva.execution.worker.surroundings import enter_function, trying_functions
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf, udf_digest
 from geneva.udf.identity import user_code
@@ -68,6 +70,135 @@ BODIES = {
     "namespace": "from spread.part import g\nreturn g(x)",
     "of a called function": "return through(x)",
 }
+
+
+AROUND = {
+    "cached": "@functools.cache\ndef g(x):\n    return x + helpers.N",
+    "partial": "def add(y, x):\n    return x + y * helpers.N\ng = functools.partial(add, 1)",
+    "dispatched": """
+@functools.singledispatch
+def g(x):
+    return [g(y) for y in x]
+@g.register
+def _(x: int):
+    return x + helpers.N
+""",
+    "method": """
+class Model:
+    @functools.singledispatchmethod
+    def g(self, x): ...
+    @g.register
+    def _(self, x: int):
+        return x + helpers.N
+g = Model().g
+""",
+    "vectorized": "@np.vectorize\ndef g(x):\n    return x + helpers.N",
+    "vectorized and called": """
+g = np.vectorize(lambda x: x + helpers.N, otypes=[int])
+g([1, 2])
+""",
+    "made by numpy": "g = np.frompyfunc(lambda x: x + helpers.N, 1, 1)",
+    "cached around another": "g = functools.cache(np.vectorize(lambda x: x + helpers.N))",
+    "called like another": """
+@functools.wraps(json.dumps)
+def g(x):
+    return x + helpers.N
+""",
+    "class called like another": """
+class Model:
+    __module__ = "json"
+    def __call__(self, x):
+        return x + helpers.N
+g = Model()
+""",
+    "wrapped elsewhere": "@helpers.plus\ndef g(x):\n    return x",
+}
+"""Functions around functions of the user's, which are of Python's or numpy's kinds."""
+
+
+def test_what_functions_take_from_a_module_is_found_where_they_are_written(
+    workshop: Workshop, tmp_path: pathlib.Path
+):
+    """The module has a lock, so that it can't be sent as a whole; and each change of it counts."""
+    helpers = """
+        import functools, threading
+        LOCK = threading.Lock()
+        N = {n}
+        def deeper(x):
+            return x + N
+        def plus(function):
+            @functools.wraps(function)
+            def wrapped(x):
+                return deeper(function(x))
+            return wrapped
+    """
+    head = "import functools, helpers, json, numpy as np"
+
+    def all_declared(n: int) -> list[UDF]:
+        workshop.load(helpers.replace("{n}", str(n)), "helpers")
+        heads = [f"{head}\n{around}" for around in AROUND.values()]
+        return [declared(workshop, "return int(g(x))", each) for each in heads]
+
+    first, second = all_declared(40), all_declared(41)
+    assert on_a_worker(tmp_path, *first, *second) == ["41"] * len(first) + ["42"] * len(first)
+    for one, other in zip(first, second, strict=True):
+        assert one.fingerprint != other.fingerprint
+
+
+TWICE = {
+    "class": (
+        "from shapes import Shape",
+        "from shapes import make\nreturn int(isinstance(make(), Shape))",
+    ),
+    "attribute": (
+        "import shapes",
+        "import uses\nreturn int(isinstance(uses.make(), shapes.Shape))",
+    ),
+    "base": (
+        "class Own(__import__('shapes').Shape): ...",
+        "import shapes\nreturn int(issubclass(Own, shapes.Shape))",
+    ),
+}
+ONCE = {
+    "at the top": (
+        "import shapes\nfrom shapes import Shape",
+        "return int(isinstance(shapes.make(), Shape))",
+    ),
+    "inside": ("", "from shapes import Shape, make\nreturn int(isinstance(make(), Shape))"),
+    "the module alone": (
+        "import uses",
+        "import shapes\nreturn int(isinstance(shapes.make(), shapes.Shape))",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [*TWICE, *ONCE])
+def test_a_class_that_a_worker_would_have_twice_is_told(
+    workshop: Workshop, tmp_path: pathlib.Path, case: str
+):
+    workshop.write("shapes", "class Shape: ...\ndef make():\n    return Shape()\n")
+    workshop.write("uses", "import shapes\ndef make():\n    return shapes.make()\n")
+    head, body = (TWICE | ONCE)[case]
+    function = declared(workshop, body, head)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        worker = on_a_worker(tmp_path, function)
+    assert function(1) == 1
+    if case in ONCE:
+        assert (worker, told) == (["1"], [])
+        return
+    (warning,) = told
+    assert warning.category is ClassTwiceWarning
+    assert "UDF 'f': workers have shapes.Shape twice" in str(warning.message)
+    assert worker == ["0"], "it is why"
+
+
+def test_calls_of_a_vectorized_function_are_no_change(workshop: Workshop):
+    source = "import numpy as np\ng = np.vectorize(abs, otypes=[int])\ndef f(x):\n    return g(x)\n"
+    module = workshop.load(source)
+    before = of(module.f)
+    module.g([1, 2])
+    assert of(module.f) == before
 
 
 @pytest.mark.slow

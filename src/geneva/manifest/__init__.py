@@ -26,8 +26,9 @@ __all__ = ["GenevaManifest"]
 class GenevaManifest:
     """An environment by name. Made by a builder: `GenevaManifest.create_pip("m").pip([...])`.
 
-    On Spark: `env_vars` are set where functions run, `py_modules` are sent to the executors, and
-    packages (`pip`, `conda`) must be installed there: on the embedded Spark, in this Python.
+    On Spark: `env_vars` are set where functions run, `py_modules` are sent to the executors for the
+    jobs of its contexts, and packages (`pip`, `conda`) must be installed there: on the embedded
+    Spark, in this Python.
     Images are of Kubernetes with Ray; they are kept, and mean nothing here.
     """
 

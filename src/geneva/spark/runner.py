@@ -20,7 +20,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -49,8 +49,16 @@ _GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
 _MAX_OPERATIONS = 1_000
 """The latest operations of a job on Connect that its history names; Spark keeps as many jobs."""
 _SHIPPED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
-"""By session: the modules that its workers have."""
+"""By session: the archives of modules that its workers can have."""
 _SHIPPING = threading.Lock()
+
+
+@cache
+def _module_folder() -> Path:
+    """Where archives of modules are: Spark serves files from where they are, as long as it runs."""
+    folder = Path(tempfile.mkdtemp(prefix="geneva-modules-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class SparkRunner:
@@ -86,6 +94,7 @@ class SparkRunner:
         self._idle = threading.Condition()
         self._unfinished = 0
         self._group, self._description = "", ""
+        self._modules: tuple[str, ...] = ()
 
     def describe_jobs(self, group: str, description: str) -> None:
         """Say what is submitted from here on, for Spark's pages and logs."""
@@ -151,18 +160,19 @@ class SparkRunner:
         return job
 
     def ship_modules(self, modules: Sequence[str]) -> None:
-        """Send folders and files of Python modules to the workers, once for each session."""
+        """Have this runner's jobs use folders and files of Python modules, as they are now.
+
+        They are sent to the workers once for each session; jobs of other runners don't see them.
+        """
         with _SHIPPING:  # jobs of one context start at the same time
             sent = _SHIPPED.setdefault(self._session, set())
-            new = [module for module in modules if module not in sent]
-            if not new:
-                return
-            # Spark serves files from where they are, as long as executors come and ask for them.
-            folder = Path(tempfile.mkdtemp(prefix="geneva-modules-"))
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            for module in new:
-                self._kind.ship(str(module_archive(module, folder)))
-            sent.update(new)
+            archives = [module_archive(module, _module_folder()) for module in modules]
+            for archive in archives:
+                if archive.name not in sent:
+                    self._kind.ship(str(archive))
+                    sent.add(archive.name)
+        # Of two modules of one name the latter counts: that of the inner context.
+        self._modules = tuple(dict.fromkeys(archive.name for archive in reversed(archives)))
 
     def cancel(self) -> None:
         """Cancel this runner's jobs and wait until the driver has let go of them.
@@ -293,7 +303,7 @@ class SparkRunner:
         """What workers are told; variables that Spark has `given` them stay as they are."""
         level = logging.getLogger().level
         if not self._kind.is_here:
-            return Surroundings(env=self._env, log_level=level)
+            return Surroundings(env=self._env, modules=self._modules, log_level=level)
         changed, unset = _changes(self._environment_before)
         path = tuple(str(Path(entry).absolute()) for entry in sys.path)  # "" is where we are
         changed = {name: value for name, value in changed.items() if name not in given}
@@ -301,6 +311,7 @@ class SparkRunner:
             env=Secrets({**changed, **self._env}),
             unset=tuple(name for name in unset if name not in given),
             path=path,
+            modules=self._modules,
             log_level=level,
             output_folder=output_place(),
             pipe_folder=pipe_place(),
@@ -450,7 +461,7 @@ class _Classic:
         self._context.cancelJobsWithTag(tag)
 
     def ship(self, archive: str) -> None:
-        self._context.addPyFile(archive)
+        self._context.addFile(archive)  # addPyFile would let all jobs import from it, and us
 
     def profile(self, resources: Resources) -> ResourceProfile | None:
         return None if self.is_local else _profile(resources, self._context.getConf().get)
@@ -523,7 +534,7 @@ class _Connect:
         self._session.interruptTag(tag)
 
     def ship(self, archive: str) -> None:
-        self._session.addArtifacts(archive, pyfile=True)
+        self._session.addArtifacts(archive, file=True)
 
     def profile(self, resources: Resources) -> ResourceProfile | None:
         return None if self.is_local else _profile(resources, self._session.conf.get)

@@ -19,8 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypedDict, ove
 
 import pyarrow as pa
 
-from geneva.compatibility import AUTO_BACKFILL, warn_compatibility
-from geneva.errors import InvalidUDFError, UDFIntegrityError, UnknownOptionError
+from geneva.compatibility import AUTO_BACKFILL, warn_compatibility, warn_user
+from geneva.errors import (
+    ClassTwiceWarning,
+    InvalidUDFError,
+    UDFIntegrityError,
+    UnknownOptionError,
+)
 from geneva.render.plain import plain
 from geneva.render.text import a_type, did_you_mean, listed
 from geneva.secret_values import Secrets, checked_variables
@@ -43,7 +48,6 @@ from geneva.udf.call import (
     two_steps,
 )
 from geneva.udf.identity.fingerprint import fingerprint, fingerprint_parts
-from geneva.udf.identity.references import modules_used
 from geneva.udf.identity.version_parts import VersionExplanation, VersionPart
 from geneva.udf.inputs import ResolvedInput, resolve_inputs
 from geneva.udf.pickling import culprit, dumped, serializing
@@ -674,17 +678,34 @@ def with_fingerprint(udf: UDF) -> UDF:
 def serialize_udf(udf: UDF) -> bytes:
     """Return the UDF as bytes that a process without the user's source files can load."""
     stored = with_fingerprint(udf)
+    twice: Sequence[type] = ()
     try:
-        taken = modules_used(udf)
-        body = dumped(stored, taken)
+        body = dumped(stored)
         if body.modules and not udf.modules:  # a stored function keeps those that it came with
-            body = dumped(dataclasses.replace(stored, modules=body.modules), taken)
+            twice = body.classes_twice()
+            body = dumped(dataclasses.replace(stored, modules=body.modules))
     except Exception as error:  # the user's objects may raise anything
         raise InvalidUDFError(
             f"UDF '{udf.name}' can't be sent to workers: {culprit(udf.func) or error}. Create "
             f"it inside the function, or in setup() of a callable class, or pass its settings."
         ) from error
+    _warn_of_classes_twice(udf, twice)
     return b"%s%s\n%s" % (_HEADER, platform.python_version().encode(), body.data)
+
+
+def _warn_of_classes_twice(udf: UDF, classes: Sequence[type]) -> None:
+    """Say of which classes `isinstance` would be False on workers, where it is True here."""
+    if not classes:
+        return
+    names = listed([f"{cls.__module__}.{cls.__qualname__}" for cls in classes])
+    modules = listed(dict.fromkeys(cls.__module__ for cls in classes))
+    warn_user(
+        f"UDF '{udf.name}': workers have {names} twice, once with the function, which refers to "
+        f"it, and once in {modules}, which is imported when the function is called. Objects of the "
+        "one are no instances of the other, and `except` doesn't catch them. Import the class "
+        "where its module is imported: both at the top of the file, or both inside the function.",
+        ClassTwiceWarning,
+    )
 
 
 _MOVED = {

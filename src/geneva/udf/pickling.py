@@ -9,6 +9,7 @@ import contextlib
 import contextvars
 import enum
 import functools
+import gc
 import io
 import sys
 import threading
@@ -18,11 +19,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from geneva.udf.identity.class_meaning import member_attributes
 from geneva.udf.identity.imported_files import ImportedFile, ImportedFiles
 from geneva.udf.identity.references import modules_used, references
-from geneva.udf.identity.user_code import is_user_code, user_modules
+from geneva.udf.identity.user_code import (
+    is_found_by_name,
+    is_installed,
+    is_user_class,
+    is_user_code,
+    user_modules,
+)
+from geneva.udf.identity.value_meaning import without_cached
 from geneva.udf.shipped_modules import ShippedModule, shipped
 
 # A UDF that refers to itself (recursion) must be pickled by its state, not by a nested dump.
@@ -62,17 +71,33 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._files = ImportedFiles()
         self.imported: dict[str, ImportedFile] = {}
         """What the functions that are embedded import when they are called."""
+        self.functions: list[types.FunctionType] = []
+        """The user's functions that are embedded, wherever they were found."""
+        self.classes: list[type] = []
+        """The user's classes that are embedded."""
 
     def reducer_override(self, obj: Any) -> Any:
         if _is_of_user(obj):
+            self.functions.append(obj)
             self.imported.update(self._files.of(obj))
+        if isinstance(obj, type) and is_user_class(obj):
+            self.classes.append(obj)
         if isinstance(obj, types.ModuleType) and obj.__name__ in self._taken:
             names = sorted(self._taken[obj.__name__])
             values = {name: getattr(obj, name) for name in names if hasattr(obj, name)}
             return _module_with, (obj.__name__, values)
-        if isinstance(obj, _CACHED) and _is_of_user(obj.__wrapped__):
+        if isinstance(obj, _CACHED) and not is_installed(obj):
             # By itself it is only a name, which a script of the user's has on no worker.
             return _cached_again, (obj.__wrapped__, obj.cache_parameters())
+        if _is_dispatcher(obj) and not is_installed(obj):
+            return _dispatching, (obj.__name__,), _dispatched(obj), None, None, _fill_dispatcher
+        if type(obj) is np.ufunc and not is_found_by_name(obj):  # np.frompyfunc
+            function = next(filter(callable, gc.get_referents(obj)))
+            made = (function, obj.nin, obj.nout, obj.identity)
+            return _ufunc_again, made, getattr(obj, "__dict__", None) or None
+        if type(obj) is np.vectorize:
+            reduced: Any = obj.__reduce_ex__(4)
+            return *reduced[:2], without_cached(np.vectorize, reduced[2])
         if type(obj) is functools.cached_property:
             return _cached_property, (obj.func, obj.attrname)
         reduced = super().reducer_override(obj)
@@ -119,6 +144,45 @@ def _cached_again(function: Any, parameters: Mapping[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
+_DISPATCHER = functools.singledispatch(len)
+_OF_EVERY_DISPATCHER = frozenset(vars(_DISPATCHER))
+
+
+def _is_dispatcher(function: Any) -> bool:
+    """Say whether a function was made by `functools.singledispatch`."""
+    return getattr(function, "__code__", None) is _DISPATCHER.__code__  # type: ignore[attr-defined]
+
+
+def _dispatched(function: Any) -> tuple[dict[type, Any], dict[str, Any]]:
+    """Return what makes a dispatcher: its functions by the types that they are for."""
+    own = {n: v for n, v in vars(function).items() if n not in _OF_EVERY_DISPATCHER}
+    return dict(function.registry), own
+
+
+def _dispatching(name: str) -> Any:
+    """Return a dispatcher without functions: those may refer to it."""
+
+    def first(_: object) -> None: ...
+
+    first.__name__ = name
+    return functools.singledispatch(first)
+
+
+def _fill_dispatcher(dispatcher: Any, state: tuple[dict[type, Any], dict[str, Any]]) -> None:
+    functions, own = state
+    for kind, function in functions.items():
+        dispatcher.register(kind, function)
+    kept = dict(vars(dispatcher))
+    functools.update_wrapper(dispatcher, functions[object])
+    vars(dispatcher).update({**kept, **own, "__wrapped__": functions[object]})
+
+
+def _ufunc_again(function: Any, inputs: int, outputs: int, identity: Any) -> Any:
+    """Return a function over arrays, as `np.frompyfunc` makes it."""
+    named = {} if identity is None else {"identity": identity}
+    return np.frompyfunc(function, inputs, outputs, **named)
+
+
 def _module_with(name: str, values: Mapping[str, Any]) -> types.ModuleType:
     """Return a module, of no file, with these attributes."""
     module = types.ModuleType(name)
@@ -139,22 +203,46 @@ class Dumped:
 
     data: bytes
     modules: tuple[ShippedModule, ...]
+    classes: tuple[type, ...]
+    """The user's classes that are embedded."""
+
+    def classes_twice(self) -> list[type]:
+        """Return the classes that a worker has once more when it imports their modules."""
+        from_files = {m.name for m in self.modules if not isinstance(m.content, types.ModuleType)}
+        return [cls for cls in self.classes if cls.__module__ in from_files]
 
 
-def dumped(value: Any, taken: Mapping[str, set[str]]) -> Dumped:
-    """Write a value, with the user's code embedded."""
-    file = io.BytesIO()
-    with _user_code_by_value():
-        pickler = _Pickler(file, taken)
-        pickler.dump(value)
-    return Dumped(file.getvalue(), shipped(pickler.imported))
+def dumped(value: Any) -> Dumped:
+    """Write a value, with the user's code embedded.
+
+    What its functions take from modules is known when all of them are, also those that only the
+    pickler finds, inside objects of others: then it is written once more.
+    """
+    taken = modules_used(value)
+    functions: list[types.FunctionType] = []
+    while True:
+        file = io.BytesIO()
+        failed: Exception | None = None
+        with _user_code_by_value():
+            pickler = _Pickler(file, taken)
+            try:
+                pickler.dump(value)
+            except Exception as error:  # noqa: BLE001  the user's objects may raise anything
+                failed = error
+        functions += pickler.functions
+        known, taken = taken, modules_used(value, *functions)
+        if taken != known:
+            continue
+        if failed is not None:
+            raise failed
+        return Dumped(file.getvalue(), shipped(pickler.imported), tuple(pickler.classes))
 
 
 def culprit(func: Any, depth: int = 0) -> str | None:
     """Name the first thing inside the function that can't be pickled, if one can be found."""
     for label, value in references(func).items():
         try:
-            dumped(value, modules_used(func))
+            dumped(value)
         except Exception:  # noqa: BLE001 - whatever it is, this is the culprit
             inner = culprit(value, depth + 1) if depth < 6 else None
             return f"{label} -> {inner}" if inner else f"{label} is a {type(value).__qualname__}"

@@ -14,8 +14,10 @@ import marshal
 import sys
 import threading
 import types
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from geneva.udf.identity.imported_files import ImportedFile, read_module, readable_source
 
@@ -89,30 +91,43 @@ class _Loader(importlib.abc.InspectLoader):
         super().exec_module(module)
 
 
+_Key: TypeAlias = tuple[tuple[ShippedModule, ...], Hashable]
+"""What was shipped, and what the process was like when it was imported."""
+_MAX_PUT_ASIDE = 32
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the modules of the function that is running, before any other finder does."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._modules: dict[str, ShippedModule] = {}
-        self._asked: tuple[ShippedModule, ...] = ()
-        self._active: tuple[ShippedModule, ...] = ()
-        self._loaded: dict[tuple[ShippedModule, ...], dict[str, types.ModuleType]] = {}
-        """Modules that were imported for other functions of this process, by what was shipped."""
+        self._asked: _Key = ((), None)
+        self._active: _Key = ((), None)
+        self._loaded: OrderedDict[_Key, dict[str, types.ModuleType]] = OrderedDict()
+        """Modules that were imported for other functions of this process."""
 
-    def activate(self, modules: tuple[ShippedModule, ...]) -> None:
+    def activate(self, modules: tuple[ShippedModule, ...], surroundings: Hashable) -> None:
         with self._lock:
-            if modules == self._asked:
+            if (modules, surroundings) == self._asked:
                 return
-            self._asked = modules
+            self._asked = (modules, surroundings)
             if self not in sys.meta_path:
                 sys.meta_path.insert(0, self)
-            self._loaded[self._active] = _taken_out(self._active)
-            self._active = () if _are_loaded(modules) else modules
-            _taken_out(self._active)
-            self._modules = {module.name: module for module in self._active}
-            for name, module in self._loaded.pop(self._active, {}).items():
-                _put(name, module)
+            self._put_aside(self._active)
+            self._modules = {}
+            self._active = ((), None) if _are_loaded(modules) else self._asked
+            active, _ = self._active
+            _taken_out(active)
+            self._modules = {module.name: module for module in active}
+            put_back(self._loaded.pop(self._active, {}))
+
+    def _put_aside(self, key: _Key) -> None:
+        found = _taken_out(key[0])
+        if found:
+            self._loaded[key] = found
+        while len(self._loaded) > _MAX_PUT_ASIDE:
+            self._loaded.popitem(last=False)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -142,8 +157,11 @@ def _is_shared(module: ShippedModule) -> bool:
 
 
 def _taken_out(modules: Iterable[ShippedModule]) -> dict[str, types.ModuleType]:
+    return take_out(module.name for module in modules if not _is_shared(module))
+
+
+def take_out(names: Iterable[str]) -> dict[str, types.ModuleType]:
     """Forget the loaded modules of these names, and return them."""
-    names = [module.name for module in modules if not _is_shared(module)]
     found = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     for name in found:
         parent, _, child = name.rpartition(".")
@@ -152,11 +170,13 @@ def _taken_out(modules: Iterable[ShippedModule]) -> dict[str, types.ModuleType]:
     return found
 
 
-def _put(name: str, module: types.ModuleType) -> None:
-    sys.modules[name] = module
-    parent, _, child = name.rpartition(".")
-    if parent in sys.modules:
-        setattr(sys.modules[parent], child, module)
+def put_back(modules: Mapping[str, types.ModuleType]) -> None:
+    """Have modules loaded that were taken out."""
+    for name, module in modules.items():
+        sys.modules[name] = module
+        parent, _, child = name.rpartition(".")
+        if parent in sys.modules:
+            setattr(sys.modules[parent], child, module)
 
 
 def _are_loaded(modules: Iterable[ShippedModule]) -> bool:
@@ -164,7 +184,7 @@ def _are_loaded(modules: Iterable[ShippedModule]) -> bool:
 
     So it is where the function was declared: nothing is taken from under the user's feet there.
     """
-    is_any_loaded = any(module.name in sys.modules for module in modules)
+    is_any_loaded = any(module.name in sys.modules for module in modules if not _is_shared(module))
     return is_any_loaded and all(_is_same_here(module) for module in modules)
 
 
@@ -176,9 +196,11 @@ def _is_same_here(module: ShippedModule) -> bool:
 _finder = _Finder()
 
 
-def activate(modules: tuple[ShippedModule, ...]) -> None:
+def activate(modules: tuple[ShippedModule, ...], surroundings: Hashable = None) -> None:
     """Let this process import what was shipped with the function that runs next.
 
-    Functions may have come with different modules of the same name: each gets its own.
+    Functions may have come with different modules of the same name: each gets its own. So does a
+    function that runs in other surroundings than before: what a module does when it is imported
+    (it reads a variable, imports others) may be different there.
     """
-    _finder.activate(modules)
+    _finder.activate(modules, surroundings)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from geneva import Connection, udf
@@ -15,7 +18,9 @@ from geneva.manifest import GenevaManifest
 from geneva.model.tables import Secrets
 from geneva.secret_values import names_a_key
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
+from geneva.udf.shipped_modules import activate
 from support import make_table
+from workshop import Workshop
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +137,94 @@ def test_a_worker_imports_what_the_driver_would():
     enter_job(Surroundings(path=("/of/the/driver", own[-1])))
     assert sys.path[:2] == ["/of/the/driver", own[-1]]
     assert sorted(sys.path) == sorted(["/of/the/driver", *own])
+
+
+def test_modules_of_a_function_are_imported_for_each_of_its_surroundings(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also those in a package without an `__init__`; and once for each, not once for each task."""
+    imports: list[str] = []
+    monkeypatch.setattr("builtins.geneva_imports", imports, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = """
+        import builtins, os
+        from of_a_job import WORD
+        FACTS = " ".join([WORD, os.environ["GENEVA_TEST_A"], os.environ["GENEVA_TEST_B"]])
+        builtins.geneva_imports.append(FACTS)
+    """
+    workshop.write("spread_here.configured", source)
+    function = "def f(x):\n    from spread_here import configured\n    return configured.FACTS\n"
+
+    def arrived(value: str) -> UDF:
+        declared = udf(
+            workshop.load(function, f"of_{value}").f,
+            data_type=pa.string(),
+            input_columns=["x"],
+            env={"GENEVA_TEST_A": value},
+        )
+        data = serialize_udf(declared)
+        return deserialize_udf(data, udf_digest(data))
+
+    functions = {value: arrived(value) for value in ("a", "b")}
+    for _ in range(2):
+        for word, key in (("one", "k"), ("one", "other"), ("two", "k")):
+            files = {"of_a_job.py": f"WORD = {word!r}\n"}
+            name = archive(tmp_path, f"of-surroundings-{word}.zip", files)
+            enter_job(Surroundings(modules=(name,), env=Secrets({"GENEVA_TEST_B": key})))
+            for value, each in functions.items():
+                enter_function(each)
+                assert each(1) == f"{word} {value} {key}"
+    assert len(imports) == len(set(imports)) == 6
+    activate(())
+    assert "spread_here.configured" not in sys.modules
+
+
+def archive(folder: Path, name: str, files: dict[str, str]) -> str:
+    with zipfile.ZipFile(folder / name, "w") as target:
+        for file, source in files.items():
+            target.writestr(file, source)
+    return name
+
+
+def test_modules_of_one_job_are_not_those_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also those of packages, with and without an `__init__`; each is imported once."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    counted = "import builtins\nbuiltins.geneva_imports.append({word!r})\nWORD = {word!r}\n"
+    imports: list[str] = []
+    monkeypatch.setattr("builtins.geneva_imports", imports, raising=False)
+    archives = [
+        archive(
+            tmp_path,
+            f"{word}.zip",
+            {
+                "of_a_job.py": counted.format(word=word),
+                "package_of_a_job/__init__.py": "from package_of_a_job.inner import WORD\n",
+                "package_of_a_job/inner.py": f"WORD = {word!r}\n",
+                "space_of_a_job/": "",
+                "space_of_a_job/part.py": f"WORD = {word!r}\n",
+            },
+        )
+        for word in ("one", "two")
+    ]
+
+    def words() -> set[str]:
+        import of_a_job  # type: ignore[import-not-found]
+        import package_of_a_job  # type: ignore[import-not-found]
+        import space_of_a_job.part  # type: ignore[import-not-found]
+
+        return {of_a_job.WORD, package_of_a_job.inner.WORD, space_of_a_job.part.WORD}
+
+    path = list(sys.path)
+    for _ in range(2):
+        for word, name in zip(("one", "two"), archives, strict=True):
+            enter_job(Surroundings(modules=(name,)))
+            assert words() == {word}
+    assert imports == ["one", "two"]
+    enter_job(Surroundings(modules=(archives[1], archives[0])))
+    assert words() == {"two"}, "the first one that has it"
+    enter_job(Surroundings())
+    assert sys.path == path
+    with pytest.raises(ModuleNotFoundError):
+        words()

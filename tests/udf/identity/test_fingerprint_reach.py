@@ -518,6 +518,65 @@ CLASSES = {
         def f(x):
             return Model(1) == Model(2)
     """,
+    "dataclass field's metadata": """
+        import dataclasses
+        @dataclasses.dataclass
+        class Model:
+            n: int = dataclasses.field(default=0, metadata={"n": {n}})
+        def f(x):
+            return x * dataclasses.fields(Model)[0].metadata["n"]
+    """,
+    "dataclass's field that is shown": """
+        import dataclasses
+        @dataclasses.dataclass
+        class Model:
+            n: int = dataclasses.field(default=0, repr={n} == 1)
+        def f(x):
+            return str(Model(x))
+    """,
+    "annotated type": """
+        import typing
+        KIND = typing.Annotated[int, {n}]
+        def f(x):
+            return x * KIND.__metadata__[0]
+    """,
+    "metadata of a class's annotation": """
+        import typing
+        class Model:
+            n: list[typing.Annotated[int, {n}]]
+        def f(x):
+            hints = typing.get_type_hints(Model, include_extras=True)
+            return x * hints["n"].__args__[0].__metadata__[0]
+    """,
+    "metadata in a union": """
+        import typing
+        class Model:
+            n: typing.Annotated[int, {n}] | None
+        def f(x):
+            return str(Model.__annotations__["n"])
+    """,
+    "metadata in an annotation that is text": """
+        from __future__ import annotations
+        import typing
+        class Model:
+            n: typing.Annotated[int, {n}]
+        def f(x):
+            return Model.__annotations__["n"]
+    """,
+    "metadata of a typed dict's annotation": """
+        import typing
+        class Model(typing.TypedDict):
+            n: typing.Annotated[int, {n}]
+        def f(x):
+            return typing.get_type_hints(Model, include_extras=True)["n"].__metadata__[0]
+    """,
+    "metadata of a parameter's annotation": """
+        import typing
+        def g(n: typing.Callable[[typing.Annotated[int, {n}]], int]):
+            return n
+        def f(x):
+            return str(g.__annotations__["n"])
+    """,
     "metaclass": """
         class Meta(type):
             def g(cls):
@@ -570,6 +629,24 @@ CLASSES = {
             return x + {n}
         def f(x):
             return g(x)
+    """,
+    "single dispatch that calls itself": """
+        import collections.abc, functools
+        class Model:
+            @functools.singledispatchmethod
+            def g(self, x):
+                return x
+            @g.register
+            def _(self, x: int):
+                return h([x, x])
+        @functools.singledispatch
+        def h(x):
+            return x + {n}
+        @h.register(collections.abc.Sequence)
+        def _(x):
+            return sum(map(h, x))
+        def f(x):
+            return Model().g(x)
     """,
     "numpy function made of a function": """
         import numpy as np
@@ -667,8 +744,7 @@ def test_reloading_is_no_change(workshop: Workshop):
 
 # Pickle refuses these, or forgets a part of them.
 NOT_SENT = {
-    *("property of one's own kind", "logger", "logger's attribute", "single dispatch"),
-    *("numpy function made of a function", "unpicklable object"),
+    *("property of one's own kind", "logger", "logger's attribute", "unpicklable object"),
     *("array's attribute", "path's attribute"),
 }
 

@@ -29,6 +29,7 @@ from geneva.storage.columns.functions import load_udf
 from geneva.storage.lance.casts import cast_batch
 from geneva.storage.lance.pieces import concat_batches, no_room, null_rows
 from geneva.storage.loads.lookup import Found, open_lookup
+from geneva.udf.job_modules import job_modules
 
 
 class Program(Protocol):
@@ -218,6 +219,7 @@ def live_program(work: ColumnWork) -> Program:
         computation.declared_paths,
         computation.partition_rows,
         work.threads,
+        job_modules(),
     )
     if isinstance(computation.program, Udf):
         enter_function(load_udf(work.ref, computation.program.digest, work.permit))

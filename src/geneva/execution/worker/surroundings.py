@@ -18,6 +18,7 @@ from geneva.execution.worker.memory import keep_memory
 from geneva.execution.worker.output import keep_output_in
 from geneva.model.tables import Secrets
 from geneva.udf.declare import UDF
+from geneva.udf.job_modules import enter_modules, job_modules
 from geneva.udf.shipped_modules import activate
 
 
@@ -31,6 +32,8 @@ class Surroundings:
     """Environment variables that the driver no longer has."""
     path: tuple[str, ...] = ()
     """Where to import from, for workers on the driver's machine; empty: from where they would."""
+    modules: tuple[str, ...] = ()
+    """Archives of modules that Spark brings for this job, by their names there."""
     log_level: int = logging.WARNING
     output_folder: str | None = None
     """Where to keep what functions print until it is reported; None: where a worker would."""
@@ -45,6 +48,11 @@ class _Environment:
         self._own: dict[str, str | None] = {}
         self._values: dict[str, str | None] = {}
         self.of_job: dict[str, str | None] = {}
+
+    @property
+    def key(self) -> frozenset[tuple[str, str | None]]:
+        """The variables that were set, to compare them with those of another time."""
+        return frozenset(self._values.items())
 
     def set(self, values: Mapping[str, str | None]) -> None:
         if values == self._values:
@@ -69,6 +77,7 @@ def enter_job(surroundings: Surroundings) -> None:
     if surroundings.path:
         others = [entry for entry in sys.path if entry not in surroundings.path]
         sys.path[:] = [*surroundings.path, *others]
+    enter_modules(surroundings.modules)
     keep_output_in(surroundings.output_folder, surroundings.pipe_folder)
     # To stderr, which is kept with the job; nothing where the user's code has set logging up.
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
@@ -80,8 +89,8 @@ def enter_function(udf: UDF) -> None:
 
     A variable that the function came with has that value, whatever the job sets.
     """
-    activate(udf.modules)
     _environment.set({**_environment.of_job, **udf.variables})
+    activate(udf.modules, (job_modules(), _environment.key))
 
 
 @contextmanager

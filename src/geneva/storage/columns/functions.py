@@ -21,6 +21,7 @@ from geneva.model.tables import TableRef
 from geneva.storage.lance.damage import is_damage, is_missing
 from geneva.storage.lance.dataset import base_refs
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
+from geneva.udf.job_modules import job_modules
 from geneva.udf.reading import source_text
 
 _SCHEMA = pa.schema([("pickled_udf", pa.large_binary()), ("source", pa.large_string())])
@@ -60,7 +61,7 @@ def load_udf(ref: TableRef, digest: str, permit: Permit | None) -> UDF:
     Not without the driver's permit for these very bytes, and not unless they are what was stored.
     """
     check_permit(ref, digest, permit)
-    return _load(ref, digest)
+    return _load(ref, digest, job_modules())
 
 
 def check_permit(ref: TableRef, digest: str, permit: Permit | None) -> None:
@@ -74,7 +75,7 @@ def check_permit(ref: TableRef, digest: str, permit: Permit | None) -> None:
 
 def fetch_ahead(ref: TableRef, digest: str) -> None:
     """Begin to read a function that is about to be loaded: of a store it is some requests."""
-    if ref.is_remote and digest not in _LOADED:
+    if ref.is_remote and (digest, job_modules()) not in _LOADED:
         read = partial(read_function, ref, digest)
         _FETCHING[ref, digest] = in_background("geneva-function", read)
 
@@ -84,17 +85,20 @@ _FETCHING: dict[tuple[TableRef, str], Future[bytes]] = {}
 
 
 @lru_cache(maxsize=32)
-def _load(ref: TableRef, digest: str) -> UDF:
-    loaded = _LOADED.get(digest)
+def _load(ref: TableRef, digest: str, modules: tuple[str, ...]) -> UDF:
+    loaded = _LOADED.get((digest, modules))
     if loaded is not None:  # from another table: the digest is that of the very same bytes
         return loaded
     fetching = _FETCHING.pop((ref, digest), None)
     data = fetching.result() if fetching is not None else read_function(ref, digest)
-    return _LOADED.setdefault(digest, deserialize_udf(data, digest))
+    return _LOADED.setdefault((digest, modules), deserialize_udf(data, digest))
 
 
-_LOADED: WeakValueDictionary[str, UDF] = WeakValueDictionary()
-"""Tables that store the same function share it: a worker loads its model once."""
+_LOADED: WeakValueDictionary[tuple[str, tuple[str, ...]], UDF] = WeakValueDictionary()
+"""Tables that store the same function share it: a worker loads its model once.
+
+By its digest, and the modules of the job: a function remembers what it has imported.
+"""
 
 
 def read_function(ref: TableRef, digest: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from geneva.udf.identity.user_code import is_user_code
@@ -40,14 +41,49 @@ def attributes_that_count(cls: type) -> list[tuple[str, Any]]:
         ]
     if dataclasses.is_dataclass(cls):
         attributes["dataclass fields"] = [
-            (f.name, _default(f.default), _default(f.default_factory), f.init, f.compare, f.hash)
+            (
+                *(f.name, _default(f.default), _default(f.default_factory)),
+                *(f.init, f.compare, f.hash, *_said_besides(f)),
+            )
             for f in dataclasses.fields(cls)
         ]
         params = vars(cls).get("__dataclass_params__")
         attributes["dataclass"] = {name: getattr(params, name, None) for name in _PARAMETERS}
     if hasattr(cls, "__pydantic_fields__"):
         attributes["pydantic fields"] = repr(cls.__pydantic_fields__)
-    return list(attributes.items())
+    annotated = annotations_that_count(vars(cls).get("__annotations__"))
+    return [*attributes.items(), *annotated.items()]
+
+
+def annotations_that_count(annotations: Any) -> dict[str, Any]:
+    """Return, of a class or function, the annotations that programs read: those with `Annotated`.
+
+    Any other is a note for readers and type checkers. One that is text counts as it is written:
+    a worker has no names to look up in it.
+    """
+    given = annotations if isinstance(annotations, Mapping) else {}
+    return {f"annotation {name}": value for name, value in given.items() if _has_metadata(value)}
+
+
+def _has_metadata(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        return "Annotated" in annotation
+    if isinstance(annotation, (list, tuple)):  # parameters of a Callable
+        return any(map(_has_metadata, annotation))
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return False  # whatever attributes it has
+    return hasattr(annotation, "__metadata__") or _has_metadata(getattr(annotation, "__args__", ()))
+
+
+def _said_besides(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
+    """Return what few fields say."""
+    few = {
+        "metadata": dict(field.metadata),
+        "not in repr": not field.repr,
+        "by keyword": field.kw_only is True,
+    }
+    said = {name: value for name, value in few.items() if value}
+    return (said,) if said else ()
 
 
 _PARAMETERS = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")

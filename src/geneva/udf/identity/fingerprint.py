@@ -40,6 +40,7 @@ import pyarrow as pa
 from geneva.render.values import constant_text
 from geneva.udf.identity.call_state import state_behind
 from geneva.udf.identity.class_meaning import (
+    annotations_that_count,
     attributes_that_count,
     is_typed_dict,
     member_attributes,
@@ -335,6 +336,7 @@ class _Walk:
             for name, value in vars(function).items()
             if name != "__wrapped__" and name not in assigned
         }
+        attributes |= annotations_that_count(function.__annotations__)
         self._note("function", place_text(function))
         # A wrapper made by an installed decorator is known by its name and by what it wraps; the
         # globals of its module are that module's own affair.
@@ -402,7 +404,9 @@ class _Walk:
             return self._by_name(cls)
         self._note("class", f"class {cls.__qualname__} of {cls.__module__}")
         if is_typed_dict(cls):
-            return node_digest("typed dict", cls.__name__)
+            annotated = annotations_that_count(vars(cls).get("__annotations__"))
+            its = [self._named("its", annotated.items())] if annotated else []
+            return node_digest("typed dict", cls.__name__, *its)
         metaclass = (type(cls),) if is_user_class(type(cls)) else ()
         bases = self._all((*cls.__bases__, *metaclass))
         attributes = attributes_that_count(cls)
@@ -454,7 +458,9 @@ class _Walk:
         """Take `list[X]` by its parts, and a TypeVar or NewType by its name."""
         self._note_value(value)
         if hasattr(value, "__origin__"):
-            return node_digest("alias", *self._all((value.__origin__, value.__args__)))
+            metadata = getattr(value, "__metadata__", ())
+            parts = (value.__origin__, value.__args__, *([metadata] if metadata else []))
+            return node_digest("alias", *self._all(parts))
         text = value.__name__ if hasattr(value, "__supertype__") else repr(value)
         return node_digest("annotation", text)
 

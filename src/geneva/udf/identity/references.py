@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from geneva.udf.identity.bytecode import all_codes, plain_steps
-from geneva.udf.identity.user_code import is_module, is_user_module
+from geneva.udf.identity.user_code import is_module, is_user_code, is_user_module
 
 
 def references(target: Any) -> dict[str, Any]:
@@ -41,15 +41,15 @@ def references(target: Any) -> dict[str, Any]:
     return {f"attribute '{n}'": v for n, v in state.items()} if isinstance(state, dict) else {}
 
 
-def modules_used(target: Any) -> dict[str, set[str]]:
-    """Return, for the user's modules that are reached from a function, the attributes it takes.
+def modules_used(*targets: Any) -> dict[str, set[str]]:
+    """Return, for the user's modules that are reached from functions, the attributes they take.
 
     A module that is used as a whole (`getattr(helpers, name)`) is left out: nobody knows.
     """
     taken: dict[str, set[str]] = {}
     as_a_whole: set[str] = set()
     seen: dict[int, Any] = {}  # keeps the objects: ids are reused
-    waiting = [target]
+    waiting = [*targets]
     while waiting:
         value = waiting.pop()
         if is_module(value):
@@ -87,6 +87,8 @@ def _leads_to_user_code(value: Any) -> bool:
     containers = (list, tuple, set, frozenset, dict, functools.partial, types.MethodType)
     if isinstance(value, containers) or hasattr(type(value), "__geneva_meaning__"):
         return True
+    if isinstance(value, types.FunctionType) and is_user_code(value.__code__, value.__globals__):
+        return True  # whatever it says of itself: `functools.wraps` gives it another `__module__`
     owner = value if isinstance(value, (type, types.FunctionType)) else type(value)
     return is_user_module(owner.__module__)
 

@@ -69,11 +69,13 @@ def _arrow_digest(value: Any, digest: Digest) -> bytes | None:
 
 
 def without_cached(cls: type, state: Any) -> Any:
-    """Leave out of an object's state what a `cached_property` left there after a call."""
+    """Leave out of an object's state what a call left there: `cached_property`, `np.vectorize`."""
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], dict):
         return (without_cached(cls, state[0]), state[1])
     if not isinstance(state, dict):
         return state
+    if issubclass(cls, np.vectorize):
+        state = {**state, "_ufunc": {}}
     return {name: value for name, value in state.items() if not _is_cached(cls, name)} or None
 
 
