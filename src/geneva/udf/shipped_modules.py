@@ -114,6 +114,11 @@ class _Finder(importlib.abc.MetaPathFinder):
             for name, module in self._loaded.pop(self._active, {}).items():
                 _put(name, module)
 
+    def forget(self) -> None:
+        with self._lock:
+            self.activate(())
+            self._loaded.clear()
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -182,3 +187,8 @@ def activate(modules: tuple[ShippedModule, ...]) -> None:
     Functions may have come with different modules of the same name: each gets its own.
     """
     _finder.activate(modules)
+
+
+def forget_modules() -> None:
+    """Let modules that were shipped with functions be imported anew, with nothing kept in them."""
+    _finder.forget()

@@ -97,6 +97,12 @@ _LOADED: WeakValueDictionary[str, UDF] = WeakValueDictionary()
 """Tables that store the same function share it: a worker loads its model once."""
 
 
+def forget_functions() -> None:
+    """Let functions be loaded anew: with them goes what they keep in their globals and caches."""
+    _load.cache_clear()
+    _LOADED.clear()
+
+
 def read_function(ref: TableRef, digest: str) -> bytes:
     """The bytes of a stored function, which are not checked and not loaded."""
     return bytes(_read(ref, digest).column(0)[0].as_py())
