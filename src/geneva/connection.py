@@ -34,6 +34,7 @@ from geneva.execution.jobs.heartbeat import Liveness
 from geneva.execution.lifecycle import Job, JobServices
 from geneva.execution.refresh.create import create_partitioned_view, create_view
 from geneva.execution.runner import Runner
+from geneva.flags import check_flag
 from geneva.jobs import JobFuture, JobHandle, JobResult
 from geneva.manifest import GenevaManifest
 from geneva.model.jobs import JobConfig, JobMetrics, JobStatus, whole_id
@@ -600,7 +601,10 @@ class Connection(ConnectionMethods):
             query: Another word for `source`.
         """
         source = query if source is None else source
-        if auto_refresh:
+        check_flag("strict", strict)
+        if with_no_data is not None:
+            check_flag("with_no_data", with_no_data)
+        if check_flag("auto_refresh", auto_refresh):
             warn_compatibility("create_materialized_view(auto_refresh=True)", AUTO_REFRESH)
         own = {"select": select, "where": where, "limit": limit}
         if isinstance(source, Table | Search):
@@ -702,6 +706,7 @@ class Connection(ConnectionMethods):
                 table function, which makes rows of the rows of each partition.
             strict: Refuse a source without stable row IDs, instead of warning.
         """
+        check_flag("strict", strict)
         table = self.open_table(source) if isinstance(source, str) else source
         query = table.query() if isinstance(table, Table | Search) else table
         if isinstance(udtf, UDTF):

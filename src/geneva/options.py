@@ -23,6 +23,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from geneva.compatibility import JOB_WORDS, REFRESH_WORDS, taken_words
 from geneva.errors import UnknownOptionError, UserInputError
+from geneva.flags import check_flag
 from geneva.model.tables import Sizes, Unproven, Upstream
 from geneva.render.text import did_you_mean, listed
 
@@ -126,9 +127,8 @@ def read_seconds(name: str, value: Any) -> float | None:
     """Seconds, which may be given as a `timedelta`."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    if value is not None and (
-        isinstance(value, bool) or not isinstance(value, int | float) or value < 0
-    ):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and value >= 0):  # NaN is neither
         raise UserInputError(f"{name} must be a number of seconds, not {value!r}.")
     return value
 
@@ -138,7 +138,8 @@ def read_wait(name: str, value: Any) -> float | None:
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, Real) and not isinstance(value, bool):  # of numpy's, too
-        value = min(max(0.0, float(value)), TIMEOUT_MAX)
+        # NaN, which is less than nothing, stays what it is, and is refused.
+        value = min(float(value) if not value < 0 else 0.0, TIMEOUT_MAX)
     return read_seconds(name, value)
 
 
@@ -161,10 +162,6 @@ def _read_id(name: str, value: Any) -> str | None:
             f"{name} must be 1 to 100 letters, digits, dots, dashes and underscores, not {value!r}."
         )
     return value
-
-
-def _read_flag(name: str, value: Any) -> bool:
-    return bool(value)
 
 
 def _read_choice(kind: type[_Choice], name: str, value: Any) -> _Choice | None:
@@ -299,7 +296,7 @@ class JobOptions:
                 "machine, as tasks end elsewhere. The end of it, 64 KiB per task, is kept with the "
                 "job in any case.",
                 bool,
-                _read_flag,
+                check_flag,
             )
         ),
     )
@@ -326,7 +323,7 @@ class JobOptions:
                 "kept; a refresh computes these as well. Without it they stay NULL until the UDF "
                 "or their inputs change.",
                 bool,
-                _read_flag,
+                check_flag,
             )
         ),
     )

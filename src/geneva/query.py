@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from geneva.errors import InvalidUDFError, UserInputError
+from geneva.flags import check_flag
 from geneva.model.partitions import KEY_PREFIX
 from geneva.model.rows import RowIds
 from geneva.model.sql import ROW_META
@@ -241,6 +242,7 @@ class Query(Results):
 
     def _with_fact(self, name: str, *, wanted: bool) -> Query:
         """With a column of what Lance knows of every row, or without it."""
+        check_flag("with_row_id" if name == "_rowid" else "with_row_address", wanted)
         if wanted == (name in self.schema.names):
             return self
         if wanted:

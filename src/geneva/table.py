@@ -25,6 +25,7 @@ from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.work import BackfillWork
 from geneva.execution.lifecycle import Job
+from geneva.flags import check_flag
 from geneva.jobs import JobFuture, JobResult
 from geneva.model.sql import missing_column, quoted_name
 from geneva.model.tables import ColumnDefinition, Secrets, TableRef
@@ -279,6 +280,7 @@ class Table(TableMethods):
 
     def to_arrow(self, *, include_system: bool = False) -> pa.Table:
         """The rows of the table; columns that are Geneva's own only on request."""
+        check_flag("include_system", include_system)
         with self._calling():
             table = self._table.to_arrow()
         return table if include_system else table.select(self._visible())
@@ -287,6 +289,7 @@ class Table(TableMethods):
         self, blob_mode: str = "lazy", *, include_system: bool = False, **kwargs: Any
     ) -> Any:
         """The rows of the table as a pandas data frame; `blob_mode` is LanceDB's."""
+        check_flag("include_system", include_system)
         with self._calling():
             frame = self._table.to_pandas(blob_mode, **kwargs)
         return frame if include_system else frame[self._visible()]
@@ -452,6 +455,8 @@ class Table(TableMethods):
         from geneva.spark.source.frames import read_frame
         from geneva.spark.source.options import ReadOptions
 
+        check_flag("with_row_id", with_row_id)
+        check_flag("with_row_address", with_row_address)
         number = self.version
         if isinstance(version, bool) or not isinstance(version, int | str | None):
             raise UserInputError(f"version must be a number or a tag, not {version!r}.")
@@ -499,6 +504,8 @@ class Table(TableMethods):
         Versions that have a tag, and so those that running jobs read, stay. By default versions
         older than seven days are cleaned up, and what jobs that died have left behind.
         """
+        check_flag("delete_unverified", delete_unverified)
+        check_flag("retrain", retrain)
         self._refuse_checked_out("optimize")
         if delete_unverified:
             refuse_while_running(self.ref, self._connection._history.close_lost)
@@ -527,6 +534,7 @@ class Table(TableMethods):
         **options: Any,
     ) -> Any:
         """Delete old versions, as LanceDB does, but for those that have a tag: jobs read them."""
+        check_flag("delete_unverified", delete_unverified)
         return self._cleanup_versions(older_than, delete_unverified=delete_unverified, **options)
 
     def _cleanup_versions(self, older_than: timedelta | None, **options: Any) -> Any:
@@ -877,6 +885,7 @@ class Table(TableMethods):
         """
         from geneva.execution.backfill.verify import verify
 
+        check_flag("run", run)
         if sample is not None and not 0 < sample <= MAX_COUNT:
             raise UserInputError(f"sample must be a number of rows or a share, not {sample!r}.")
         subject, version = self._subject(col_name), self._version_read()

@@ -26,6 +26,7 @@ from geneva.execution.refresh.groups import (
 from geneva.execution.refresh.partitions import prepare_partition_refresh
 from geneva.execution.refresh.prepare import RefreshRequest, prepare_refresh
 from geneva.execution.refresh.work import RefreshWork
+from geneva.flags import check_flag
 from geneva.jobs import JobFuture, JobResult
 from geneva.model.addresses import fragment_of
 from geneva.model.partitions import KEY_PREFIX
@@ -368,6 +369,8 @@ class MaterializedView(Table):
 
         See `Table.optimize`.
         """
+        check_flag("delete_unverified", delete_unverified)
+        check_flag("retrain", retrain)
         self._refuse_checked_out("optimize")
         for ref in self._refs()[1:]:
             compact(ref)

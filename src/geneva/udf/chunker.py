@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from geneva.compatibility import AUTO_REFRESH, warn_compatibility
 from geneva.errors import InvalidUDFError
+from geneva.flags import check_flag
 from geneva.render.plain import plain
 from geneva.render.text import a_type
 from geneva.udf.call import (
@@ -256,6 +257,10 @@ def chunker(
     for unfit in (name for name in options if name in unfit_options):
         raise InvalidUDFError(f"A chunker has no option {unfit!r}: say it in output_schema.")
     check_options("A chunker", options, chunker, unfit_options)
+    for flag, value in (("batch", batch), ("auto_refresh", auto_refresh)):
+        check_flag(flag, value, InvalidUDFError)
+    if inherit_input_columns is not None:
+        check_flag("inherit_input_columns", inherit_input_columns, InvalidUDFError)
     if batch and (output_schema is None and data_type is None):
         raise InvalidUDFError("A chunker with batch=True needs output_schema=pa.schema([...]).")
     if auto_refresh:
@@ -284,17 +289,13 @@ def chunker(
         made = udf(
             rows, data_type=pa.list_(struct), name=shown, input_columns=input_columns, **options
         )
-        return Chunker(made, _flag(inherit_input_columns), bool(batch))
+        return Chunker(made, inherit_input_columns, batch)
 
     def declared(target: Callable[..., Any]) -> Chunker:
         with declaring("Chunker", "chunker"):
             return declare(target)
 
     return declared if function is None else declared(function)
-
-
-def _flag(value: Any) -> bool | None:
-    return None if value is None else bool(value)
 
 
 def _called_part(target: Callable[..., Any]) -> Any:

@@ -26,6 +26,7 @@ from geneva.errors import (
     UDFIntegrityError,
     UnknownOptionError,
 )
+from geneva.flags import check_flag
 from geneva.render.plain import plain
 from geneva.render.text import a_type, did_you_mean, listed
 from geneva.secret_values import Secrets, checked_variables
@@ -134,6 +135,9 @@ class UDF:
 
     def __post_init__(self) -> None:
         """Check the options, and look like the function that was decorated."""
+        _check_name(self.name)
+        for flag in ("nullable", "memoize", "auto_backfill"):
+            check_flag(flag, getattr(self, flag), InvalidUDFError)
         _check_numbers(self)
         _check_manifest(self)
         version = _version_text(self.name, self.declared_version)
@@ -438,6 +442,9 @@ def udf(
     `rate_limit` says how often a service may be asked, by all workers of a job together.
     """
     check_options("A UDF", unknown, udf)
+    _check_name(name)
+    for flag, value in (("nullable", nullable), ("cuda", cuda), ("auto_backfill", auto_backfill)):
+        check_flag(flag, value, InvalidUDFError)
     if cuda and num_gpus is None:
         num_gpus = 1
     if auto_backfill:
@@ -458,10 +465,10 @@ def udf(
         "task_size": task_size,
         "on_error": policy_of(on_error, max_failed_rows, max_failed_fraction),
         "timeout": timeout,
-        "memoize": bool(memoize),
+        "memoize": memoize,
         "cpu_workers": cpu_workers,
         "manifest": manifest,
-        "auto_backfill": bool(auto_backfill),
+        "auto_backfill": auto_backfill,
         "env": Secrets(checked_variables(env)),
         "rate_limit": rate_limit,
     }
@@ -590,6 +597,11 @@ def _metadata_texts(name: str, given: Any) -> dict[str, str]:
 
 def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str | None):
+        raise InvalidUDFError(f"A UDF's name must be text, not {name!r}.")
 
 
 def _check_numbers(declared: UDF) -> None:

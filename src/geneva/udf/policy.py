@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from geneva.errors import InvalidUDFError
+from geneva.flags import check_flag
 from geneva.render.values import error_text
 
 TRANSIENT: tuple[type[BaseException], ...] = (ConnectionError, TimeoutError, OSError)
@@ -137,6 +138,8 @@ class ErrorPolicy:
             raise InvalidUDFError(f"max_failed_rows={rows!r} must be a whole number, 0 or more.")
         if share is not None and not (type(share) in (int, float) and 0 <= share <= 1):
             raise InvalidUDFError(f"max_failed_fraction={share!r} must be between 0 and 1.")
+        check_flag("store_errors", self.store_errors, InvalidUDFError)
+        check_flag("store_inputs", self.store_inputs, InvalidUDFError)
 
     def __iter__(self) -> Iterator[Rule]:
         """Its rules: `on_error=[*retry_transient(), Skip(ValueError)]`.

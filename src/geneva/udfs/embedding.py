@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from geneva.flags import check_flag
 from geneva.udf.declare import UDF, udf
 from geneva.udfs.extras import require
 
@@ -78,6 +79,8 @@ def sentence_transformer_udf(
 
     Without `dimension` the model is loaded now, to learn it.
     """
+    check_flag("normalize", normalize)
+    check_flag("trust_remote_code", trust_remote_code)
     require("sentence_transformers", "udf-text-sentence-transformers")
     made = _SentenceTransformer(model, normalize=normalize, trust_remote_code=trust_remote_code)
     if dimension is None:
@@ -100,6 +103,7 @@ def static_embedding_udf(
 
     Without `dimension` the model is loaded now, to learn it.
     """
+    check_flag("normalize", normalize)
     require("model2vec", "udf-text-static")
     made = _Static(model, normalize=normalize)
     if dimension is None:

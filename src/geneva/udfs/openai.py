@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from geneva.errors import UserInputError
+from geneva.flags import check_flag
 from geneva.udf.declare import UDF, udf
 
 BASE_URL = "https://api.openai.com/v1"
@@ -137,6 +138,7 @@ def openai_embedding_udf(
     `output_dimensionality` is asked for; `dimension` says how long vectors are where the model is
     not one of OpenAI's.
     """
+    check_flag("normalize", normalize)
     size = output_dimensionality or dimension or _DIMENSIONS.get(model)
     if size is None:
         raise UserInputError(f"Give dimension=..., the length of a vector of model {model!r}.")

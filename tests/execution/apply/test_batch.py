@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from geneva.debug.error_store import ErrorHandlingConfig
 from geneva.errors import UDFExecutionError, UDFOutputError
 from geneva.execution.apply.batch import Applier, CellFailure
+from geneva.execution.apply.forks import CallPool
 from geneva.execution.apply.row_values import python_values
 from geneva.udf.declare import UDF, udf
 from geneva.udf.policy import Retry, skip_on_error
@@ -595,6 +596,26 @@ def test_a_batch_failure_has_no_row():
 
 
 # ------------------------------------------------------------------------------ threads and state
+
+
+def test_no_more_threads_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def noting(x: int) -> int:
+        calls.append(x)
+        return x
+
+    begun: list[object] = []
+    submit = CallPool.submit
+
+    def counted(pool: CallPool, function: Any, *args: Any) -> Any:
+        begun.append(function)
+        return submit(pool, function, *args)
+
+    monkeypatch.setattr(CallPool, "submit", counted)
+    assert run(udf(noting), batch_of(1, 2), threads=32).to_pylist() == [1, 2]
+    assert sorted(calls) == [1, 2]
+    assert len(begun) == 2
 
 
 def test_threads_keep_the_order_and_share_the_work():

@@ -11,15 +11,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+import geneva
 from geneva import Connection, udf
 from geneva.errors import UserInputError
+from geneva.execution.runner import InProcessRunner
+from geneva.execution.worker.program import close_programs
 from geneva.execution.worker.surroundings import Surroundings, enter_function, enter_job
 from geneva.manifest import GenevaManifest
 from geneva.model.tables import Secrets
 from geneva.secret_values import names_a_key
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
 from geneva.udf.shipped_modules import activate
-from support import make_table
+from support import connect, make_table
 from workshop import Workshop
 
 
@@ -228,3 +231,74 @@ def test_modules_of_one_job_are_not_those_of_the_next(
     assert sys.path == path
     with pytest.raises(ModuleNotFoundError):
         words()
+
+
+MODEL = """
+import os
+from functools import cache
+
+@cache
+def client():
+    return os.environ.get("GENEVA_TEST_KEY")
+
+class Model:
+    def __init__(self, log):
+        self.log = log
+    def setup(self):
+        self.key = os.environ.get("GENEVA_TEST_KEY")
+        self.note("setup")
+    def close(self):
+        self.note("close")
+    def note(self, what):
+        with open(self.log, "a") as file:
+            file.write(f"{what} {self.key}\\n")
+    def __call__(self, id: int) -> str:
+        import keeper
+        self.note("call")
+        return f"{self.key} {client()} {keeper.key}"
+"""
+
+
+def test_what_was_made_with_other_variables_is_made_anew(
+    tmp_path: Path, workshop: Workshop
+) -> None:
+    """A worker goes on with another job: models, clients, and those of modules that came along."""
+    workshop.write("keeper", "import os\nkey = os.environ.get('GENEVA_TEST_KEY')\n")
+    model, log = workshop.load(MODEL).Model, tmp_path / "log"
+    close_programs()
+    table = make_table(connect(tmp_path / "db", InProcessRunner), [1])
+    table.add_columns({"made": udf(model)(str(log))})
+    seen = []
+    for key in ("a", "a", "b", None):
+        env = {} if key is None else {"GENEVA_TEST_KEY": key}
+        enter_job(Surroundings(env=Secrets(env)))
+        table.backfill("made", where="id >= 0")
+        seen += table.to_arrow()["made"].to_pylist()
+    enter_job(Surroundings())
+    close_programs()
+    assert seen == ["a a a", "a a a", "b b b", "None None None"]
+    assert log.read_text().splitlines() == [
+        *("setup a", "call a", "call a", "close a"),
+        *("setup b", "call b", "close b"),
+        *("setup None", "call None", "close None"),
+    ]
+
+
+def test_values_are_verified_with_the_variables_of_their_connection(tmp_path: Path) -> None:
+    class Model:
+        def setup(self) -> None:
+            self.key = os.environ.get("GENEVA_TEST_KEY")
+
+        def __call__(self, id: int) -> str:
+            return f"{self.key}"
+
+    close_programs()
+    enter_job(Surroundings(env=Secrets({"GENEVA_TEST_KEY": "a"})))
+    table = make_table(connect(tmp_path / "db", InProcessRunner), [1])
+    table.add_columns({"made": udf(Model)()})
+    table.backfill("made")
+    enter_job(Surroundings())
+    for key, is_right in (("a", True), ("b", False)):
+        db = geneva.connect(tmp_path / "db", runner=InProcessRunner, env={"GENEVA_TEST_KEY": key})
+        assert db.open_table("t").verify("made", run=True).ok is is_right
+    close_programs()

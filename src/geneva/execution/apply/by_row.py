@@ -117,7 +117,7 @@ class RowByRow:
         workers = []
         try:
             with rows_once(next_row):
-                for _ in range(self.call.threads):
+                for _ in range(min(self.call.threads, len(rows))):  # each starts a thread
                     workers.append(pool.submit(copy_context().run, work))
                 for worker in workers:
                     worker.result()

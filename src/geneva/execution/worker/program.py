@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
@@ -19,13 +19,13 @@ from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.call import Kept
 from geneva.execution.apply.timeouts import Guard
 from geneva.execution.worker.partition_queries import PartitionQueries
-from geneva.execution.worker.surroundings import enter_function
+from geneva.execution.worker.surroundings import enter_function, variables_of_job
 from geneva.execution.worker.task import ColumnWork
 from geneva.model.computation import Carry, Load, Udf
 from geneva.model.tables import OnMissing
 from geneva.model.view_query import IS_SET
 from geneva.planning.batching import CallCost
-from geneva.storage.columns.functions import load_udf
+from geneva.storage.columns.functions import forget_functions, load_udf
 from geneva.storage.lance.casts import cast_batch
 from geneva.storage.lance.pieces import concat_batches, no_room, null_rows
 from geneva.storage.loads.lookup import Found, open_lookup
@@ -199,18 +199,24 @@ def _differ_in_indices(one: pa.DataType, other: pa.DataType) -> bool:
 _LIVE: OrderedDict[tuple[object, ...], Program] = OrderedDict()
 _MAX_LIVE = 4
 _LOCK = threading.Lock()
+_made_with: Mapping[str, str | None] = {}
+"""The variables of the jobs that the live programs, and their functions, were loaded for."""
 
 
 @atexit.register
 def close_programs() -> None:
     """Close all programs: at the end of the process, or earlier on request."""
     with _LOCK:
-        while _LIVE:
-            _close(_LIVE.popitem()[1])
+        _close_all()
 
 
 def live_program(work: ColumnWork) -> Program:
-    """The program, made once per worker process: a model is loaded once for any number of tasks."""
+    """The program, made once per worker process: a model is loaded once for any number of tasks.
+
+    Once more for a job with other variables: a client was made with the key that it found, and a
+    model from the folder.
+    """
+    _forget_other_variables()
     computation = work.computation
     key = (
         work.ref,
@@ -231,6 +237,24 @@ def live_program(work: ColumnWork) -> Program:
         if len(_LIVE) > _MAX_LIVE:
             _close(_LIVE.popitem(last=False)[1])
     return program
+
+
+def _forget_other_variables() -> None:
+    """Let go of what was made for a job with other variables: objects and functions."""
+    global _made_with
+    with _LOCK:
+        if variables_of_job() == _made_with:
+            return
+        _made_with = variables_of_job()
+        try:
+            _close_all()
+        finally:
+            forget_functions()
+
+
+def _close_all() -> None:
+    while _LIVE:
+        _close(_LIVE.popitem()[1])
 
 
 def _close(program: Program) -> None:

@@ -84,6 +84,11 @@ def enter_job(surroundings: Surroundings) -> None:
     logging.getLogger().setLevel(surroundings.log_level)
 
 
+def variables_of_job() -> Mapping[str, str | None]:
+    """The variables of the job, or trial, that this process works for; None: it is to lack one."""
+    return _environment.of_job
+
+
 def enter_function(udf: UDF) -> None:
     """Give this process what a function came with: its modules, and its variables.
 

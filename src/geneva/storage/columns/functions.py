@@ -101,6 +101,12 @@ By its digest, and the modules of the job: a function remembers what it has impo
 """
 
 
+def forget_functions() -> None:
+    """Let functions be loaded anew: with them goes what they keep in their globals and caches."""
+    _load.cache_clear()
+    _LOADED.clear()
+
+
 def read_function(ref: TableRef, digest: str) -> bytes:
     """The bytes of a stored function, which are not checked and not loaded."""
     return bytes(_read(ref, digest).column(0)[0].as_py())
