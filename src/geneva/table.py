@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from geneva.execution.backfill.chain import (
     prepare_chain,
     read_columns,
 )
+from geneva.execution.backfill.prepare import is_overtaken
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.work import BackfillWork
@@ -46,7 +47,11 @@ from geneva.render import html
 from geneva.render.plain import plain
 from geneva.search import Search
 from geneva.storage.checkpoints.cleanup import CleanupReport
-from geneva.storage.checkpoints.pins import cleanup_versions, refuse_while_running
+from geneva.storage.checkpoints.pins import (
+    cleanup_versions,
+    listing_tags,
+    refuse_while_running,
+)
 from geneva.storage.columns.compaction import (
     compact,
     index_new_rows,
@@ -67,6 +72,7 @@ from geneva.storage.lance.dataset import (
     is_dropped,
     noticing_deletion,
     open_dataset,
+    planned_anew,
     read_snapshot,
     table_is_gone,
 )
@@ -326,7 +332,9 @@ class Table(TableMethods):
     def tags(self) -> Any:
         """The table's tags, as LanceDB has them."""
         changing = ("create", "update", "delete")
-        return methods_within(self._table.tags, changing, lambda: self._writing("tags"))
+        tags = methods_within(self._table.tags, changing, lambda: self._writing("tags"))
+        tags.list = partial(listing_tags, tags.list)
+        return tags
 
     def checkout(self, version: int | str) -> None:
         """Read an older version, given by its number or tag. It can't be written to."""
@@ -515,7 +523,8 @@ class Table(TableMethods):
             index_new_rows(self.ref, retrain=retrain)
             self._table.checkout_latest()
         else:
-            done = retried(self.ref, lambda: self._optimize_latest(retrain=retrain))
+            optimize = partial(self._optimize_latest, retrain=retrain)
+            done = retried(self.ref, lambda: listing_tags(optimize))
         age = _WEEK if cleanup_older_than is None else cleanup_older_than  # none is an age, too
         self._cleanup_versions(age, delete_unverified=delete_unverified)
         self._connection._remove_dead(self.ref.name, [self.ref])
@@ -667,9 +676,13 @@ class Table(TableMethods):
             columns = read()
             schema, fields = columns.snapshot.schema, columns.snapshot.fields
             definition = declarations.own_definition(columns.ref, schema, fields, column)
-            return self._estimated(plan_chain(columns, definition, request))
+            try:
+                return self._estimated(plan_chain(columns, definition, request))
+            except BaseException:
+                read.cache_clear()  # whoever plans again reads anew
+                raise
 
-        return plan
+        return lambda column: planned_anew(lambda: [self.ref], partial(plan, column))
 
     def _estimated(self, plan: BackfillPlan) -> BackfillPlan:
         """The plan with the time that it will take, where its function was measured before."""
@@ -987,6 +1000,16 @@ class Table(TableMethods):
                 f"Name one column, not {column!r}. Columns that one call fills are all filled by a "
                 "backfill of any of them."
             )
+        plan = partial(self._planned, column, udf, options, planning_only=planning_only)
+        if options.read_version is not None:
+            return plan()
+        return planned_anew(
+            lambda: [self.ref], plan, lambda made: any(map(is_overtaken, made.steps))
+        )
+
+    def _planned(
+        self, column: str, udf: Any, options: JobOptions, *, planning_only: bool
+    ) -> PreparedChain:
         ref = self.ref
         dataset = open_dataset(ref, options.read_version)
         if options.read_version is not None:

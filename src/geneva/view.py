@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import pyarrow as pa
@@ -44,7 +45,7 @@ from geneva.storage.checkpoints.cleanup import CleanupReport
 from geneva.storage.checkpoints.pins import cleanup_versions
 from geneva.storage.columns.compaction import compact
 from geneva.storage.jobs.failures import ErrorRecord, ErrorRecords
-from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.dataset import open_dataset, planned_anew
 from geneva.storage.lance.delegation import writes
 from geneva.storage.views.definition import ViewInfo, read_view
 from geneva.storage.views.explode import (
@@ -489,6 +490,10 @@ class MaterializedView(Table):
         if not planning_only:
             self._connection._history.open_ahead()
         request = RefreshRequest(src_version, max_rows, BackfillRequest(options))
+        plan = partial(self._planned_refresh, request, planning_only=planning_only)
+        return planned_anew(lambda: [self.ref, self._source()], plan)
+
+    def _planned_refresh(self, request: RefreshRequest, *, planning_only: bool) -> RefreshWork:
         view = open_dataset(self.ref)
         info = read_view(view.schema)
         assert info is not None

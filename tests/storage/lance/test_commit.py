@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from lance.commit import CommitConflictError
 
+from geneva.errors import TableNotFoundError
 from geneva.storage.lance import commit
 from geneva.storage.lance.commit import is_conflict, pause_seconds, retry_conflicts
 
@@ -44,6 +45,19 @@ def test_no_conflict_no_pause(pauses: list[float]) -> None:
 def test_it_tries_again_after_each_conflict(pauses: list[float]) -> None:
     assert retry_conflicts(scripted(CONFLICT, CONFLICT, "landed"), 2) == "landed"
     assert len(pauses) == 2
+
+
+def test_a_file_that_is_gone_is_a_conflict_once(pauses: list[float]) -> None:
+    """Its version was cleaned up, unless it is still read in the next version."""
+    gone = OSError("LanceError(IO): Generic N/A error: Not found: t.lance/_versions/5.manifest")
+    another = pa.ArrowInvalid("External error: Not found: t.lance/_deletions/2-3-9.arrow")
+    assert retry_conflicts(scripted(gone, another, CONFLICT, "landed"), 3) == "landed"
+    assert len(pauses) == 3
+    with pytest.raises(OSError, match=r"5\.manifest"):
+        retry_conflicts(scripted(gone, gone, "landed"), 3)
+    dropped = TableNotFoundError("There is no table 't'.")
+    with pytest.raises(TableNotFoundError):
+        retry_conflicts(scripted(dropped, "landed"), 3)
 
 
 def test_conflicts_of_lancedb_are_runtime_errors(pauses: list[float]) -> None:

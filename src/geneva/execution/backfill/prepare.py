@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.scope import Scope, bind_scope, work_identity
@@ -53,7 +54,9 @@ from geneva.storage.lance.dataset import (
     Dataset,
     FragmentFacts,
     TableSnapshot,
+    has_later,
     open_dataset,
+    planned_anew,
     read_snapshot,
 )
 from geneva.storage.lance.fragments import size_of_inputs, window_rows
@@ -100,13 +103,15 @@ class PreparedBackfill:
 
         `lost_files`: those of the table that are gone.
         """
-        return prepare(
+        plan = partial(
+            prepare,
             self.subject,
             self.request,
             files_of_job=files_of_job,
             lost_files=lost_files,
             make_runner=self.make_runner,
         )
+        return planned_anew(lambda: [self.ref], plan, is_overtaken)
 
     def column_work(
         self,
@@ -216,6 +221,11 @@ class PreparedBackfill:
                 if file.path in self.lost_files
             ),
         )
+
+
+def is_overtaken(step: PreparedBackfill) -> bool:
+    """Whether a plan leaves fragments out, and may have to: others may have cleaned them up."""
+    return bool(step.plan.unreadable) and has_later(step.ref, step.plan.version)
 
 
 def _signature(

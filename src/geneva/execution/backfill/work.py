@@ -17,7 +17,7 @@ from geneva.planning.notes import UPPER_BOUNDS
 from geneva.storage.checkpoints.cleanup import drop_leftovers
 from geneva.storage.checkpoints.store import is_of_column, is_of_computation
 from geneva.storage.columns.definitions import commit_has_receipts, read_definitions
-from geneva.storage.lance.dataset import open_dataset
+from geneva.storage.lance.dataset import open_dataset, planned_anew
 from geneva.storage.lance.transactions import files_of_jobs
 
 if TYPE_CHECKING:
@@ -190,19 +190,21 @@ class BackfillWork:
         options = request.options
         if options.timeout is not None:
             options = replace(options, timeout=max(0.0, options.timeout - seconds))
-        latest = open_dataset(own.ref)
         if request.selects_rows:
-            files = files_of_jobs(latest, followed).values()
+            files = files_of_jobs(open_dataset(own.ref), followed).values()
             done = request.done_files.union(*files)
             request = replace(request, done_files=done)
         request = replace(request, options=options)
         subject = own.subject
         assert isinstance(subject, ColumnSubject)
-        dataset = latest if options.read_version is None else own.dataset
-        chain = prepare_chain(
-            own.ref, dataset, subject.definition, request, make_runner=own.make_runner
-        )
-        return replace(self, chain=chain)
+
+        def plan() -> PreparedChain:
+            dataset = open_dataset(own.ref) if options.read_version is None else own.dataset
+            return prepare_chain(
+                own.ref, dataset, subject.definition, request, make_runner=own.make_runner
+            )
+
+        return replace(self, chain=planned_anew(lambda: [own.ref], plan))
 
     def run(self, control: JobControl) -> JobProgress:
         """Carry the plan out."""

@@ -45,6 +45,7 @@ from geneva.storage.lance.damage import damage_reason, is_damage
 from geneva.storage.lance.dataset import (
     Dataset,
     field_ids_of,
+    has_later,
     has_path,
     open_dataset,
     read_snapshot,
@@ -223,6 +224,13 @@ def _around_damage(
                 raise
         if not found:
             return planned
+        if begun.request.src_version is None and has_later(target.source, target.version):
+            raise UnreadableFragmentsError(
+                f"Fragments {sorted(found)} of table {target.source.name!r} can't be read at "
+                f"version {target.version}, which others may have cleaned up. Refresh again.",
+                tuple(sorted(found)),
+                target.source.name,
+            )
         known = target.damage.plus(_open_target(target), found)
         begun = replace(begun, target=replace(target, damage=known))
 

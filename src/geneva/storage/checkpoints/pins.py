@@ -10,20 +10,23 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import lance
 
 from geneva.background import in_background
 from geneva.errors import TableChangedError, UserInputError
 from geneva.model.tables import TableRef, is_remote
-from geneva.storage.lance.damage import is_missing
+from geneva.storage.lance.damage import is_file_gone, is_missing
 from geneva.storage.lance.dataset import open_dataset
 
 Behind: TypeAlias = Callable[[Callable[[], object]], object]
 """Does what a job need not wait for, at once or while the job goes on."""
 
+Result = TypeVar("Result")
+
 _JOB_TAG = "geneva-job-"
+_TAGS = "_refs/tags/"
 _LIST_ATTEMPTS = 50
 _LIST_PAUSE_SECONDS = 0.02
 
@@ -82,9 +85,9 @@ def _create(dataset: lance.LanceDataset, tag: str, *, may_fail: bool) -> None:
     try:
         dataset.tags.create(tag, dataset.version)
     except (OSError, ValueError) as error:
-        if may_fail:
-            return
         if not is_missing(error):
+            if may_fail:
+                return
             raise
         raise TableChangedError(
             f"Version {dataset.version} of {dataset.uri} was cleaned up before the job that reads "
@@ -113,20 +116,21 @@ def tags_on(dataset: lance.LanceDataset, branch: str | None) -> list[str]:
 
 
 def job_tags(dataset: lance.LanceDataset) -> dict[str, str | None]:
-    """The tags of jobs on a table, each with the branch that it is on.
-
-    A tag that goes while they are listed makes Lance fail.
-    """
-    for _ in range(_LIST_ATTEMPTS):
-        with suppress(OSError, ValueError):
-            return _list_tags(dataset)
-        time.sleep(_LIST_PAUSE_SECONDS)
-    return _list_tags(dataset)
-
-
-def _list_tags(dataset: lance.LanceDataset) -> dict[str, str | None]:
-    tags = dataset.tags.list().items()
+    """The tags of jobs on a table, each with the branch that it is on."""
+    tags = listing_tags(dataset.tags.list).items()
     return {name: tag["branch"] for name, tag in tags if name.startswith(_JOB_TAG)}
+
+
+def listing_tags(call: Callable[[], Result]) -> Result:
+    """Call what lists the tags of a table: one that goes meanwhile makes Lance fail."""
+    for _ in range(_LIST_ATTEMPTS):
+        try:
+            return call()
+        except (OSError, ValueError, RuntimeError) as error:
+            if not (is_file_gone(error) and _TAGS in str(error)):
+                raise
+        time.sleep(_LIST_PAUSE_SECONDS)
+    return call()
 
 
 def cleanup_versions(
@@ -147,7 +151,8 @@ def cleanup_versions(
     dataset = open_dataset(ref)
     release_dead_tags(dataset, is_running)
     options = {"error_if_tagged_old_versions": False, **options}
-    return dataset.cleanup_old_versions(older_than, delete_unverified=delete_unverified, **options)
+    options["delete_unverified"] = delete_unverified
+    return listing_tags(lambda: dataset.cleanup_old_versions(older_than, **options))
 
 
 def refuse_while_running(ref: TableRef, is_running: Callable[[str], bool]) -> None:

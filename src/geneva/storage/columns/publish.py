@@ -26,12 +26,13 @@ from geneva.storage.lance.dataset import (
     FragmentFacts,
     TableSnapshot,
     check_not_dropped,
+    file_path,
     has_column,
     open_dataset,
     read_live_rows,
     read_snapshot,
 )
-from geneva.storage.lance.history import read_commit, read_transaction
+from geneva.storage.lance.history import read_commit
 from geneva.storage.lance.own_commits import is_own_commit, note_own_commit
 from geneva.storage.lance.transactions import JOB_PROPERTY, PLANNED_PROPERTY, job_of
 from geneva.udf.types import value_type
@@ -199,11 +200,14 @@ class _ColumnCommit:
         """Whether a commit is there that failed in a way that leaves open whether it landed."""
         latest = open_dataset(self._ref)
         for version in range(self._planned_version + 1, latest.version + 1):
-            transaction = read_transaction(latest, version)
-            is_ours = job_of(transaction) == self._job_id
-            if is_ours and self._fitting[0].path in str(transaction.operation):
+            commit = read_commit(latest, version)
+            if commit is None or job_of(commit) != self._job_id:
+                continue
+            if self._fitting[0].path in str(commit.operation):
                 return True
-        return False
+        # The commit may have been cleaned up since, and its files not.
+        files = (file for f in latest.get_fragments() for file in f.metadata.files)
+        return any(file_path(file) == self._fitting[0].path for file in files)
 
 
 @lru_cache(maxsize=4_096)

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from lance.commit import CommitConflictError
 
+from geneva.storage.lance.damage import is_file_gone
+
 Result = TypeVar("Result")
 
 _FIRST_PAUSE_SECONDS = 0.05
@@ -33,14 +35,19 @@ def retry_conflicts(
 ) -> Result:
     """Call `attempt` again, up to `max_retries` times, as long as it ends in a conflict.
 
-    Each call has to look at the table anew. When the retries are used up, `exhausted` is raised in
-    place of the last conflict. Any other error is raised as it is.
+    Each call has to look at the table anew. So a file that is gone is a conflict, too: of a version
+    that somebody has cleaned up. Not if it is gone once more: then the table is broken. When the
+    retries are used up, `exhausted` is raised in place of the last conflict. Any other error is
+    raised as it is.
     """
+    gone = ""
     for retries in range(max_retries + 1):
         try:
             return attempt()
-        except (OSError, RuntimeError) as error:  # LanceDB's own calls raise the latter
-            if not is_conflict(error):
+        except (OSError, RuntimeError, ValueError) as error:  # LanceDB's own calls raise any
+            if is_file_gone(error) and str(error) != gone:
+                gone = str(error)
+            elif isinstance(error, ValueError) or not is_conflict(error):
                 raise
             conflict = error
         if retries < max_retries:

@@ -84,6 +84,11 @@ def is_missing(error: BaseException) -> bool:
     )
 
 
+def is_file_gone(error: BaseException) -> bool:
+    """Whether Lance was at work on a file that is not there (any more)."""
+    return is_damage(error) and (is_missing(error) or "not found" in str(error).lower())
+
+
 def is_panic(error: BaseException) -> bool:
     """Whether Lance's Rust panicked. The exception is no Exception, and can't be imported."""
     return type(error).__name__ == "PanicException"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import lance
 import numpy as np
@@ -26,7 +26,7 @@ from geneva.model.rows import RowIds, RowSet
 from geneva.model.sql import ROW_META, is_readable_name, quoted_name
 from geneva.model.tables import TableRef
 from geneva.model.uris import local_path
-from geneva.storage.lance.damage import is_damage, is_missing
+from geneva.storage.lance.damage import is_damage, is_file_gone, is_missing
 from geneva.storage.lance.history import History
 from geneva.storage.lance.session import session_of
 from geneva.udf.paths import steps_to
@@ -34,6 +34,8 @@ from geneva.udf.types import is_blob_type
 
 Dataset: TypeAlias = lance.LanceDataset
 """An open version of a table, for those rooms that only hand it on."""
+Planned = TypeVar("Planned")
+_MAX_PLANS = 10
 
 
 class FileFacts(NamedTuple):
@@ -146,6 +148,46 @@ def open_dataset(ref: TableRef, version: int | str | None = None) -> lance.Lance
             raise
         where = f" at version {version}" if version is not None else ""
         raise TableNotFoundError(f"There is no table {ref.name!r}{where}.") from error
+
+
+def planned_anew(
+    refs: Callable[[], Sequence[TableRef]],
+    plan: Callable[[], Planned],
+    is_overtaken: Callable[[Planned], bool] = lambda planned: False,
+) -> Planned:
+    """Plan something, and again where what was read was cleaned up meanwhile.
+
+    `plan` begins with the newest versions of the tables. After an error it is tried again only as
+    long as these have later ones than before: in a table that nobody changes, a file that is gone
+    stays gone. `is_overtaken`: whether a plan leaves out what such a clean-up took away.
+    """
+    seen: list[int] | None = None
+    for _ in range(_MAX_PLANS):
+        try:
+            planned = plan()
+            if not is_overtaken(planned):
+                return planned
+        except BaseException as error:
+            if not (is_file_gone(error) or isinstance(error, UnreadableFragmentsError)):
+                raise
+            now = _latest_versions(refs())
+            if now is None or now == seen:
+                raise
+            seen = now
+    return plan()
+
+
+def _latest_versions(refs: Sequence[TableRef]) -> list[int] | None:
+    """None: one of the tables can't be opened, or is gone."""
+    try:
+        return [int(open_dataset(ref).version) for ref in refs]
+    except (OSError, ValueError):
+        return None
+
+
+def has_later(ref: TableRef, version: int) -> bool:
+    """Whether a table has later versions than one."""
+    return int(open_dataset(ref).version) > version
 
 
 def has_versions(ref: TableRef, version: int | None = None) -> bool:
