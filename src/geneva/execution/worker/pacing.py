@@ -147,6 +147,8 @@ class Pacing:
         self._seconds += result.seconds
         self._part_rows += result.num_rows
         self._part_seconds += result.seconds
+        if result.failures:
+            self._file_rows = 0  # what happened to rows that were skipped is in no file
         # Another one like this is not to be held on top, and none where the file stands for it.
         is_full = self._is_by_file or self._bytes + result.nbytes > MAX_UNSAVED_BYTES
         self._is_by_file = is_full and self._is_soon_in_file
