@@ -45,7 +45,7 @@ from geneva.storage.lance.fragments import (
 from geneva.storage.lance.pieces import Piece, concat_batches
 from geneva.udf.types import holds_json
 
-_READ_BYTES = 32 * 1024 * 1024
+_READ_BYTES = 16 * 1024 * 1024
 """How much is read at once of a file that is staged again, or taken back."""
 
 
