@@ -21,7 +21,7 @@ from geneva.execution.backfill.chain import (
     prepare_chain,
     read_columns,
 )
-from geneva.execution.backfill.prepare import is_overtaken
+from geneva.execution.backfill.prepare import overtaken
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject, Subject
 from geneva.execution.backfill.work import BackfillWork
@@ -1004,7 +1004,7 @@ class Table(TableMethods):
         if options.read_version is not None:
             return plan()
         return planned_anew(
-            lambda: [self.ref], plan, lambda made: any(map(is_overtaken, made.steps))
+            lambda: [self.ref], plan, lambda made: [f for s in made.steps for f in overtaken(s)]
         )
 
     def _planned(

@@ -47,7 +47,8 @@ def without_json(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([child.with_type(without_json(child.type)) for child in kind])
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_field, kind.item_field.with_type(without_json(kind.item_type)))
+        item = kind.item_field.with_type(without_json(kind.item_type))
+        return pa.map_(kind.key_field, item, keys_sorted=kind.keys_sorted)
     if not pa.types.is_nested(kind):
         return kind
     item = kind.value_field.with_type(without_json(kind.value_type))

@@ -23,7 +23,7 @@ from geneva.model.tables import TableRef
 from geneva.on_error import skip_on_error
 from geneva.planning import sizing
 from geneva.storage.checkpoints.store import CheckpointKey, LanceCheckpointStore
-from geneva.udf.types import without_json
+from geneva.udf.types import holds_json, without_json
 from support import Calls, by_id, column, connect, make_table
 from support import counted as counted_by
 
@@ -291,3 +291,11 @@ def test_a_file_that_can_not_be_read_back_costs_its_rows(
     broken.unlink()
     table.backfill("x")
     assert column(table, "x") == [3 * i for i in range(ROWS)]
+
+
+def test_maps_hold_no_json() -> None:
+    """Such a column would be neither taken back nor copied."""
+    inner = pa.map_(pa.string(), pa.int64(), keys_sorted=True)
+    assert without_json(pa.struct({"m": inner})) == pa.struct({"m": inner})
+    assert not holds_json(inner)
+    assert holds_json(pa.map_(pa.string(), pa.json_()))

@@ -302,3 +302,29 @@ def test_values_are_verified_with_the_variables_of_their_connection(tmp_path: Pa
         db = geneva.connect(tmp_path / "db", runner=InProcessRunner, env={"GENEVA_TEST_KEY": key})
         assert db.open_table("t").verify("made", run=True).ok is is_right
     close_programs()
+
+
+def test_an_object_that_can_not_be_closed_is_no_reason_to_keep_the_others(tmp_path: Path) -> None:
+    class Model:
+        def setup(self) -> None:
+            self.key = os.environ.get("GENEVA_TEST_KEY")
+
+        def __call__(self, id: int) -> str:
+            return f"{self.key}"
+
+        def close(self) -> None:
+            raise ValueError("no")
+
+    class Other(Model):
+        pass
+
+    close_programs()
+    table = make_table(connect(tmp_path / "db", InProcessRunner), [1])
+    table.add_columns({"a": udf(Model)(), "b": udf(Other)()})
+    for key in ("one", "two"):
+        enter_job(Surroundings(env=Secrets({"GENEVA_TEST_KEY": key})))
+        for name in ("a", "b"):
+            table.backfill(name, where="id >= 0")
+            assert table.to_arrow()[name].to_pylist() == [key]
+    enter_job(Surroundings())
+    close_programs()

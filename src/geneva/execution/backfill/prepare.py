@@ -111,7 +111,7 @@ class PreparedBackfill:
             lost_files=lost_files,
             make_runner=self.make_runner,
         )
-        return planned_anew(lambda: [self.ref], plan, is_overtaken)
+        return planned_anew(lambda: [self.ref], plan, overtaken)
 
     def column_work(
         self,
@@ -223,9 +223,10 @@ class PreparedBackfill:
         )
 
 
-def is_overtaken(step: PreparedBackfill) -> bool:
-    """Whether a plan leaves fragments out, and may have to: others may have cleaned them up."""
-    return bool(step.plan.unreadable) and has_later(step.ref, step.plan.version)
+def overtaken(step: PreparedBackfill) -> tuple[tuple[int, str], ...]:
+    """The fragments that a plan leaves out, if others may have cleaned them up."""
+    found = step.plan.unreadable
+    return found if found and has_later(step.ref, step.plan.version) else ()
 
 
 def _signature(

@@ -105,6 +105,14 @@ class PreparedRefresh:
         """The version of what fills each group."""
         return _versions(self.groups)
 
+    @property
+    def overtaken(self) -> tuple[tuple[int, str], ...]:
+        """The fragments of the source that it leaves out, if others may have cleaned them up."""
+        target, found = self.target, tuple(self.target.damage.fragments.items())
+        if not found or self.request.src_version is not None:
+            return ()
+        return found if has_later(target.source, target.version) else ()
+
 
 def prepare_refresh(
     ref: TableRef,
@@ -224,13 +232,6 @@ def _around_damage(
                 raise
         if not found:
             return planned
-        if begun.request.src_version is None and has_later(target.source, target.version):
-            raise UnreadableFragmentsError(
-                f"Fragments {sorted(found)} of table {target.source.name!r} can't be read at "
-                f"version {target.version}, which others may have cleaned up. Refresh again.",
-                tuple(sorted(found)),
-                target.source.name,
-            )
         known = target.damage.plus(_open_target(target), found)
         begun = replace(begun, target=replace(target, damage=known))
 

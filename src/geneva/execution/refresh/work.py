@@ -41,6 +41,17 @@ class RefreshWork:
                 return "row"
 
     @property
+    def overtaken(self) -> tuple[tuple[int, str], ...]:
+        """The fragments of the source that are left out, if others may have cleaned them up."""
+        match self.prepared:
+            case PreparedPartitionRefresh(rows=rows):
+                return rows.overtaken
+            case PreparedChunkRefresh(inner=inner):
+                return inner.overtaken
+            case PreparedRefresh() as prepared:
+                return prepared.overtaken
+
+    @property
     def plan(self) -> RefreshPlan:
         """What will be done."""
         return self.prepared.plan

@@ -167,9 +167,8 @@ class BatchRunner:
         # Of a range of a fragment, others have the rest; of a second try nobody knows the reason.
         self._may_give_back = part.file is not None and not search.is_retry
         # Where rows are counted as they are cut, all go that way.
-        counted = self.usage.account is not None or self._work.bounds_lost_rows
         size = self._work.sizes.batch_size
-        self._whole_batch = size if self._may_run_ahead and not counted else None
+        self._whole_batch = size if self._may_run_ahead and not self._counts_rows else None
         self._queued.append(PartBegins(part, search))
         yield from self._run_queued()
 
@@ -432,7 +431,7 @@ class BatchRunner:
 
     @property
     def _counts_rows(self) -> bool:
-        """Whether few rows may be computed that are not paid for or not durable, by a bound."""
+        """Whether a bound says how many rows may be computed that are unpaid, or not durable."""
         return self.usage.account is not None or self._work.bounds_lost_rows
 
     def _queue(self, program: Program, window: Window, ahead: CallsAhead | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -198,6 +199,7 @@ def _differ_in_indices(one: pa.DataType, other: pa.DataType) -> bool:
 
 _LIVE: OrderedDict[tuple[object, ...], Program] = OrderedDict()
 _MAX_LIVE = 4
+_LOG = logging.getLogger("geneva")
 _LOCK = threading.Lock()
 _made_with: Mapping[str, str | None] = {}
 """The variables of the jobs that the live programs, and their functions, were loaded for."""
@@ -245,16 +247,19 @@ def _forget_other_variables() -> None:
     with _LOCK:
         if variables_of_job() == _made_with:
             return
+        _close_all()
+        forget_functions()
         _made_with = variables_of_job()
-        try:
-            _close_all()
-        finally:
-            forget_functions()
 
 
 def _close_all() -> None:
+    """Close all programs, also those behind one whose `close` fails: that is no job's fault."""
     while _LIVE:
-        _close(_LIVE.popitem()[1])
+        _, program = _LIVE.popitem()
+        try:
+            _close(program)
+        except Exception:  # noqa: BLE001  the user's code may raise anything
+            _LOG.exception("A function could not be closed")
 
 
 def _close(program: Program) -> None:

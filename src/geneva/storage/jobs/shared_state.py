@@ -51,7 +51,8 @@ class SharedState:
             result = change(state)
             dataset.update_config({_KEY: json.dumps(state)})
             if int(dataset.version) % _CLEAN_UP_EVERY == 0:
-                with suppress(OSError):
+                # What it was changed to has landed: nothing below may have it changed once more.
+                with suppress(OSError, ValueError, RuntimeError):
                     dataset.cleanup_old_versions(older_than=timedelta(minutes=10))
             return result
 

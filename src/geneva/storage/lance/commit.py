@@ -40,13 +40,13 @@ def retry_conflicts(
     retries are used up, `exhausted` is raised in place of the last conflict. Any other error is
     raised as it is.
     """
-    gone = ""
+    gone = set[str]()
     for retries in range(max_retries + 1):
         try:
             return attempt()
         except (OSError, RuntimeError, ValueError) as error:  # LanceDB's own calls raise any
-            if is_file_gone(error) and str(error) != gone:
-                gone = str(error)
+            if is_file_gone(error) and str(error) not in gone:
+                gone.add(str(error))
             elif isinstance(error, ValueError) or not is_conflict(error):
                 raise
             conflict = error

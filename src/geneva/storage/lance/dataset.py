@@ -153,19 +153,22 @@ def open_dataset(ref: TableRef, version: int | str | None = None) -> lance.Lance
 def planned_anew(
     refs: Callable[[], Sequence[TableRef]],
     plan: Callable[[], Planned],
-    is_overtaken: Callable[[Planned], bool] = lambda planned: False,
+    overtaken: Callable[[Planned], Sequence[object]] = lambda planned: (),
 ) -> Planned:
     """Plan something, and again where what was read was cleaned up meanwhile.
 
-    `plan` begins with the newest versions of the tables. After an error it is tried again only as
-    long as these have later ones than before: in a table that nobody changes, a file that is gone
-    stays gone. `is_overtaken`: whether a plan leaves out what such a clean-up took away.
+    `plan` begins with the newest versions of the tables. After an error it is tried once more, and
+    then only as long as these have later ones than before: in a table that nobody changes, a file
+    that is gone stays gone. `overtaken`: what a plan leaves out that such a clean-up may have taken
+    away. What two plans in a row leave out is not there.
     """
     seen: list[int] | None = None
+    left_out: Sequence[object] = ()
     for _ in range(_MAX_PLANS):
         try:
             planned = plan()
-            if not is_overtaken(planned):
+            before, left_out = left_out, overtaken(planned)
+            if not left_out or left_out == before:
                 return planned
         except BaseException as error:
             if not (is_file_gone(error) or isinstance(error, UnreadableFragmentsError)):
