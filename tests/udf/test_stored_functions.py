@@ -6,6 +6,8 @@ import io
 import types
 from enum import Enum, Flag, StrEnum, auto
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from geneva import udf
@@ -49,6 +51,14 @@ def test_a_script_function_behind_lru_cache_travels() -> None:
     cached = read.func.__globals__["model"]
     assert cached.cache_parameters() == {"maxsize": 3, "typed": False}
     assert cached() is cached()
+
+
+@pytest.mark.parametrize("ufunc", [np.add, np.linalg._umath_linalg.det], ids=str)
+def test_a_ufunc_of_c_code_travels_by_name(ufunc: np.ufunc) -> None:
+    """Numpy says of the ufuncs of other modules, scipy's too, that they are its own."""
+    made = udf(lambda x: ufunc, data_type=pa.int64())
+    stored = serialize_udf(made)
+    assert deserialize_udf(stored, udf_digest(stored)).func(1) is ufunc
 
 
 class Scaled:

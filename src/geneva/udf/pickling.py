@@ -25,7 +25,6 @@ from geneva.udf.identity.class_meaning import member_attributes
 from geneva.udf.identity.imported_files import ImportedFile, ImportedFiles
 from geneva.udf.identity.references import modules_used, references
 from geneva.udf.identity.user_code import (
-    is_found_by_name,
     is_installed,
     is_user_class,
     is_user_code,
@@ -91,9 +90,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached_again, (obj.__wrapped__, obj.cache_parameters())
         if _is_dispatcher(obj) and not is_installed(obj):
             return _dispatching, (obj.__name__,), _dispatched(obj), None, None, _fill_dispatcher
-        if type(obj) is np.ufunc and not is_found_by_name(obj):  # np.frompyfunc
-            function = next(filter(callable, gc.get_referents(obj)))
-            made = (function, obj.nin, obj.nout, obj.identity)
+        behind = _behind_ufunc(obj) if type(obj) is np.ufunc else None
+        if behind is not None:
+            made = (behind, obj.nin, obj.nout, obj.identity)
             return _ufunc_again, made, getattr(obj, "__dict__", None) or None
         if type(obj) is np.vectorize:
             reduced: Any = obj.__reduce_ex__(4)
@@ -175,6 +174,11 @@ def _fill_dispatcher(dispatcher: Any, state: tuple[dict[type, Any], dict[str, An
     kept = dict(vars(dispatcher))
     functools.update_wrapper(dispatcher, functions[object])
     vars(dispatcher).update({**kept, **own, "__wrapped__": functions[object]})
+
+
+def _behind_ufunc(made: np.ufunc) -> Any:
+    """Return the function that `np.frompyfunc` was given; None for a ufunc of C code."""
+    return next(filter(callable, gc.get_referents(made)), None)
 
 
 def _ufunc_again(function: Any, inputs: int, outputs: int, identity: Any) -> Any:
