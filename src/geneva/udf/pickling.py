@@ -149,7 +149,8 @@ _OF_EVERY_DISPATCHER = frozenset(vars(_DISPATCHER))
 
 def _is_dispatcher(function: Any) -> bool:
     """Say whether a function was made by `functools.singledispatch`."""
-    return getattr(function, "__code__", None) is _DISPATCHER.__code__  # type: ignore[attr-defined]
+    code = function.__code__ if isinstance(function, types.FunctionType) else None
+    return code is _DISPATCHER.__code__  # type: ignore[attr-defined]
 
 
 def _dispatched(function: Any) -> tuple[dict[type, Any], dict[str, Any]]:
