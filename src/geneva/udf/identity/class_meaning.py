@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -65,9 +66,12 @@ def annotations_that_count(annotations: Any) -> dict[str, Any]:
     return {f"annotation {name}": value for name, value in given.items() if _has_metadata(value)}
 
 
+_ANNOTATED = re.compile(r"\bAnnotated\s*\[")
+
+
 def _has_metadata(annotation: Any) -> bool:
     if isinstance(annotation, str):
-        return "Annotated" in annotation
+        return _ANNOTATED.search(annotation) is not None
     if isinstance(annotation, (list, tuple)):  # parameters of a Callable
         return any(map(_has_metadata, annotation))
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
