@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pytest
 
 from geneva.udf.declare import deserialize_udf, serialize_udf, udf, udf_digest
+from geneva.udf.identity.class_meaning import attributes_that_count
 from workshop import Workshop, of, value_of
 
 # ------------------------------------------------------------------------------ imports in the body
@@ -534,6 +535,14 @@ CLASSES = {
         def f(x):
             return str(Model(x))
     """,
+    "dataclass's field by keyword": """
+        import dataclasses
+        @dataclasses.dataclass
+        class Model:
+            n: int = dataclasses.field(default=0, kw_only={n} == 1)
+        def f(x):
+            return Model(x)
+    """,
     "annotated type": """
         import typing
         KIND = typing.Annotated[int, {n}]
@@ -692,6 +701,21 @@ def test_a_class(workshop: Workshop, source: str):
     assert one == same != other
     assert workshop.without_source(source.replace("{n}", "1")) == one
     assert workshop.without_source(source.replace("{n}", "2")) == other
+
+
+def test_a_field_by_keyword_is_said_once():
+    """By `__match_args__`: in another place as well, columns were computed anew for nothing."""
+
+    @dataclasses.dataclass
+    class Plain:
+        n: int = 0
+
+    @dataclasses.dataclass(kw_only=True)
+    class ByKeyword:
+        n: int = 0
+
+    plain, by_keyword = (dict(attributes_that_count(cls)) for cls in (Plain, ByKeyword))
+    assert {name for name in plain if plain[name] != by_keyword[name]} == {"__match_args__"}
 
 
 # ------------------------------------------------------------------------------ values

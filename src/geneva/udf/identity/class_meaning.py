@@ -80,12 +80,8 @@ def _has_metadata(annotation: Any) -> bool:
 
 
 def _said_besides(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
-    """Return what few fields say."""
-    few = {
-        "metadata": dict(field.metadata),
-        "not in repr": not field.repr,
-        "by keyword": field.kw_only is True,
-    }
+    """Return what few fields say; `__match_args__` says which are not by keyword."""
+    few = {"metadata": dict(field.metadata), "not in repr": not field.repr}
     said = {name: value for name, value in few.items() if value}
     return (said,) if said else ()
 
