@@ -23,11 +23,12 @@ import numpy as np
 
 from geneva.udf.identity.class_meaning import member_attributes
 from geneva.udf.identity.imported_files import ImportedFile, ImportedFiles
-from geneva.udf.identity.references import modules_used, references
+from geneva.udf.identity.references import ModulesUsed, modules_used, references
 from geneva.udf.identity.user_code import (
     is_installed,
     is_user_class,
     is_user_code,
+    is_user_module,
     user_modules,
 )
 from geneva.udf.identity.value_meaning import without_cached
@@ -64,9 +65,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     Whole modules would drag along their locks, clients and data.
     """
 
-    def __init__(self, file: io.BytesIO, taken: Mapping[str, set[str]]) -> None:
+    def __init__(self, file: io.BytesIO, used: ModulesUsed) -> None:
         super().__init__(file)
-        self._taken = taken
+        self._used = used
+        self.unasked: set[str] = set()
+        """The user's modules that are embedded without anything: no function asks for it."""
         self._files = ImportedFiles()
         self.imported: dict[str, ImportedFile] = {}
         """What the functions that are embedded import when they are called."""
@@ -81,8 +84,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.imported.update(self._files.of(obj))
         if isinstance(obj, type) and is_user_class(obj):
             self.classes.append(obj)
-        if isinstance(obj, types.ModuleType) and obj.__name__ in self._taken:
-            names = sorted(self._taken[obj.__name__])
+        if isinstance(obj, types.ModuleType) and self._is_in_part(obj.__name__):
+            names = sorted(self._used.attributes.get(obj.__name__, ()))
             values = {name: getattr(obj, name) for name in names if hasattr(obj, name)}
             return _module_with, (obj.__name__, values)
         if isinstance(obj, _CACHED) and not is_installed(obj):
@@ -103,6 +106,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(reduced, tuple) and isinstance(obj, type) and issubclass(obj, enum.Enum):
             return _with_members(obj, reduced)
         return reduced
+
+    def _is_in_part(self, module: str) -> bool:
+        if module in self._used.attributes:
+            return True
+        if module in self._used.as_a_whole or module == "__main__" or not is_user_module(module):
+            return False
+        self.unasked.add(module)
+        return True
 
 
 def _with_members(cls: type[enum.Enum], reduced: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -221,26 +232,26 @@ def dumped(value: Any) -> Dumped:
     """Write a value, with the user's code embedded.
 
     What its functions take from modules is known when all of them are, also those that only the
-    pickler finds, inside objects of others: then it is written once more.
+    pickler finds, inside objects of others: then it is written once more. It begins with what is
+    known without them, so that nothing is embedded only because it was so at first. What is left
+    then, a module that no function asks for anything, is an object like any other: it is whole.
     """
-    taken = modules_used(value)
-    functions: list[types.FunctionType] = []
+    functions: dict[int, types.FunctionType] = {}
+    whole: set[str] = set()
+    used = modules_used(value)
     while True:
         file = io.BytesIO()
-        failed: Exception | None = None
         with _user_code_by_value():
-            pickler = _Pickler(file, taken)
-            try:
-                pickler.dump(value)
-            except Exception as error:  # noqa: BLE001  the user's objects may raise anything
-                failed = error
-        functions += pickler.functions
-        known, taken = taken, modules_used(value, *functions)
-        if taken != known:
+            pickler = _Pickler(file, used)
+            pickler.dump(value)
+        functions |= {id(function): function for function in pickler.functions}
+        known, used = used, modules_used(value, *functions.values(), as_a_whole=whole)
+        if used != known:  # it only grows, so this ends
             continue
-        if failed is not None:
-            raise failed
-        return Dumped(file.getvalue(), shipped(pickler.imported), tuple(pickler.classes))
+        if not pickler.unasked:
+            return Dumped(file.getvalue(), shipped(pickler.imported), tuple(pickler.classes))
+        whole |= pickler.unasked
+        used = modules_used(value, *functions.values(), as_a_whole=whole)
 
 
 def culprit(func: Any, depth: int = 0) -> str | None:
