@@ -718,6 +718,47 @@ def test_a_field_by_keyword_is_said_once():
     assert {name for name in plain if plain[name] != by_keyword[name]} == {"__match_args__"}
 
 
+COUNTED = """
+    import itertools
+    NUMBERS = itertools.count()
+    class Field:
+        def __init__(self, low, check=None):
+            self.low, self.checks, self.number = low, [check], next(NUMBERS)
+        def __repr__(self):
+            return f"Field({self.low}, {self.checks})"
+"""
+IN_FIELD = """
+    import counted, dataclasses
+    def check(x):
+        return x > {n}
+    @dataclasses.dataclass
+    class Model:
+        x: int = dataclasses.field(metadata={"a": [counted.Field({low}, check)]})
+    def f(x):
+        return Model(x)
+"""
+IN_ANNOTATION = """
+    import counted, typing
+    def check(x):
+        return x > {n}
+    def f(x: typing.Annotated[int, counted.Field({low}, check)]):
+        return x
+"""
+
+
+@pytest.mark.parametrize("source", [IN_FIELD, IN_ANNOTATION], ids=["field", "annotation"])
+def test_metadata_of_an_installed_type_counts_by_what_it_shows(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, source: str
+):
+    """Not by what it counts itself, which is another number for each order of imports."""
+    workshop.write("site-packages/counted", COUNTED)
+    monkeypatch.syspath_prepend(workshop.directory / "site-packages")
+    source = source.replace("{low}", "0")
+    one, same, other_function = (workshop.f(source.replace("{n}", n)) for n in "112")
+    assert one == same != other_function
+    assert workshop.f(source.replace("Field(0", "Field(1").replace("{n}", "1")) != one
+
+
 # ------------------------------------------------------------------------------ values
 
 

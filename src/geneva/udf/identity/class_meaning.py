@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import re
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
 
-from geneva.udf.identity.user_code import is_user_code
+from geneva.udf.identity.user_code import is_user_class, is_user_code
 
 # What Python writes into a class by itself, or what says where and how it was written.
 _NOISE = frozenset(
@@ -79,9 +81,59 @@ def _has_metadata(annotation: Any) -> bool:
     return hasattr(annotation, "__metadata__") or _has_metadata(getattr(annotation, "__args__", ()))
 
 
+def metadata_that_counts(value: Any) -> Any:
+    """Return what counts of metadata: of an object of an installed package, what it shows.
+
+    Such objects may count themselves: the attributes of marshmallow's fields say how many were
+    made before.
+    """
+    if type(value) in (list, tuple):
+        return type(value)(map(metadata_that_counts, value))
+    if type(value) is dict:
+        return {name: metadata_that_counts(part) for name, part in value.items()}
+    if isinstance(value, type) or is_user_class(type(value)) or _package(value) in _KNOWN:
+        return value
+    try:
+        shown = _ADDRESS.sub("", repr(value))
+    except Exception:  # noqa: BLE001 - whatever it raises, it shows nothing
+        shown = ""
+    return (type(value), shown, _of_user_in(value))
+
+
+_KNOWN = frozenset({"geneva", "numpy", "pyarrow"}) | sys.stdlib_module_names
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def _package(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _of_user_in(value: Any) -> list[Any]:
+    """Return the user's functions, classes and objects that an object of others holds."""
+    found: list[Any] = []
+    seen: dict[int, Any] = {}
+    with contextlib.suppress(Exception):  # it may refuse to be pickled in any way
+        waiting = [*value.__reduce_ex__(4)[1:3]]
+        while waiting:
+            part = waiting.pop()
+            if id(part) in seen:
+                continue
+            seen[id(part)] = part
+            if type(part) in (list, tuple):
+                waiting += part
+            elif type(part) is dict:
+                waiting += part.values()
+            elif isinstance(part, types.FunctionType) or is_user_class(
+                part if isinstance(part, type) else type(part)
+            ):
+                found.append(part)
+    return found
+
+
 def _said_besides(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
     """Return what few fields say; `__match_args__` says which are not by keyword."""
-    few = {"metadata": dict(field.metadata), "not in repr": not field.repr}
+    metadata = metadata_that_counts(dict(field.metadata))
+    few = {"metadata": metadata, "not in repr": not field.repr}
     said = {name: value for name, value in few.items() if value}
     return (said,) if said else ()
 

@@ -44,6 +44,7 @@ from geneva.udf.identity.class_meaning import (
     attributes_that_count,
     is_typed_dict,
     member_attributes,
+    metadata_that_counts,
 )
 from geneva.udf.identity.code_meaning import code_digest, node_digest
 from geneva.udf.identity.deep_walk import deep_and_quiet
@@ -458,7 +459,7 @@ class _Walk:
         """Take `list[X]` by its parts, and a TypeVar or NewType by its name."""
         self._note_value(value)
         if hasattr(value, "__origin__"):
-            metadata = getattr(value, "__metadata__", ())
+            metadata = metadata_that_counts(getattr(value, "__metadata__", ()))
             parts = (value.__origin__, value.__args__, *([metadata] if metadata else []))
             return node_digest("alias", *self._all(parts))
         text = value.__name__ if hasattr(value, "__supertype__") else repr(value)
