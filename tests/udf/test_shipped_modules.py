@@ -204,6 +204,11 @@ ONCE = {
         "return int(isinstance(shapes.make(), Shape))",
     ),
     "inside": ("", "from shapes import Shape, make\nreturn int(isinstance(make(), Shape))"),
+    "in annotations": (
+        "import dataclasses, shapes\n@dataclasses.dataclass\nclass Box:\n    shape: shapes.Shape\n"
+        "    def put(self, shape: list[shapes.Shape]) -> shapes.Shape:\n        return shape[0]",
+        "import shapes as s\nreturn int(isinstance(Box(0).put([s.make()]), s.Shape))",
+    ),
     "the module alone": (
         "import uses",
         "import shapes\nreturn int(isinstance(shapes.make(), shapes.Shape))",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import enum
 import functools
 import gc
@@ -14,7 +15,7 @@ import io
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,28 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return False
         self.unasked.add(module)
         return True
+
+
+class _WithoutAnnotations(_Pickler):
+    """Shows what is embedded for more than an annotation. What it writes is of no use."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if type(obj) is dataclasses.Field:
+            return _without(obj.__reduce_ex__(4), "type")
+        is_code = isinstance(obj, (types.FunctionType, type)) and isinstance(reduced, tuple)
+        return _without(reduced, "__annotations__") if is_code else reduced
+
+
+def _without(reduced: Any, name: str) -> Any:
+    """Leave an attribute out of the state of what is being written."""
+    return *reduced[:2], *(_part_without(part, name) for part in reduced[2:3]), *reduced[3:]
+
+
+def _part_without(state: Any, name: str) -> Any:
+    if isinstance(state, tuple):
+        return tuple(_part_without(part, name) for part in state)
+    return {n: v for n, v in state.items() if n != name} if isinstance(state, dict) else state
 
 
 def _with_members(cls: type[enum.Enum], reduced: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -219,13 +242,8 @@ class Dumped:
 
     data: bytes
     modules: tuple[ShippedModule, ...]
-    classes: tuple[type, ...]
-    """The user's classes that are embedded."""
-
-    def classes_twice(self) -> list[type]:
-        """Return the classes that a worker has once more when it imports their modules."""
-        from_files = {m.name for m in self.modules if not isinstance(m.content, types.ModuleType)}
-        return [cls for cls in self.classes if cls.__module__ in from_files]
+    classes_twice: tuple[type, ...]
+    """The user's classes that a worker has once more when it imports their modules."""
 
 
 def dumped(value: Any) -> Dumped:
@@ -240,18 +258,34 @@ def dumped(value: Any) -> Dumped:
     whole: set[str] = set()
     used = modules_used(value)
     while True:
-        file = io.BytesIO()
-        with _user_code_by_value():
-            pickler = _Pickler(file, used)
-            pickler.dump(value)
+        pickler, data = _written(_Pickler, value, used)
         functions |= {id(function): function for function in pickler.functions}
         known, used = used, modules_used(value, *functions.values(), as_a_whole=whole)
         if used != known:  # it only grows, so this ends
             continue
         if not pickler.unasked:
-            return Dumped(file.getvalue(), shipped(pickler.imported), tuple(pickler.classes))
+            modules = shipped(pickler.imported)
+            twice = _from_files(pickler.classes, modules)
+            if twice:
+                noted, _ = _written(_WithoutAnnotations, value, used)
+                twice = _from_files(noted.classes, modules)
+            return Dumped(data, modules, twice)
         whole |= pickler.unasked
         used = modules_used(value, *functions.values(), as_a_whole=whole)
+
+
+def _written(kind: type[_Pickler], value: Any, used: ModulesUsed) -> tuple[_Pickler, bytes]:
+    file = io.BytesIO()
+    with _user_code_by_value():
+        pickler = kind(file, used)
+        pickler.dump(value)
+    return pickler, file.getvalue()
+
+
+def _from_files(classes: Iterable[type], modules: Iterable[ShippedModule]) -> tuple[type, ...]:
+    """Return the classes of modules that workers import from a file."""
+    names = {m.name for m in modules if not isinstance(m.content, types.ModuleType)}
+    return tuple(cls for cls in classes if cls.__module__ in names)
 
 
 def culprit(func: Any, depth: int = 0) -> str | None:
