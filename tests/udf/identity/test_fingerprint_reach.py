@@ -586,6 +586,30 @@ CLASSES = {
         def f(x):
             return str(g.__annotations__["n"])
     """,
+    "metadata of an alias": """
+        import typing, typing_extensions
+        Deep = typing_extensions.TypeAliasType("Deep", "Deep")
+        Limit = typing_extensions.TypeAliasType("Limit", typing.Annotated[int, {n}])
+        def g(n: list[Limit], m: Deep):
+            return n
+        def f(x):
+            return str(g.__annotations__["n"])
+    """,
+    "metadata of a dataclass's parameter": """
+        import dataclasses, typing
+        @dataclasses.dataclass
+        class Model:
+            n: dataclasses.InitVar[typing.Annotated[int, {n}]]
+        def f(x):
+            return str(Model.__annotations__)
+    """,
+    "metadata in a part that is text": """
+        import typing
+        def g(n: typing.List["typing.Annotated[int, {n}]"]):
+            return n
+        def f(x):
+            return str(g.__annotations__["n"])
+    """,
     "metaclass": """
         class Meta(type):
             def g(cls):

@@ -8,6 +8,7 @@ import enum
 import re
 import sys
 import types
+import typing
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,14 +72,40 @@ def annotations_that_count(annotations: Any) -> dict[str, Any]:
 _ANNOTATED = re.compile(r"\bAnnotated\s*\[")
 
 
-def _has_metadata(annotation: Any) -> bool:
+def _has_metadata(annotation: Any, within: tuple[Any, ...] = ()) -> bool:
     if isinstance(annotation, str):
         return _ANNOTATED.search(annotation) is not None
     if isinstance(annotation, (list, tuple)):  # parameters of a Callable
-        return any(map(_has_metadata, annotation))
+        return any(_has_metadata(part, within) for part in annotation)
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return False  # whatever attributes it has
-    return hasattr(annotation, "__metadata__") or _has_metadata(getattr(annotation, "__args__", ()))
+    if isinstance(annotation, typing.ForwardRef):
+        return _has_metadata(annotation.__forward_arg__)
+    if isinstance(annotation, dataclasses.InitVar):
+        return _has_metadata(annotation.type, within)
+    if _is_alias(annotation):
+        is_known = any(annotation is outer for outer in within)  # it may refer to itself
+        return not is_known and _has_metadata(_value(annotation), (*within, annotation))
+    if hasattr(annotation, "__metadata__"):
+        return True
+    parts = (getattr(annotation, "__origin__", None), *getattr(annotation, "__args__", ()))
+    return annotation is not None and _has_metadata(parts, within)
+
+
+def annotated_by(alias: Any) -> Any:
+    """Return what a `type X = ...` stands for, if that has metadata; None for all else."""
+    return _value(alias) if _is_alias(alias) and _has_metadata(alias) else None
+
+
+def _is_alias(annotation: Any) -> bool:
+    return type(annotation).__name__ == "TypeAliasType"
+
+
+def _value(alias: Any) -> Any:
+    try:
+        return alias.__value__
+    except Exception:  # noqa: BLE001 - it is evaluated now: its names may be there for checkers only
+        return None
 
 
 def metadata_that_counts(value: Any) -> Any:

@@ -40,6 +40,7 @@ import pyarrow as pa
 from geneva.render.values import constant_text
 from geneva.udf.identity.call_state import state_behind
 from geneva.udf.identity.class_meaning import (
+    annotated_by,
     annotations_that_count,
     attributes_that_count,
     is_typed_dict,
@@ -436,6 +437,9 @@ class _Walk:
     def _object(self, value: Any) -> bytes:
         """Take an object by what pickle would keep of it, or by its class if that is nothing."""
         cls = type(value)
+        behind = annotated_by(value)
+        if behind is not None:
+            return node_digest("alias", *self._all((behind,)))
         if cls.__module__ in ("typing", "types") and cls is not types.SimpleNamespace:
             return self._annotation(value)
         if cls.__module__ in ("weakref", "_weakref") or isinstance(value, weakref.ref):
