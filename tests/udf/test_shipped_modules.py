@@ -145,6 +145,45 @@ def test_what_functions_take_from_a_module_is_found_where_they_are_written(
         assert one.fingerprint != other.fingerprint
 
 
+def test_only_what_is_taken_travels_wherever_the_function_is(
+    workshop: Workshop, tmp_path: pathlib.Path
+):
+    """Also inside `np.vectorize`: another function of a module asks for what nobody needs."""
+    workshop.write(
+        "lower",
+        """
+        BIG = "b" * 10**6
+        N = 40
+        def plus(x):
+            return x + N
+        """,
+    )
+    workshop.write(
+        "upper",
+        """
+        import lower, numpy as np
+        def other():
+            return lower.BIG
+        def clean(x):
+            return deeper(x)
+        deeper = np.vectorize(lambda x: lower.plus(x))
+        """,
+    )
+    head = "import numpy as np, upper\ng = np.vectorize(lambda x: upper.clean(x))"
+    function = declared(workshop, "return int(g(x))", head)
+    assert on_a_worker(tmp_path, function) == ["41"]
+    assert len(serialize_udf(function)) < 10**5
+
+
+def test_a_module_that_is_held_by_an_object_of_others_travels_as_a_whole(
+    workshop: Workshop, tmp_path: pathlib.Path
+):
+    workshop.write("helpers", "N = 40\ndef plus(x):\n    return x + N\n")
+    head = "import helpers, numpy as np\nHELD = np.array([helpers], dtype=object)"
+    function = declared(workshop, "return HELD[0].plus(x)", head)
+    assert on_a_worker(tmp_path, function) == ["41"]
+
+
 TWICE = {
     "class": (
         "from shapes import Shape",
@@ -165,6 +204,11 @@ ONCE = {
         "return int(isinstance(shapes.make(), Shape))",
     ),
     "inside": ("", "from shapes import Shape, make\nreturn int(isinstance(make(), Shape))"),
+    "in annotations": (
+        "import dataclasses, shapes\n@dataclasses.dataclass\nclass Box:\n    shape: shapes.Shape\n"
+        "    def put(self, shape: list[shapes.Shape]) -> shapes.Shape:\n        return shape[0]",
+        "import shapes as s\nreturn int(isinstance(Box(0).put([s.make()]), s.Shape))",
+    ),
     "the module alone": (
         "import uses",
         "import shapes\nreturn int(isinstance(shapes.make(), shapes.Shape))",

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import types
 from enum import Enum, Flag, StrEnum, auto
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from geneva import udf
@@ -49,6 +52,30 @@ def test_a_script_function_behind_lru_cache_travels() -> None:
     cached = read.func.__globals__["model"]
     assert cached.cache_parameters() == {"maxsize": 3, "typed": False}
     assert cached() is cached()
+
+
+@pytest.mark.parametrize("ufunc", [np.add, np.linalg._umath_linalg.det], ids=str)
+def test_a_ufunc_of_c_code_travels_by_name(ufunc: np.ufunc) -> None:
+    """Numpy says of the ufuncs of other modules, scipy's too, that they are its own."""
+    made = udf(lambda x: ufunc, data_type=pa.int64())
+    stored = serialize_udf(made)
+    assert deserialize_udf(stored, udf_digest(stored)).func(1) is ufunc
+
+
+class Closed:
+    """Answers no questions, as a lazy module or a client without a connection."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"asked for {name}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Closed, ())
+
+
+def test_objects_that_are_sent_are_asked_for_nothing() -> None:
+    closed = Closed()
+    stored = serialize_udf(udf(lambda x: type(closed).__name__, data_type=pa.string()))
+    assert deserialize_udf(stored, udf_digest(stored)).func(1) == "Closed"
 
 
 class Scaled:

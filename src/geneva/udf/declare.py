@@ -694,7 +694,7 @@ def serialize_udf(udf: UDF) -> bytes:
     try:
         body = dumped(stored)
         if body.modules and not udf.modules:  # a stored function keeps those that it came with
-            twice = body.classes_twice()
+            twice = body.classes_twice
             body = dumped(dataclasses.replace(stored, modules=body.modules))
     except Exception as error:  # the user's objects may raise anything
         raise InvalidUDFError(

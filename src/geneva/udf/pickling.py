@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import enum
 import functools
 import gc
@@ -14,7 +15,7 @@ import io
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +24,12 @@ import numpy as np
 
 from geneva.udf.identity.class_meaning import member_attributes
 from geneva.udf.identity.imported_files import ImportedFile, ImportedFiles
-from geneva.udf.identity.references import modules_used, references
+from geneva.udf.identity.references import ModulesUsed, modules_used, references
 from geneva.udf.identity.user_code import (
-    is_found_by_name,
     is_installed,
     is_user_class,
     is_user_code,
+    is_user_module,
     user_modules,
 )
 from geneva.udf.identity.value_meaning import without_cached
@@ -65,9 +66,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     Whole modules would drag along their locks, clients and data.
     """
 
-    def __init__(self, file: io.BytesIO, taken: Mapping[str, set[str]]) -> None:
+    def __init__(self, file: io.BytesIO, used: ModulesUsed) -> None:
         super().__init__(file)
-        self._taken = taken
+        self._used = used
+        self.unasked: set[str] = set()
+        """The user's modules that are embedded without anything: no function asks for it."""
         self._files = ImportedFiles()
         self.imported: dict[str, ImportedFile] = {}
         """What the functions that are embedded import when they are called."""
@@ -82,8 +85,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.imported.update(self._files.of(obj))
         if isinstance(obj, type) and is_user_class(obj):
             self.classes.append(obj)
-        if isinstance(obj, types.ModuleType) and obj.__name__ in self._taken:
-            names = sorted(self._taken[obj.__name__])
+        if isinstance(obj, types.ModuleType) and self._is_in_part(obj.__name__):
+            names = sorted(self._used.attributes.get(obj.__name__, ()))
             values = {name: getattr(obj, name) for name in names if hasattr(obj, name)}
             return _module_with, (obj.__name__, values)
         if isinstance(obj, _CACHED) and not is_installed(obj):
@@ -91,9 +94,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _cached_again, (obj.__wrapped__, obj.cache_parameters())
         if _is_dispatcher(obj) and not is_installed(obj):
             return _dispatching, (obj.__name__,), _dispatched(obj), None, None, _fill_dispatcher
-        if type(obj) is np.ufunc and not is_found_by_name(obj):  # np.frompyfunc
-            function = next(filter(callable, gc.get_referents(obj)))
-            made = (function, obj.nin, obj.nout, obj.identity)
+        behind = _behind_ufunc(obj) if type(obj) is np.ufunc else None
+        if behind is not None:
+            made = (behind, obj.nin, obj.nout, obj.identity)
             return _ufunc_again, made, getattr(obj, "__dict__", None) or None
         if type(obj) is np.vectorize:
             reduced: Any = obj.__reduce_ex__(4)
@@ -104,6 +107,36 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(reduced, tuple) and isinstance(obj, type) and issubclass(obj, enum.Enum):
             return _with_members(obj, reduced)
         return reduced
+
+    def _is_in_part(self, module: str) -> bool:
+        if module in self._used.attributes:
+            return True
+        if module in self._used.as_a_whole or module == "__main__" or not is_user_module(module):
+            return False
+        self.unasked.add(module)
+        return True
+
+
+class _WithoutAnnotations(_Pickler):
+    """Shows what is embedded for more than an annotation. What it writes is of no use."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if type(obj) is dataclasses.Field:
+            return _without(obj.__reduce_ex__(4), "type")
+        is_code = isinstance(obj, (types.FunctionType, type)) and isinstance(reduced, tuple)
+        return _without(reduced, "__annotations__") if is_code else reduced
+
+
+def _without(reduced: Any, name: str) -> Any:
+    """Leave an attribute out of the state of what is being written."""
+    return *reduced[:2], *(_part_without(part, name) for part in reduced[2:3]), *reduced[3:]
+
+
+def _part_without(state: Any, name: str) -> Any:
+    if isinstance(state, tuple):
+        return tuple(_part_without(part, name) for part in state)
+    return {n: v for n, v in state.items() if n != name} if isinstance(state, dict) else state
 
 
 def _with_members(cls: type[enum.Enum], reduced: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -150,7 +183,8 @@ _OF_EVERY_DISPATCHER = frozenset(vars(_DISPATCHER))
 
 def _is_dispatcher(function: Any) -> bool:
     """Say whether a function was made by `functools.singledispatch`."""
-    return getattr(function, "__code__", None) is _DISPATCHER.__code__  # type: ignore[attr-defined]
+    code = function.__code__ if isinstance(function, types.FunctionType) else None
+    return code is _DISPATCHER.__code__  # type: ignore[attr-defined]
 
 
 def _dispatched(function: Any) -> tuple[dict[type, Any], dict[str, Any]]:
@@ -175,6 +209,11 @@ def _fill_dispatcher(dispatcher: Any, state: tuple[dict[type, Any], dict[str, An
     kept = dict(vars(dispatcher))
     functools.update_wrapper(dispatcher, functions[object])
     vars(dispatcher).update({**kept, **own, "__wrapped__": functions[object]})
+
+
+def _behind_ufunc(made: np.ufunc) -> Any:
+    """Return the function that `np.frompyfunc` was given; None for a ufunc of C code."""
+    return next(filter(callable, gc.get_referents(made)), None)
 
 
 def _ufunc_again(function: Any, inputs: int, outputs: int, identity: Any) -> Any:
@@ -203,39 +242,50 @@ class Dumped:
 
     data: bytes
     modules: tuple[ShippedModule, ...]
-    classes: tuple[type, ...]
-    """The user's classes that are embedded."""
-
-    def classes_twice(self) -> list[type]:
-        """Return the classes that a worker has once more when it imports their modules."""
-        from_files = {m.name for m in self.modules if not isinstance(m.content, types.ModuleType)}
-        return [cls for cls in self.classes if cls.__module__ in from_files]
+    classes_twice: tuple[type, ...]
+    """The user's classes that a worker has once more when it imports their modules."""
 
 
 def dumped(value: Any) -> Dumped:
     """Write a value, with the user's code embedded.
 
     What its functions take from modules is known when all of them are, also those that only the
-    pickler finds, inside objects of others: then it is written once more.
+    pickler finds, inside objects of others: then it is written once more. It begins with what is
+    known without them, so that nothing is embedded only because it was so at first. What is left
+    then, a module that no function asks for anything, is an object like any other: it is whole.
     """
-    taken = modules_used(value)
-    functions: list[types.FunctionType] = []
+    functions: dict[int, types.FunctionType] = {}
+    whole: set[str] = set()
+    used = modules_used(value)
     while True:
-        file = io.BytesIO()
-        failed: Exception | None = None
-        with _user_code_by_value():
-            pickler = _Pickler(file, taken)
-            try:
-                pickler.dump(value)
-            except Exception as error:  # noqa: BLE001  the user's objects may raise anything
-                failed = error
-        functions += pickler.functions
-        known, taken = taken, modules_used(value, *functions)
-        if taken != known:
+        pickler, data = _written(_Pickler, value, used)
+        functions |= {id(function): function for function in pickler.functions}
+        known, used = used, modules_used(value, *functions.values(), as_a_whole=whole)
+        if used != known:  # it only grows, so this ends
             continue
-        if failed is not None:
-            raise failed
-        return Dumped(file.getvalue(), shipped(pickler.imported), tuple(pickler.classes))
+        if not pickler.unasked:
+            modules = shipped(pickler.imported)
+            twice = _from_files(pickler.classes, modules)
+            if twice:
+                noted, _ = _written(_WithoutAnnotations, value, used)
+                twice = _from_files(noted.classes, modules)
+            return Dumped(data, modules, twice)
+        whole |= pickler.unasked
+        used = modules_used(value, *functions.values(), as_a_whole=whole)
+
+
+def _written(kind: type[_Pickler], value: Any, used: ModulesUsed) -> tuple[_Pickler, bytes]:
+    file = io.BytesIO()
+    with _user_code_by_value():
+        pickler = kind(file, used)
+        pickler.dump(value)
+    return pickler, file.getvalue()
+
+
+def _from_files(classes: Iterable[type], modules: Iterable[ShippedModule]) -> tuple[type, ...]:
+    """Return the classes of modules that workers import from a file."""
+    names = {m.name for m in modules if not isinstance(m.content, types.ModuleType)}
+    return tuple(cls for cls in classes if cls.__module__ in names)
 
 
 def culprit(func: Any, depth: int = 0) -> str | None:

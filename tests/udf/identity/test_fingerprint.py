@@ -72,6 +72,15 @@ SAME = {
         def f(x: int, k: "int | None" = 3) -> float:
             return helper(x) * SCALE + k
     """,
+    "annotated with a class that is called AnnotatedList": """
+        from __future__ import annotations
+        SCALE: int = 2
+        class AnnotatedList(list): ...
+        def helper(x: AnnotatedList[int]) -> NotAnnotated[int]:
+            return x + 1
+        def f(x: AnnotatedList, k=3) -> Annotated:
+            return helper(x) * SCALE + k
+    """,
     "helper below": """
         SCALE = 2
         def f(x, k=3):

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pytest
 
 from geneva.udf.declare import deserialize_udf, serialize_udf, udf, udf_digest
+from geneva.udf.identity.class_meaning import attributes_that_count
 from workshop import Workshop, of, value_of
 
 # ------------------------------------------------------------------------------ imports in the body
@@ -534,6 +535,14 @@ CLASSES = {
         def f(x):
             return str(Model(x))
     """,
+    "dataclass's field by keyword": """
+        import dataclasses
+        @dataclasses.dataclass
+        class Model:
+            n: int = dataclasses.field(default=0, kw_only={n} == 1)
+        def f(x):
+            return Model(x)
+    """,
     "annotated type": """
         import typing
         KIND = typing.Annotated[int, {n}]
@@ -573,6 +582,30 @@ CLASSES = {
     "metadata of a parameter's annotation": """
         import typing
         def g(n: typing.Callable[[typing.Annotated[int, {n}]], int]):
+            return n
+        def f(x):
+            return str(g.__annotations__["n"])
+    """,
+    "metadata of an alias": """
+        import typing, typing_extensions
+        Deep = typing_extensions.TypeAliasType("Deep", "Deep")
+        Limit = typing_extensions.TypeAliasType("Limit", typing.Annotated[int, {n}])
+        def g(n: list[Limit], m: Deep):
+            return n
+        def f(x):
+            return str(g.__annotations__["n"])
+    """,
+    "metadata of a dataclass's parameter": """
+        import dataclasses, typing
+        @dataclasses.dataclass
+        class Model:
+            n: dataclasses.InitVar[typing.Annotated[int, {n}]]
+        def f(x):
+            return str(Model.__annotations__)
+    """,
+    "metadata in a part that is text": """
+        import typing
+        def g(n: typing.List["typing.Annotated[int, {n}]"]):
             return n
         def f(x):
             return str(g.__annotations__["n"])
@@ -692,6 +725,62 @@ def test_a_class(workshop: Workshop, source: str):
     assert one == same != other
     assert workshop.without_source(source.replace("{n}", "1")) == one
     assert workshop.without_source(source.replace("{n}", "2")) == other
+
+
+def test_a_field_by_keyword_is_said_once():
+    """By `__match_args__`: in another place as well, columns were computed anew for nothing."""
+
+    @dataclasses.dataclass
+    class Plain:
+        n: int = 0
+
+    @dataclasses.dataclass(kw_only=True)
+    class ByKeyword:
+        n: int = 0
+
+    plain, by_keyword = (dict(attributes_that_count(cls)) for cls in (Plain, ByKeyword))
+    assert {name for name in plain if plain[name] != by_keyword[name]} == {"__match_args__"}
+
+
+COUNTED = """
+    import itertools
+    NUMBERS = itertools.count()
+    class Field:
+        def __init__(self, low, check=None):
+            self.low, self.checks, self.number = low, [check], next(NUMBERS)
+        def __repr__(self):
+            return f"Field({self.low}, {self.checks})"
+"""
+IN_FIELD = """
+    import counted, dataclasses
+    def check(x):
+        return x > {n}
+    @dataclasses.dataclass
+    class Model:
+        x: int = dataclasses.field(metadata={"a": [counted.Field({low}, check)]})
+    def f(x):
+        return Model(x)
+"""
+IN_ANNOTATION = """
+    import counted, typing
+    def check(x):
+        return x > {n}
+    def f(x: typing.Annotated[int, counted.Field({low}, check)]):
+        return x
+"""
+
+
+@pytest.mark.parametrize("source", [IN_FIELD, IN_ANNOTATION], ids=["field", "annotation"])
+def test_metadata_of_an_installed_type_counts_by_what_it_shows(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, source: str
+):
+    """Not by what it counts itself, which is another number for each order of imports."""
+    workshop.write("site-packages/counted", COUNTED)
+    monkeypatch.syspath_prepend(workshop.directory / "site-packages")
+    source = source.replace("{low}", "0")
+    one, same, other_function = (workshop.f(source.replace("{n}", n)) for n in "112")
+    assert one == same != other_function
+    assert workshop.f(source.replace("Field(0", "Field(1").replace("{n}", "1")) != one
 
 
 # ------------------------------------------------------------------------------ values

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
+import re
+import sys
 import types
+import typing
 from collections.abc import Mapping
 from typing import Any
 
-from geneva.udf.identity.user_code import is_user_code
+from geneva.udf.identity.user_code import is_user_class, is_user_code
 
 # What Python writes into a class by itself, or what says where and how it was written.
 _NOISE = frozenset(
@@ -65,23 +69,98 @@ def annotations_that_count(annotations: Any) -> dict[str, Any]:
     return {f"annotation {name}": value for name, value in given.items() if _has_metadata(value)}
 
 
-def _has_metadata(annotation: Any) -> bool:
+_ANNOTATED = re.compile(r"\bAnnotated\s*\[")
+
+
+def _has_metadata(annotation: Any, within: tuple[Any, ...] = ()) -> bool:
     if isinstance(annotation, str):
-        return "Annotated" in annotation
+        return _ANNOTATED.search(annotation) is not None
     if isinstance(annotation, (list, tuple)):  # parameters of a Callable
-        return any(map(_has_metadata, annotation))
+        return any(_has_metadata(part, within) for part in annotation)
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return False  # whatever attributes it has
-    return hasattr(annotation, "__metadata__") or _has_metadata(getattr(annotation, "__args__", ()))
+    if isinstance(annotation, typing.ForwardRef):
+        return _has_metadata(annotation.__forward_arg__)
+    if isinstance(annotation, dataclasses.InitVar):
+        return _has_metadata(annotation.type, within)
+    if _is_alias(annotation):
+        is_known = any(annotation is outer for outer in within)  # it may refer to itself
+        return not is_known and _has_metadata(_value(annotation), (*within, annotation))
+    if hasattr(annotation, "__metadata__"):
+        return True
+    parts = (getattr(annotation, "__origin__", None), *getattr(annotation, "__args__", ()))
+    return annotation is not None and _has_metadata(parts, within)
+
+
+def annotated_by(alias: Any) -> Any:
+    """Return what a `type X = ...` stands for, if that has metadata; None for all else."""
+    return _value(alias) if _is_alias(alias) and _has_metadata(alias) else None
+
+
+def _is_alias(annotation: Any) -> bool:
+    return type(annotation).__name__ == "TypeAliasType"
+
+
+def _value(alias: Any) -> Any:
+    try:
+        return alias.__value__
+    except Exception:  # noqa: BLE001 - it is evaluated now: its names may be there for checkers only
+        return None
+
+
+def metadata_that_counts(value: Any) -> Any:
+    """Return what counts of metadata: of an object of an installed package, what it shows.
+
+    Such objects may count themselves: the attributes of marshmallow's fields say how many were
+    made before.
+    """
+    if type(value) in (list, tuple):
+        return type(value)(map(metadata_that_counts, value))
+    if type(value) is dict:
+        return {name: metadata_that_counts(part) for name, part in value.items()}
+    if isinstance(value, type) or is_user_class(type(value)) or _package(value) in _KNOWN:
+        return value
+    try:
+        shown = _ADDRESS.sub("", repr(value))
+    except Exception:  # noqa: BLE001 - whatever it raises, it shows nothing
+        shown = ""
+    return (type(value), shown, _of_user_in(value))
+
+
+_KNOWN = frozenset({"geneva", "numpy", "pyarrow"}) | sys.stdlib_module_names
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def _package(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _of_user_in(value: Any) -> list[Any]:
+    """Return the user's functions, classes and objects that an object of others holds."""
+    found: list[Any] = []
+    seen: dict[int, Any] = {}
+    with contextlib.suppress(Exception):  # it may refuse to be pickled in any way
+        waiting = [*value.__reduce_ex__(4)[1:3]]
+        while waiting:
+            part = waiting.pop()
+            if id(part) in seen:
+                continue
+            seen[id(part)] = part
+            if type(part) in (list, tuple):
+                waiting += part
+            elif type(part) is dict:
+                waiting += part.values()
+            elif isinstance(part, types.FunctionType) or is_user_class(
+                part if isinstance(part, type) else type(part)
+            ):
+                found.append(part)
+    return found
 
 
 def _said_besides(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
-    """Return what few fields say."""
-    few = {
-        "metadata": dict(field.metadata),
-        "not in repr": not field.repr,
-        "by keyword": field.kw_only is True,
-    }
+    """Return what few fields say; `__match_args__` says which are not by keyword."""
+    metadata = metadata_that_counts(dict(field.metadata))
+    few = {"metadata": metadata, "not in repr": not field.repr}
     said = {name: value for name, value in few.items() if value}
     return (said,) if said else ()
 

@@ -40,10 +40,12 @@ import pyarrow as pa
 from geneva.render.values import constant_text
 from geneva.udf.identity.call_state import state_behind
 from geneva.udf.identity.class_meaning import (
+    annotated_by,
     annotations_that_count,
     attributes_that_count,
     is_typed_dict,
     member_attributes,
+    metadata_that_counts,
 )
 from geneva.udf.identity.code_meaning import code_digest, node_digest
 from geneva.udf.identity.deep_walk import deep_and_quiet
@@ -435,6 +437,9 @@ class _Walk:
     def _object(self, value: Any) -> bytes:
         """Take an object by what pickle would keep of it, or by its class if that is nothing."""
         cls = type(value)
+        behind = annotated_by(value)
+        if behind is not None:
+            return node_digest("alias", *self._all((behind,)))
         if cls.__module__ in ("typing", "types") and cls is not types.SimpleNamespace:
             return self._annotation(value)
         if cls.__module__ in ("weakref", "_weakref") or isinstance(value, weakref.ref):
@@ -458,7 +463,7 @@ class _Walk:
         """Take `list[X]` by its parts, and a TypeVar or NewType by its name."""
         self._note_value(value)
         if hasattr(value, "__origin__"):
-            metadata = getattr(value, "__metadata__", ())
+            metadata = metadata_that_counts(getattr(value, "__metadata__", ()))
             parts = (value.__origin__, value.__args__, *([metadata] if metadata else []))
             return node_digest("alias", *self._all(parts))
         text = value.__name__ if hasattr(value, "__supertype__") else repr(value)

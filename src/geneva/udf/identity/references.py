@@ -7,6 +7,7 @@ import inspect
 import itertools
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from geneva.udf.identity.bytecode import all_codes, plain_steps
@@ -41,30 +42,38 @@ def references(target: Any) -> dict[str, Any]:
     return {f"attribute '{n}'": v for n, v in state.items()} if isinstance(state, dict) else {}
 
 
-def modules_used(*targets: Any) -> dict[str, set[str]]:
-    """Return, for the user's modules that are reached from functions, the attributes they take.
+@dataclass(frozen=True, slots=True)
+class ModulesUsed:
+    """What functions take from the user's modules."""
 
-    A module that is used as a whole (`getattr(helpers, name)`) is left out: nobody knows.
-    """
+    attributes: Mapping[str, set[str]]
+    """Of modules by name: what is taken from them by its name (`helpers.clean`)."""
+    as_a_whole: set[str]
+    """Modules of which nobody knows what is taken (`getattr(helpers, name)`): not in the above."""
+
+
+def modules_used(*targets: Any, as_a_whole: Iterable[str] = ()) -> ModulesUsed:
+    """Return what is taken from the user's modules that are reached from functions."""
     taken: dict[str, set[str]] = {}
-    as_a_whole: set[str] = set()
+    whole = {*as_a_whole}
     seen: dict[int, Any] = {}  # keeps the objects: ids are reused
     waiting = [*targets]
     while waiting:
         value = waiting.pop()
         if is_module(value):
-            as_a_whole.add(value.__name__)
+            whole.add(value.__name__)
         if id(value) in seen or not _leads_to_user_code(value):
             continue
         seen[id(value)] = value
         if isinstance(value, types.FunctionType):
             for owner, attribute in _module_accesses(value):
                 if attribute is None:
-                    as_a_whole.add(owner)
+                    whole.add(owner)
                 else:
                     taken.setdefault(owner, set()).add(attribute)
         waiting.extend(references(value).values())
-    return {name: attributes for name, attributes in taken.items() if name not in as_a_whole}
+    attributes = {name: names for name, names in taken.items() if name not in whole}
+    return ModulesUsed(attributes, whole)
 
 
 def _module_accesses(function: types.FunctionType) -> Iterator[tuple[str, str | None]]:
