@@ -1,0 +1,81 @@
+"""Modules of the user's as one file that Spark can send."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from geneva.spark.modules import module_archive
+
+
+@pytest.fixture
+def sent(tmp_path: Path) -> Path:
+    folder = tmp_path / "sent"
+    folder.mkdir()
+    return folder
+
+
+def package(folder: Path, **sources: str) -> Path:
+    folder.mkdir(parents=True)
+    for name, source in {"__init__": "", **sources}.items():
+        (folder / f"{name}.py").write_text(source)
+    return folder
+
+
+def names_in(archive: Path) -> list[str]:
+    with zipfile.ZipFile(archive) as opened:
+        assert opened.testzip() is None
+        return opened.namelist()
+
+
+def test_what_is_no_file_is_left_out_and_dates_do_not_matter(tmp_path: Path, sent: Path):
+    """Files from before 1980, links of Emacs's to nowhere, pipes: nobody would write to one."""
+    source = package(tmp_path / "parcel", a="A = 1", z="Z = 1")
+    os.utime(source / "a.py", (0, 0))
+    (source / "lock.py").symlink_to("me@host.123")
+    (source / "linked.py").symlink_to(source / "z.py")
+    os.mkfifo(source / "pipe.py")
+    for _ in range(2):
+        archive = module_archive(str(source), sent)
+        assert names_in(archive) == [
+            *("parcel/__init__.py", "parcel/a.py", "parcel/linked.py", "parcel/z.py"),
+        ]
+    assert list(sent.iterdir()) == [archive]
+
+
+def test_equal_contents_are_equal_archives(tmp_path: Path, sent: Path):
+    archives = []
+    for year in (0, 2_000_000_000):
+        shutil.rmtree(tmp_path / "parcel", ignore_errors=True)
+        source = package(tmp_path / "parcel", a="A = 1")
+        (source / "inner").mkdir()
+        for file in source.iterdir():
+            os.utime(file, (year, year))
+        archive = module_archive(str(source), sent)
+        archives.append((archive.name, archive.read_bytes()))
+    assert archives[0] == archives[1]
+
+
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_an_archive_that_was_not_finished_is_none(
+    tmp_path: Path, sent: Path, monkeypatch: pytest.MonkeyPatch, *, is_archive: bool
+):
+    source = package(tmp_path / "parcel", a="A = 1", z="Z = 1")
+    if is_archive:
+        source = Path(shutil.make_archive(str(tmp_path / "made"), "zip", tmp_path, "parcel"))
+
+    def fails(*files: object) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", fails)
+        patch.setattr(shutil, "copyfile", fails)
+        patch.setattr(zipfile.ZipFile, "write", fails)
+        with pytest.raises(OSError, match="full"):
+            module_archive(str(source), sent)
+    assert list(sent.iterdir()) == []
+    assert "parcel/z.py" in names_in(module_archive(str(source), sent))
