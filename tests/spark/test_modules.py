@@ -79,3 +79,12 @@ def test_an_archive_that_was_not_finished_is_none(
             module_archive(str(source), sent)
     assert list(sent.iterdir()) == []
     assert "parcel/z.py" in names_in(module_archive(str(source), sent))
+
+
+def test_processes_that_share_a_session_have_names_of_their_own(tmp_path: Path, sent: Path):
+    """Each has a folder; Spark refuses a second file of the same name from another place."""
+    source = package(tmp_path / "parcel", a="A = 1")
+    other = tmp_path / "of another process"
+    other.mkdir()
+    names = [module_archive(str(source), folder).name for folder in (sent, other, sent)]
+    assert names[0] == names[2] != names[1]

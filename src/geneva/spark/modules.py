@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import uuid
 import zipfile
+from functools import partial
 from pathlib import Path
 
 from geneva.errors import UserInputError
@@ -16,8 +17,8 @@ _LEFT_OUT = {"__pycache__"}
 def module_archive(module: str, folder: Path) -> Path:
     """A module as one file that Spark can send: a zip, or what is an archive already.
 
-    It is named by what is in it: Spark takes each name once in a session, wherever the file is, and
-    a module that was changed is another one.
+    It is named by what is in it, and by where it is: Spark takes each name once, a module that was
+    changed is another one, and processes that share a session have a folder each.
     """
     path = Path(module).expanduser().absolute()
     if not path.exists():
@@ -35,7 +36,8 @@ def module_archive(module: str, folder: Path) -> Path:
         else:
             _write_zip(path, made)
         with made.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
+            of_folder = partial(hashlib.sha256, str(folder).encode())
+            digest = hashlib.file_digest(content, of_folder).hexdigest()
         # Whole, or not there at all: Spark may be serving the one of this name.
         return made.replace(
             folder / f"{path.stem}-{digest[:12]}{path.suffix if is_archive else '.zip'}"
