@@ -6,6 +6,7 @@ import os
 import shutil
 import zipfile
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_what_is_no_file_is_left_out_and_dates_do_not_matter(tmp_path: Path, sen
     for _ in range(2):
         archive = module_archive(str(source), sent)
         assert names_in(archive) == [
-            *("parcel/__init__.py", "parcel/a.py", "parcel/linked.py", "parcel/z.py"),
+            *("parcel/", "parcel/__init__.py", "parcel/a.py", "parcel/linked.py", "parcel/z.py"),
         ]
     assert list(sent.iterdir()) == [archive]
 
@@ -88,3 +89,44 @@ def test_processes_that_share_a_session_have_names_of_their_own(tmp_path: Path, 
     other.mkdir()
     names = [module_archive(str(source), folder).name for folder in (sent, other, sent)]
     assert names[0] == names[2] != names[1]
+
+
+def test_what_is_hidden_stays_here(tmp_path: Path, sent: Path):
+    """A repository, an environment, bytecode: but not what is in a hidden folder as a whole."""
+    source = package(tmp_path / ".work" / "parcel", a="A = 1")
+    package(source / "inner", b="B = 1")
+    for folder in (".git", ".venv/lib", "__pycache__", "inner/__pycache__"):
+        package(source / folder)
+    (source / ".env").write_text("KEY=s3cr3t")
+    (source / "circle").symlink_to(source)
+    names = ["a.py", "inner/", "inner/__init__.py", "inner/b.py"]
+    assert names_in(module_archive(str(source), sent)) == [
+        *("parcel/", "parcel/__init__.py", *(f"parcel/{name}" for name in names))
+    ]
+    (source / "__init__.py").unlink()
+    assert names_in(module_archive(str(source), sent)) == names
+
+
+def test_only_what_was_changed_is_read_again(
+    tmp_path: Path, sent: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Every start of a job asks for the archives of its modules."""
+    source = package(tmp_path / "parcel", a="A = 1")
+    opened: list[str] = []
+    own = Path.open
+
+    def noted(path: Path, *args: Any, **settings: Any) -> IO[Any]:
+        opened.append(path.name)
+        return own(path, *args, **settings)
+
+    first = module_archive(str(source), sent)
+    monkeypatch.setattr(Path, "open", noted)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: noted(path, "rb").read())
+    assert module_archive(str(source), sent) == first
+    assert opened == []
+    (source / "a.py").write_text("A = 22")
+    edited = module_archive(str(source), sent)
+    assert edited != first
+    assert "a.py" in opened
+    (source / "a.py").write_text("A = 1")
+    assert module_archive(str(source), sent) == first
