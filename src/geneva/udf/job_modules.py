@@ -2,7 +2,8 @@
 
 Worker processes serve one job after the other, and two jobs may name modules that are called the
 same. What was imported from a job's archives is put aside when another job begins, and is there
-again when one with the same archives does.
+again when one with the same archives and variables does: a module may read some when it is
+imported.
 """
 
 from __future__ import annotations
@@ -10,27 +11,31 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
+from typing import TypeAlias
 
 from geneva.udf.shipped_modules import put_back, take_out
+
+_Key: TypeAlias = tuple[tuple[str, ...], Hashable]
+"""The names of a job's archives, and the variables that it sets."""
 
 
 class _JobModules:
     """The archives of the job that is running, and what was imported from those of others."""
 
     def __init__(self) -> None:
-        self.names: tuple[str, ...] = ()
+        self.key: _Key = ((), None)
         self._places: tuple[str, ...] = ()
-        self._loaded: dict[tuple[str, ...], dict[str, types.ModuleType]] = {}
+        self._loaded: dict[_Key, dict[str, types.ModuleType]] = {}
 
-    def enter(self, names: tuple[str, ...]) -> None:
+    def enter(self, key: _Key) -> None:
         former = self._places
-        if names != self.names:
-            self._loaded[self.names] = take_out(_imported_from(former))
-            self._places = tuple(_place_of(name) for name in names)
-            self.names = names
-            put_back(self._loaded.pop(names, {}))
+        if key != self.key:
+            places = tuple(_place_of(name) for name in key[0])
+            self._loaded[self.key] = take_out(_imported_from(former))
+            self._places, self.key = places, key
+            put_back(self._loaded.pop(key, {}))
         if former or self._places:
             others = [entry for entry in sys.path if entry not in former + self._places]
             sys.path[:] = [*self._places, *others]
@@ -67,11 +72,14 @@ def _files_of(module: types.ModuleType) -> list[str]:
 _modules = _JobModules()
 
 
-def enter_modules(names: tuple[str, ...]) -> None:
-    """Let this process import from a job's archives, before anything else, and from no others."""
-    _modules.enter(names)
+def enter_modules(names: tuple[str, ...], variables: Hashable = None) -> None:
+    """Let this process import from a job's archives, before anything else, and from no others.
+
+    A job that sets other variables imports them anew.
+    """
+    _modules.enter((names, variables))
 
 
 def job_modules() -> tuple[str, ...]:
     """The archives of the job that is running: what was loaded for others is not for this one."""
-    return _modules.names
+    return _modules.key[0]

@@ -233,6 +233,26 @@ def test_modules_of_one_job_are_not_those_of_the_next(
         words()
 
 
+def test_modules_of_a_job_are_imported_for_each_set_of_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    read = {"reads_a_key.py": "import os\nKEY = os.environ.get('GENEVA_TEST_KEY')\n"}
+    name = archive(tmp_path, "reads.zip", read)
+
+    def key_of(env: dict[str, str]) -> tuple[str | None, int]:
+        enter_job(Surroundings(modules=(name,), env=Secrets(env)))
+        import reads_a_key  # type: ignore[import-not-found]
+
+        return reads_a_key.KEY, id(reads_a_key)
+
+    one, other, none = (
+        key_of(env) for env in ({"GENEVA_TEST_KEY": "a"}, {"GENEVA_TEST_KEY": "b"}, {})
+    )
+    assert (one[0], other[0], none[0]) == ("a", "b", None)
+    assert key_of({}) == none, "imported once"
+
+
 MODEL = """
 import os
 from functools import cache
