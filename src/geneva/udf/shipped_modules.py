@@ -122,6 +122,10 @@ class _Finder(importlib.abc.MetaPathFinder):
             self._modules = {module.name: module for module in active}
             put_back(self._loaded.pop(self._active, {}))
 
+    def has(self, name: str) -> bool:
+        module = self._modules.get(name)
+        return module is not None and not _is_shared(module)
+
     def _put_aside(self, key: _Key) -> None:
         found = _taken_out(key[0])
         if found:
@@ -204,3 +208,8 @@ def activate(modules: tuple[ShippedModule, ...], surroundings: Hashable = None) 
     (it reads a variable, imports others) may be different there.
     """
     _finder.activate(modules, surroundings)
+
+
+def is_shipped(name: str) -> bool:
+    """Whether a module came with the function that is running, or ran last."""
+    return _finder.has(name)

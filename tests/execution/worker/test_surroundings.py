@@ -233,6 +233,99 @@ def test_modules_of_one_job_are_not_those_of_the_next(
         words()
 
 
+def test_modules_of_a_job_are_imported_for_each_set_of_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    read = {"reads_a_key.py": "import os\nKEY = os.environ.get('GENEVA_TEST_KEY')\n"}
+    name = archive(tmp_path, "reads.zip", read)
+
+    def key_of(env: dict[str, str]) -> tuple[str | None, int]:
+        enter_job(Surroundings(modules=(name,), env=Secrets(env)))
+        import reads_a_key  # type: ignore[import-not-found]
+
+        return reads_a_key.KEY, id(reads_a_key)
+
+    one, other, none = (
+        key_of(env) for env in ({"GENEVA_TEST_KEY": "a"}, {"GENEVA_TEST_KEY": "b"}, {})
+    )
+    assert (one[0], other[0], none[0]) == ("a", "b", None)
+    assert key_of({}) == none, "imported once"
+
+
+def test_modules_of_a_job_count_where_the_worker_has_loaded_others_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Those of its own path are there again afterwards, the very same ones."""
+    own, sent = tmp_path / "own", tmp_path / "sent"
+    for name in ("helped/__init__.py", "helped/inner.py", "helped_space/a.py", "helped_space/b.py"):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text("WORD = 'own'\n")
+    sent.mkdir()
+    word = "WORD = 'sent'\n"
+    files = ("helped.py", "helped_space/a.py", "re.py")
+    first = {"helped_space/": "", **dict.fromkeys(files, word)}
+    names = [
+        archive(sent, "helped-1.zip", first),
+        archive(sent, "helped-2.zip", {"helped/__init__.py": word, "helped/inner.py": word}),
+    ]
+    monkeypatch.syspath_prepend(str(sent))
+    monkeypatch.syspath_prepend(str(own))
+
+    def loaded() -> tuple[str, ...]:
+        import re
+
+        import helped  # type: ignore[import-not-found]
+        import helped_space.a  # type: ignore[import-not-found]
+        import helped_space.b
+
+        assert re.compile is not None, "a new worker has it before its first job, too"
+        return helped.WORD, helped_space.a.WORD, helped_space.b.WORD
+
+    def inner() -> str:
+        from helped import inner  # type: ignore[import-not-found]
+
+        return str(inner.WORD)
+
+    enter_job(Surroundings())
+    assert (*loaded(), inner()) == ("own",) * 4
+    before = {name: sys.modules[name] for name in sys.modules if name.startswith("helped")}
+    for _ in range(2):
+        enter_job(Surroundings(modules=(names[0],)))
+        assert loaded() == ("sent", "sent", "own")
+        with pytest.raises(ImportError):
+            inner()
+        enter_job(Surroundings(modules=(names[1],)))
+        assert (*loaded(), inner()) == ("sent", "own", "own", "sent")
+        enter_job(Surroundings())
+        assert (*loaded(), inner()) == ("own",) * 4
+        assert {name: sys.modules[name] for name in before} == before
+
+
+def test_what_came_with_a_function_is_not_taken_for_the_workers_own(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    workshop.write("both_have", "WORD = 'function'\n")
+    function = "def f(x):\n    import both_have\n    return both_have.WORD\n"
+    declared = udf(workshop.load(function).f, data_type=pa.string(), input_columns=["x"])
+    data = serialize_udf(declared)
+    sys.modules.pop("both_have", None)
+    arrived = deserialize_udf(data, udf_digest(data))
+    name = archive(tmp_path, "both.zip", {"both_have.py": "WORD = 'job'\n"})
+    for _ in range(2):
+        enter_job(Surroundings())
+        enter_function(arrived)
+        assert arrived(1) == "function"
+        enter_job(Surroundings(modules=(name,)))
+        enter_function(with_env())
+        import both_have  # type: ignore[import-not-found]
+
+        assert both_have.WORD == "job"
+    enter_job(Surroundings())
+    assert "both_have" not in sys.modules
+
+
 MODEL = """
 import os
 from functools import cache

@@ -77,7 +77,7 @@ def enter_job(surroundings: Surroundings) -> None:
     if surroundings.path:
         others = [entry for entry in sys.path if entry not in surroundings.path]
         sys.path[:] = [*surroundings.path, *others]
-    enter_modules(surroundings.modules)
+    enter_modules(surroundings.modules, _environment.key)
     keep_output_in(surroundings.output_folder, surroundings.pipe_folder)
     # To stderr, which is kept with the job; nothing where the user's code has set logging up.
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
