@@ -17,10 +17,11 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
-from geneva.udf.shipped_modules import is_shipped, put_back, take_out
+from geneva.udf.shipped_modules import PutAside, is_shipped, put_back, take_out
 
 _Key: TypeAlias = tuple[tuple[str, ...], Hashable]
 """The names of a job's archives, and the variables that it sets."""
+_MAX_PUT_ASIDE = 8
 
 
 class _JobModules:
@@ -33,7 +34,7 @@ class _JobModules:
     def __init__(self) -> None:
         self.key: _Key = ((), None)
         self._places: tuple[str, ...] = ()
-        self._loaded: dict[_Key, dict[str, types.ModuleType]] = {}
+        self.loaded = PutAside(_MAX_PUT_ASIDE)
         self._from_elsewhere: dict[str, types.ModuleType] = {}
         self._first: frozenset[str] | None = None
         """What was loaded before the first job: a new worker has loaded that as well."""
@@ -43,11 +44,11 @@ class _JobModules:
         self._first = self._first or frozenset(sys.modules)
         if key != self.key:
             places = tuple(_place_of(name) for name in key[0])
-            self._loaded[self.key] = self._taken_out()
+            self.loaded.keep(self.key, self._taken_out())
             put_back(self._from_elsewhere)
             self._places, self.key = places, key
             self._from_elsewhere = self._taken_out()
-            put_back(self._loaded.pop(key, {}))
+            self.loaded.bring_back(key)
         if former or self._places:
             others = [entry for entry in sys.path if entry not in former + self._places]
             sys.path[:] = [*self._places, *others]
@@ -125,3 +126,8 @@ def enter_modules(names: tuple[str, ...], variables: Hashable = None) -> None:
 def job_modules() -> tuple[str, ...]:
     """The archives of the job that is running: what was loaded for others is not for this one."""
     return _modules.key[0]
+
+
+def forget_modules() -> None:
+    """Let go of what was imported for other jobs than the one that is running."""
+    _modules.loaded.forget()

@@ -96,6 +96,30 @@ _Key: TypeAlias = tuple[tuple[ShippedModule, ...], Hashable]
 _MAX_PUT_ASIDE = 32
 
 
+class PutAside:
+    """Loaded modules that are not for what runs now: the latest few sets of them."""
+
+    def __init__(self, most: int) -> None:
+        """Keep at most so many sets."""
+        self._most = most
+        self._sets: OrderedDict[Hashable, dict[str, types.ModuleType]] = OrderedDict()
+
+    def keep(self, key: Hashable, modules: dict[str, types.ModuleType]) -> None:
+        """Keep modules that were taken out."""
+        if modules:
+            self._sets[key] = modules
+        while len(self._sets) > self._most:
+            self._sets.popitem(last=False)
+
+    def bring_back(self, key: Hashable) -> None:
+        """Have the modules loaded that were kept under a key, if there are any."""
+        put_back(self._sets.pop(key, {}))
+
+    def forget(self) -> None:
+        """Let go of all of them: of the models, too, that they hold."""
+        self._sets.clear()
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the modules of the function that is running, before any other finder does."""
 
@@ -104,7 +128,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._modules: dict[str, ShippedModule] = {}
         self._asked: _Key = ((), None)
         self._active: _Key = ((), None)
-        self._loaded: OrderedDict[_Key, dict[str, types.ModuleType]] = OrderedDict()
+        self._loaded = PutAside(_MAX_PUT_ASIDE)
         """Modules that were imported for other functions of this process."""
 
     def activate(self, modules: tuple[ShippedModule, ...], surroundings: Hashable) -> None:
@@ -114,24 +138,22 @@ class _Finder(importlib.abc.MetaPathFinder):
             self._asked = (modules, surroundings)
             if self not in sys.meta_path:
                 sys.meta_path.insert(0, self)
-            self._put_aside(self._active)
+            self._loaded.keep(self._active, _taken_out(self._active[0]))
             self._modules = {}
             self._active = ((), None) if _are_loaded(modules) else self._asked
             active, _ = self._active
             _taken_out(active)
             self._modules = {module.name: module for module in active}
-            put_back(self._loaded.pop(self._active, {}))
+            self._loaded.bring_back(self._active)
+
+    def forget(self) -> None:
+        with self._lock:
+            self.activate((), None)
+            self._loaded.forget()
 
     def has(self, name: str) -> bool:
         module = self._modules.get(name)
         return module is not None and not _is_shared(module)
-
-    def _put_aside(self, key: _Key) -> None:
-        found = _taken_out(key[0])
-        if found:
-            self._loaded[key] = found
-        while len(self._loaded) > _MAX_PUT_ASIDE:
-            self._loaded.popitem(last=False)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -213,3 +235,8 @@ def activate(modules: tuple[ShippedModule, ...], surroundings: Hashable = None) 
 def is_shipped(name: str) -> bool:
     """Whether a module came with the function that is running, or ran last."""
     return _finder.has(name)
+
+
+def forget_shipped() -> None:
+    """Let go of all modules that came with functions: what runs next imports its own anew."""
+    _finder.forget()

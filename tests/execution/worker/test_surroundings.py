@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import weakref
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -375,6 +377,64 @@ def test_what_was_made_with_other_variables_is_made_anew(
         *("setup b", "call b", "close b"),
         *("setup None", "call None", "close None"),
     ]
+
+
+HOLDS_A_MODEL = """
+import builtins, weakref
+class Model: pass
+MODEL = Model()
+builtins.geneva_models.append(weakref.ref(MODEL))
+"""
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[object]]:
+    made: list[weakref.ref[object]] = []
+    monkeypatch.setattr("builtins.geneva_models", made, raising=False)
+    return made
+
+
+@pytest.mark.parametrize("comes_with", ["the function", "the job"])
+def test_modules_of_jobs_with_other_variables_are_let_go(
+    tmp_path: Path,
+    workshop: Workshop,
+    monkeypatch: pytest.MonkeyPatch,
+    models: list[weakref.ref[object]],
+    comes_with: str,
+):
+    """With the models that they hold, also those that were frozen."""
+    names: tuple[str, ...] = ()
+    if comes_with == "the job":
+        monkeypatch.syspath_prepend(str(tmp_path))
+        names = (archive(tmp_path, "holds.zip", {"holds_a_model.py": HOLDS_A_MODEL}),)
+    else:
+        workshop.write("holds_a_model", HOLDS_A_MODEL)
+    function = "def f(id: int) -> str:\n    import holds_a_model\n    return 'x'\n"
+    close_programs()
+    table = make_table(connect(tmp_path / "db", InProcessRunner), [1])
+    table.add_columns({"made": udf(workshop.load(function).f)})
+    for key in ("a", "a", "b", "b"):
+        enter_job(Surroundings(modules=names, env=Secrets({"GENEVA_TEST_KEY": key})))
+        table.backfill("made", where="id >= 0")
+        gc.freeze()
+    assert [model() is None for model in models] == [True, False]
+    enter_job(Surroundings())
+    close_programs()
+
+
+def test_modules_of_few_jobs_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: list[weakref.ref[object]]
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for number in range(20):
+        name = archive(tmp_path, f"held-{number}.zip", {"held_by_a_job.py": HOLDS_A_MODEL})
+        enter_job(Surroundings(modules=(name,)))
+        import held_by_a_job  # type: ignore[import-not-found]
+
+        del held_by_a_job
+    enter_job(Surroundings())
+    gc.collect()
+    assert [number for number, model in enumerate(models) if model()] == list(range(12, 20))
 
 
 def test_values_are_verified_with_the_variables_of_their_connection(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import threading
 from collections import OrderedDict
@@ -30,7 +31,8 @@ from geneva.storage.columns.functions import forget_functions, load_udf
 from geneva.storage.lance.casts import cast_batch
 from geneva.storage.lance.pieces import concat_batches, no_room, null_rows
 from geneva.storage.loads.lookup import Found, open_lookup
-from geneva.udf.job_modules import job_modules
+from geneva.udf.job_modules import forget_modules, job_modules
+from geneva.udf.shipped_modules import forget_shipped
 
 
 class Program(Protocol):
@@ -242,14 +244,31 @@ def live_program(work: ColumnWork) -> Program:
 
 
 def _forget_other_variables() -> None:
-    """Let go of what was made for a job with other variables: objects and functions."""
+    """Let go of what was made for a job with other variables: objects, functions, modules."""
     global _made_with
     with _LOCK:
         if variables_of_job() == _made_with:
             return
+        was_any_made = bool(_LIVE)
         _close_all()
         forget_functions()
+        forget_shipped()
+        forget_modules()
         _made_with = variables_of_job()
+        if was_any_made:
+            _free()
+
+
+def _free() -> None:
+    """Free what was let go of: the next model needs the memory.
+
+    Modules and functions refer to each other in circles, and those of the first task are frozen.
+    """
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if is_frozen:
+        gc.freeze()
 
 
 def _close_all() -> None:
