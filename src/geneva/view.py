@@ -491,8 +491,8 @@ class MaterializedView(Table):
             self._connection._history.open_ahead()
         request = RefreshRequest(src_version, max_rows, BackfillRequest(options))
         plan = partial(self._planned_refresh, request, planning_only=planning_only)
-        tables = [self.ref, self._source()]
-        return planned_anew(lambda: tables, plan, lambda work: work.overtaken)
+        # Which table the source is takes a request: it is asked for after an error only.
+        return planned_anew(lambda: [self.ref, self._source()], plan, lambda work: work.overtaken)
 
     def _planned_refresh(self, request: RefreshRequest, *, planning_only: bool) -> RefreshWork:
         view = open_dataset(self.ref)
