@@ -507,3 +507,30 @@ def test_where_columns_end_together_a_fragment_that_was_begun_is_not_given_back(
     assert len(parts) == 4
     assert limit is not None
     assert not limit.in_fragments
+
+
+@pytest.mark.parametrize(
+    ("rows", "fragments", "expected", "speed", "task_size", "soon"),
+    [
+        (100, 1, 1e6, None, None, True),
+        (1_000_000, 16, 6e6, None, None, True),
+        (1_000_000, 16, 6e6, 6e6, None, False),  # others have reported: this is the rest
+        (1_000_000, 16, 6e6, None, 10, False),
+        (1_000_000, 16, None, None, None, False),
+        (2_000, 8, 200.0, None, None, False),
+        (100, 200, 1e6, None, None, True),
+        (100, 600, 1e6, None, None, False),  # files take time, too
+    ],
+)
+def test_first_tasks_are_handed_out_together_where_they_do_everything_in_a_moment(
+    rows: int,
+    fragments: int,
+    expected: float | None,
+    speed: float | None,
+    task_size: int | None,
+    *,
+    soon: bool,
+) -> None:
+    plans = [new_fragment(i, RowSet.full(max(1, rows // fragments))) for i in range(fragments)]
+    queue = WorkQueue(plans, task_size, expected_speed=expected)
+    assert queue.is_soon_done(2, speed) is soon

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import os
 import signal
 import sys
@@ -104,6 +105,16 @@ def task_resources(_: int) -> str:
     assert context is not None
     gpus = context.resources().get("gpu")
     return f"{context.cpus()} {len(gpus.addresses) if gpus else 0}"
+
+
+def job_properties(_: int) -> str:
+    """What Spark says of the job that a task is of."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    names = ("spark.jobGroup.id", "spark.job.description", "spark.job.tags")
+    return json.dumps([context.getLocalProperty(name) for name in names])
 
 
 def process_and_gpu(mark: str) -> str:
@@ -283,6 +294,29 @@ class TestSparkRunner:
         runner.submit(double, list(range(4))).result()  # every worker has had an item
         for report in runner.submit(frozen_objects, [0]).result():
             assert int(report.split()[1]) > 10_000
+
+    def test_jobs_share_threads_and_nothing_else(self, runner: SparkRunner) -> None:
+        def threads() -> set[int | None]:
+            alive = threading.enumerate()
+            return {one.ident for one in alive if one.name.startswith("geneva-job")}
+
+        runner.describe_jobs("a-group", "what it is")
+        group, description, tag = json.loads(runner.submit(job_properties, [0]).result()[0])
+        assert (group, description) == ("a-group", "what it is")
+        before = threads()
+        other = SparkRunner(embedded_session(OPTIONS))
+        for _ in range(5):
+            told = json.loads(other.submit(job_properties, [0]).result()[0])
+            assert told[:2] == [None, None]
+            assert told[2] != tag
+        assert threads() == before
+
+    @pytest.mark.parametrize("tasks", [1, 2, 5])
+    def test_each_job_has_its_own_tasks(self, runner: SparkRunner, tasks: int) -> None:
+        # What Spark is given for so many tasks is made once, and not once for each job.
+        for first in (0, 10):
+            items = [*range(first, first + tasks)]
+            assert runner.submit(double, items).result() == [str(2 * item) for item in items]
 
     def test_failing_task_is_tried_four_times_then_explained(
         self, runner: SparkRunner, tmp_path: Path

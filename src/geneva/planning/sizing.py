@@ -164,11 +164,27 @@ class WorkQueue:
         """
         if self._expected_speed is None:
             return math.inf
-        whole = max(1, self._fragments)
-        seconds = self._all_rows / self._expected_speed + whole * _FRAGMENT_SECONDS
+        whole, seconds = max(1, self._fragments), self._expected_seconds
         tasks = max(1, round(math.sqrt(seconds / _SUBMIT_SECONDS)))
         is_cut = tasks > whole and seconds / whole - seconds / tasks >= _MIN_TASK_SECONDS
         return tasks if is_cut else min(tasks, whole)
+
+    @property
+    def _expected_seconds(self) -> float:
+        """What everything takes one slot, if rows take as long as before."""
+        if self._expected_speed is None:
+            return math.inf
+        of_fragments = max(1, self._fragments) * _FRAGMENT_SECONDS
+        return self._all_rows / self._expected_speed + of_fragments
+
+    def is_soon_done(self, slots: int, rows_per_second: float | None) -> bool:
+        """Whether the first tasks do everything in a moment, if rows take as long as before.
+
+        Then nobody waits for the report of one of them to hand out another.
+        """
+        if rows_per_second is not None or self._task_size is not None:
+            return False
+        return self._expected_seconds <= min(slots, self._tasks_worth_it) * _FIRST_SECONDS
 
     def _is_whole_at_first(self, slots: int) -> bool:
         """Whether fragments stay whole while nobody knows how long a row takes.

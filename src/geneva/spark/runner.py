@@ -20,7 +20,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -37,13 +37,15 @@ from geneva.spark.modules import module_archive
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import RDD, SparkContext
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
 
-MAX_JOBS_IN_FLIGHT = 16
-"""Driver threads, each waiting for one Spark job; more submissions wait for one of them."""
+_THREADS = ThreadPoolExecutor(1_000, thread_name_prefix="geneva-job")
+"""Each waits for a Spark job, and then for the next one: it has a connection to Spark's JVM. There
+are as many as there were jobs at once."""
 CANCEL_LIMIT_SECONDS = 30.0
 _GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
 _MAX_OPERATIONS = 1_000
@@ -89,7 +91,6 @@ class SparkRunner:
         remote = type(session).__module__.startswith("pyspark.sql.connect")
         with explaining():
             self._kind: _SessionKind = _Connect(session) if remote else _Classic(session)
-        self._threads = ThreadPoolExecutor(MAX_JOBS_IN_FLIGHT, thread_name_prefix="geneva-job")
         self._cancelled = threading.Event()
         self._idle = threading.Condition()
         self._unfinished = 0
@@ -155,7 +156,7 @@ class SparkRunner:
         with self._idle:
             self._unfinished += 1
         said = (self._group, self._description)
-        job: Future[list[str]] = self._threads.submit(run, *args, said)
+        job: Future[list[str]] = _THREADS.submit(run, *args, said)
         job.add_done_callback(self._finished)
         return job
 
@@ -436,9 +437,11 @@ class _Classic:
         variables: Mapping[str, str],
     ) -> list[str]:
         """By the API of RDDs: planning a data frame takes as long as a short job does."""
-        numbers = self._context.parallelize(range(tasks), tasks)
-        if profile is not None:
-            numbers = numbers.withResources(profile)
+        _find_classes_once(self._context._jvm)
+        if profile is None:
+            numbers = _numbers(self._context, tasks)
+        else:
+            numbers = self._context.parallelize(range(tasks), tasks).withResources(profile)
         reports = numbers.mapPartitions(body)
         with _environment:
             before = self._context.environment
@@ -465,6 +468,23 @@ class _Classic:
 
     def profile(self, resources: Resources) -> ResourceProfile | None:
         return None if self.is_local else _profile(resources, self._context.getConf().get)
+
+
+@lru_cache(maxsize=32)
+def _numbers(context: SparkContext, count: int) -> RDD[int]:
+    """The numbers below `count`, a partition each: made once, as each takes a file and some ms."""
+    return context.parallelize(range(count), count)
+
+
+_CLASSES = ("PythonRDD", "PythonUtils", "SimplePythonFunction")
+"""The classes of Spark's JVM that pyspark asks for by these names for each job."""
+
+
+def _find_classes_once(jvm: Any) -> None:
+    """Keep what pyspark finds: each look-up goes through all packages, which takes half a ms."""
+    for name in _CLASSES:
+        if name not in vars(jvm):
+            setattr(jvm, name, getattr(jvm, name))
 
 
 class _Connect:

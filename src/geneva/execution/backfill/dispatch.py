@@ -102,11 +102,14 @@ class Dispatcher:
         self._ledger.slots(slots)
         per_job = max(1, slots // MAX_JOBS_IN_FLIGHT)
         limit = slots if asked else max_in_flight(slots, per_job)
+        # A job of Spark takes some ms, whether it is for one task or for several.
+        at_once = self._tasks.is_soon_done(slots, self._ledger.rows_per_second)
+        together = slots if at_once else per_job
         while self._tasks and sum(len(sent.tasks) for sent in self._in_flight.values()) < limit:
             if self._awaits_probe(slots):
                 return
             batch: list[Task] = []
-            while len(batch) < per_job and (task := self._next(slots, per_job)) is not None:
+            while len(batch) < together and (task := self._next(slots, per_job)) is not None:
                 batch.append(task)
             self._submit(batch)
 

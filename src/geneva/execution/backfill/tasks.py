@@ -86,6 +86,10 @@ class TaskQueue:
         """Whether to wait a moment for the first task, see `WorkQueue.is_worth_a_probe`."""
         return self._queue.is_worth_a_probe(slots, rows_per_second)
 
+    def is_soon_done(self, slots: int, rows_per_second: float | None) -> bool:
+        """Whether the first tasks do everything in a moment, see `WorkQueue.is_soon_done`."""
+        return self._queue.is_soon_done(slots, rows_per_second)
+
     def take(
         self, slots: int, rows_per_second: float | None, in_flight: float = 0, per_job: int = 1
     ) -> Task | None:
