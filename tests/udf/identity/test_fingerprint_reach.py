@@ -784,6 +784,25 @@ def test_metadata_of_an_installed_type_counts_by_what_it_shows(
     assert workshop.f(source.replace("Field(0", "Field(1").replace("{n}", "1")) != one
 
 
+def test_metadata_that_shows_a_set_is_the_same_in_each_process(workshop: Workshop):
+    """Where texts in a set have another order, its `repr` is another text."""
+    workshop.write("site-packages/counted", COUNTED)
+    workshop.write(
+        "declared",
+        """
+        import sys
+        sys.path.append("site-packages")
+        import counted, typing
+        from geneva.udf.identity.fingerprint import fingerprint
+        import pyarrow as pa
+        def f(x: typing.Annotated[str, counted.Field({"a", "b", "c", "d"}, len)]):
+            return x
+        print(fingerprint(f, pa.string()))
+        """,
+    )
+    assert len({workshop.run("declared.py", seed=seed) for seed in "1234"}) == 1
+
+
 OF_OUTPUT = """
     import dataclasses, typing
     import geneva, numpy as np, pyarrow as pa

@@ -136,7 +136,7 @@ def metadata_that_counts(value: Any) -> Any:
     if isinstance(value, type) or is_user_class(type(value)) or _package(value) in _KNOWN:
         return value
     try:
-        shown = _ADDRESS.sub("", repr(value))
+        shown = _SET.sub(_in_order, _ADDRESS.sub("", repr(value)))
     except Exception:  # noqa: BLE001 - whatever it raises, it shows nothing
         shown = ""
     return (type(value), shown, _of_user_in(value))
@@ -144,6 +144,12 @@ def metadata_that_counts(value: Any) -> Any:
 
 _KNOWN = frozenset({"geneva", "numpy", "pyarrow"}) | sys.stdlib_module_names
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_SET = re.compile(r"\{([^{}:]*)\}")
+"""A set that is shown, which has another order in each process; a dict has colons."""
+
+
+def _in_order(shown: re.Match[str]) -> str:
+    return f"{{{', '.join(sorted(shown[1].split(', ')))}}}"
 
 
 def _package(value: Any) -> str:
