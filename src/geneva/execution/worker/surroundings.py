@@ -106,11 +106,11 @@ def trying_functions(env: Mapping[str, str]) -> Iterator[None]:
     """
     before, _environment.of_job = _environment.of_job, dict(env)
     # Without those of a function that another thread tries.
-    loaded = {name: module for name, module in sys.modules.items() if not is_shipped(name)}
+    loaded = {name: m for name, m in list(sys.modules.items()) if not is_shipped(name)}
     try:
         yield
     finally:
         _environment.of_job = before
         _environment.set(before)
         activate(())
-        put_back({n: m for n, m in loaded.items() if sys.modules.get(n) is not m})
+        put_back({name: m for name, m in loaded.items() if sys.modules.get(name) is not m})
