@@ -130,3 +130,15 @@ def test_only_what_was_changed_is_read_again(
     assert "a.py" in opened
     (source / "a.py").write_text("A = 1")
     assert module_archive(str(source), sent) == first
+
+
+def test_a_name_that_is_no_part_of_an_address(tmp_path: Path, sent: Path):
+    """Spark ends with a raw error of Java where an archive's name has a `#`."""
+    source = tmp_path / "c# ünï"
+    source.mkdir()
+    (source / "parts.py").write_text("A = 1")
+    archive = module_archive(str(source), sent)
+    assert archive.name.startswith("c__ünï-")
+    assert names_in(archive) == ["parts.py"]
+    renamed = archive.rename(tmp_path / "c#.zip")
+    assert module_archive(str(renamed), sent).name.startswith("c_-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import os
 import pathlib
@@ -357,6 +358,19 @@ def test_a_function_that_was_tried_leaves_no_modules_behind(workshop: Workshop):
     assert "mine_later" not in sys.modules
     file.write_text("N = 100\n")
     assert workshop.load("import mine_later\nN = mine_later.N\n").N == 100, "the user's own file"
+
+
+def test_a_function_that_was_tried_leaves_the_users_modules_in_place(workshop: Workshop):
+    file = workshop.write("mine_edited", "N = 1\n")
+    function = declared(workshop, "import mine_edited\nreturn x + mine_edited.N")
+    data = serialize_udf(function)
+    loaded = deserialize_udf(data, udf_digest(data))
+    own = importlib.import_module("mine_edited")
+    file.write_text("N = 100\n")
+    with trying_functions({}):
+        enter_function(loaded)
+        assert loaded(1) == 2, "what it came with"
+    assert sys.modules["mine_edited"] is own
 
 
 def test_importing_runs_nothing_where_it_is_declared(workshop: Workshop, tmp_path: pathlib.Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import types
-from enum import Enum, Flag, StrEnum, auto
+from enum import Enum, Flag, StrEnum, auto, member
 from typing import Any
 
 import numpy as np
@@ -152,6 +152,18 @@ class Right(Flag):
     BOTH = READ | WRITE
 
 
+class Step(Enum):
+    TWICE = member(lambda x: 2 * x)
+    DOUBLE = member(TWICE)
+
+    def then(self, x: int) -> int:
+        return self.value(x) + 1  # type: ignore[no-any-return]
+
+
+def of_steps(x: int) -> bool:
+    return Step["DOUBLE"] is Step.TWICE and Step.DOUBLE.then(x) == 2 * x + 1
+
+
 def of_planets(x: int) -> bool:
     return Planet["HOME"] is Planet.EARTH and Planet((3.3, 2.4)).gravity == 3.3 / 2.4
 
@@ -168,3 +180,4 @@ def test_enums_travel_with_their_aliases_and_what_their_members_have() -> None:
     assert stored_and_read(udf(of_planets)).func(1)
     assert stored_and_read(udf(of_labels)).func(1) == "A catcat"
     assert stored_and_read(udf(of_rights)).func(1)
+    assert stored_and_read(udf(of_steps)).func(1)

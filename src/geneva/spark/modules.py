@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import stat
 import uuid
@@ -74,7 +75,8 @@ def _archive(path: Path, entries: tuple[_Entry, ...], folder: Path, *, is_archiv
             digest = hashlib.file_digest(content, of_folder).hexdigest()
         # Whole, or not there at all: Spark may be serving the one of this name.
         suffix = path.suffix if is_archive else ".zip"
-        return made.replace(folder / f"{path.stem}-{digest[:12]}{suffix}")
+        stem = re.sub(r"[^\w.-]", "_", path.stem)  # Spark takes a # for the part of an address
+        return made.replace(folder / f"{stem}-{digest[:12]}{suffix}")
     finally:
         made.unlink(missing_ok=True)
 

@@ -145,13 +145,18 @@ def _with_members(cls: type[enum.Enum], reduced: tuple[Any, ...]) -> tuple[Any, 
     Where it is loaded, its members are made without its `__init__` and `__new__`.
     """
     make, (bases, name, qualname, _, *others), (attributes, slots), items, pairs, fill = reduced
-    members = {name: member.value for name, member in cls.__members__.items()}
+    members = {name: _as_member(member.value) for name, member in cls.__members__.items()}
     attributes = {name: value for name, value in attributes.items() if name not in members}
     written = {member.name: member_attributes(member) for member in cls.__members__.values()}
     written = {name: values for name, values in written.items() if values}
     made = (bases, name, qualname, members, *others)
     state = (fill, (attributes, slots), written)
     return make, made, state, items, pairs, _fill_enum
+
+
+def _as_member(value: Any) -> Any:
+    """Return what makes a member of this value: a function by itself would be a method."""
+    return enum.member(value) if hasattr(type(value), "__get__") else value
 
 
 def _fill_enum(cls: Any, state: tuple[Callable[..., Any], Any, Mapping[str, Any]]) -> Any:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -368,6 +369,29 @@ def test_what_is_prepared_is_of_the_same_classes(
     table = make_table(db, [25, 35])
     table.add_columns({"c": declared(Asking)(notes.path)})
     assert table.backfill("c").rows_computed == ROWS
+    assert by_id(table, "c") == EXPECTED
+
+
+class Given:
+    """Computes with a module that it was given."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def setup_prepare(self) -> None:
+        pass
+
+    def prepare(self, id: pa.Array) -> Any:
+        return self.module.doubled(id.to_numpy())
+
+    def __call__(self, doubled: Any) -> pa.Array:
+        return pa.array(doubled + 1)
+
+
+def test_an_object_that_each_thread_has_may_hold_modules(tmp_path: Path) -> None:
+    module = types.ModuleType("mine_given")
+    exec("def doubled(ids): return 2 * ids", vars(module))
+    table, _ = run(tmp_path, declared(Given)(module))
     assert by_id(table, "c") == EXPECTED
 
 

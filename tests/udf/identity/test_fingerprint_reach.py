@@ -19,6 +19,7 @@ import pytest
 
 from geneva.udf.declare import deserialize_udf, serialize_udf, udf, udf_digest
 from geneva.udf.identity.class_meaning import attributes_that_count
+from geneva.udf.identity.fingerprint import fingerprint
 from workshop import Workshop, of, value_of
 
 # ------------------------------------------------------------------------------ imports in the body
@@ -781,6 +782,88 @@ def test_metadata_of_an_installed_type_counts_by_what_it_shows(
     one, same, other_function = (workshop.f(source.replace("{n}", n)) for n in "112")
     assert one == same != other_function
     assert workshop.f(source.replace("Field(0", "Field(1").replace("{n}", "1")) != one
+
+
+def test_metadata_that_shows_a_set_is_the_same_in_each_process(workshop: Workshop):
+    """Where texts in a set have another order, its `repr` is another text."""
+    workshop.write("site-packages/counted", COUNTED)
+    workshop.write(
+        "declared",
+        """
+        import sys
+        sys.path.append("site-packages")
+        import counted, typing
+        from geneva.udf.identity.fingerprint import fingerprint
+        import pyarrow as pa
+        def f(x: typing.Annotated[str, counted.Field({"a", "b", "c", "d"}, len)]):
+            return x
+        print(fingerprint(f, pa.string()))
+        """,
+    )
+    assert len({workshop.run("declared.py", seed=seed) for seed in "1234"}) == 1
+
+
+OF_OUTPUT = """
+    import dataclasses, typing
+    import geneva, numpy as np, pyarrow as pa
+    @dataclasses.dataclass
+    class Record:
+        vector: {vector}
+    def plain(x: int) -> {plain}:
+        return np.zeros(3)
+    def nested(x: int) -> Record:
+        return Record(np.zeros(3))
+    def several(x: int) -> {several}:
+        return Record(np.zeros(3))
+"""
+
+
+def test_what_says_the_type_of_the_output_counts_as_that_alone(workshop: Workshop):
+    """A column of vectors is not computed anew for how its type was said."""
+    vector = "typing.Annotated[np.ndarray, pa.list_(pa.{of}(), 3)]"
+    said = workshop.load(
+        OF_OUTPUT.replace("{vector}", vector.replace("{of}", "float32"))
+        .replace("{plain}", vector.replace("{of}", "float32"))
+        .replace("{several}", "geneva.Columns[Record] | None")
+    )
+    bare = workshop.load(
+        OF_OUTPUT.replace("{vector}", "np.ndarray")
+        .replace("{plain}", "np.ndarray")
+        .replace("{several}", "Record")
+    )
+    other = workshop.load(
+        OF_OUTPUT.replace("{vector}", vector.replace("{of}", "float64"))
+        .replace("{plain}", vector.replace("{of}", "float64"))
+        .replace("{several}", "geneva.Columns[Record]")
+    )
+    kind = pa.list_(pa.float32(), 3)
+    of_column = {"plain": kind, "nested": pa.struct({"vector": kind})}
+    of_column["several"] = of_column["nested"]
+    for name, output in of_column.items():
+        function = getattr(said, name)
+        version = udf(function).fingerprint
+        assert version == udf(getattr(bare, name), data_type=output).fingerprint
+        assert version != udf(getattr(other, name)).fingerprint
+        # Of another output, it is what it says to programs.
+        assert fingerprint(function, pa.int64()) != fingerprint(getattr(other, name), pa.int64())
+
+
+def test_an_annotation_may_be_any_object(workshop: Workshop):
+    source = """
+        class Odd:
+            __args__ = None
+            def __getattr__(self, name):
+                raise RuntimeError(name)
+        class Endless:
+            def __getattr__(self, name):
+                return Endless()
+        def g(x: {annotation}):
+            return x
+        def f(x):
+            return g(x)
+    """
+    versions = {workshop.f(source.replace("{annotation}", a)) for a in ("Odd()", "Endless()", "0")}
+    assert len(versions) == 1
 
 
 # ------------------------------------------------------------------------------ values

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import importlib
 import io
 import itertools
@@ -44,6 +45,7 @@ from geneva.execution.apply.tensors import is_plain_tensor
 from geneva.render.values import error_text
 from geneva.udf.call import StatefulCallable, UDFArgType
 from geneva.udf.declare import UDF, deserialize_udf, serialize_udf, udf_digest
+from geneva.udf.identity.user_code import is_module
 from geneva.udf.shipped_modules import activate
 
 _START = "import sys; sys.path[:] = {path!r}; from {module} import serve; serve{arguments}"
@@ -173,8 +175,17 @@ class PrepareThreads:
         """Return what `prepare` gives for a batch, or raise what it raises."""
         if not hasattr(self._own, "prepare"):
             # Of the classes that are here: the function may ask for the class of what it gets.
-            self._own.prepare = _prepare_of(copy.deepcopy(self._udf.func), self._udf.arg_type)
+            self._own.prepare = _prepare_of(_copied(self._udf.func), self._udf.arg_type)
         return _loaded([bytearray(part) for part in _parts(self._own.prepare(batch))])
+
+
+def _copied(value: Any) -> Any:
+    """Return a deep copy. Modules are shared as functions and classes are: none can be copied.
+
+    Those that came with a function are in no list of the process's modules.
+    """
+    modules = {id(known): known for known in gc.get_objects() if is_module(known)}
+    return copy.deepcopy(value, modules)
 
 
 class PrepareProcess:

@@ -19,7 +19,7 @@ from geneva.execution.worker.output import keep_output_in
 from geneva.model.tables import Secrets
 from geneva.udf.declare import UDF
 from geneva.udf.job_modules import enter_modules, job_modules
-from geneva.udf.shipped_modules import activate
+from geneva.udf.shipped_modules import activate, is_shipped, put_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,12 @@ def trying_functions(env: Mapping[str, str]) -> Iterator[None]:
     Afterwards it has the variables and the modules that it had before.
     """
     before, _environment.of_job = _environment.of_job, dict(env)
+    # Without those of a function that another thread tries.
+    loaded = {name: m for name, m in list(sys.modules.items()) if not is_shipped(name)}
     try:
         yield
     finally:
         _environment.of_job = before
         _environment.set(before)
         activate(())
+        put_back({name: m for name, m in loaded.items() if sys.modules.get(name) is not m})

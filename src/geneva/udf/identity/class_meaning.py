@@ -9,8 +9,10 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import pyarrow as pa
 
 from geneva.udf.identity.user_code import is_user_class, is_user_code
 
@@ -28,7 +30,7 @@ _NOISE = frozenset(
 )
 
 
-def attributes_that_count(cls: type) -> list[tuple[str, Any]]:
+def attributes_that_count(cls: type, output: Sequence[pa.DataType] = ()) -> list[tuple[str, Any]]:
     """Return the attributes of a user's class that say what it does."""
     attributes = {
         name: value
@@ -55,41 +57,54 @@ def attributes_that_count(cls: type) -> list[tuple[str, Any]]:
         attributes["dataclass"] = {name: getattr(params, name, None) for name in _PARAMETERS}
     if hasattr(cls, "__pydantic_fields__"):
         attributes["pydantic fields"] = repr(cls.__pydantic_fields__)
-    annotated = annotations_that_count(vars(cls).get("__annotations__"))
+    annotated = annotations_that_count(vars(cls).get("__annotations__"), output)
     return [*attributes.items(), *annotated.items()]
 
 
-def annotations_that_count(annotations: Any) -> dict[str, Any]:
+def annotations_that_count(annotations: Any, output: Sequence[pa.DataType] = ()) -> dict[str, Any]:
     """Return, of a class or function, the annotations that programs read: those with `Annotated`.
 
-    Any other is a note for readers and type checkers. One that is text counts as it is written:
-    a worker has no names to look up in it.
+    Any other is a note for readers and type checkers. What says the type of the `output` counts
+    as that does: `geneva.Columns`, and Arrow types that are in it. An annotation that is text
+    counts as it is written: a worker has no names to look up in it.
     """
     given = annotations if isinstance(annotations, Mapping) else {}
-    return {f"annotation {name}": value for name, value in given.items() if _has_metadata(value)}
+    return {
+        f"annotation {name}": value for name, value in given.items() if _has_metadata(value, output)
+    }
 
 
 _ANNOTATED = re.compile(r"\bAnnotated\s*\[")
 
 
-def _has_metadata(annotation: Any, within: tuple[Any, ...] = ()) -> bool:
+def _has_metadata(
+    annotation: Any, output: Sequence[pa.DataType] = (), within: tuple[Any, ...] = ()
+) -> bool:
     if isinstance(annotation, str):
         return _ANNOTATED.search(annotation) is not None
     if isinstance(annotation, (list, tuple)):  # parameters of a Callable
-        return any(_has_metadata(part, within) for part in annotation)
+        return any(_has_metadata(part, output, within) for part in annotation)
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return False  # whatever attributes it has
     if isinstance(annotation, typing.ForwardRef):
         return _has_metadata(annotation.__forward_arg__)
     if isinstance(annotation, dataclasses.InitVar):
-        return _has_metadata(annotation.type, within)
+        return _has_metadata(annotation.type, output, within)
     if _is_alias(annotation):
         is_known = any(annotation is outer for outer in within)  # it may refer to itself
-        return not is_known and _has_metadata(_value(annotation), (*within, annotation))
-    if hasattr(annotation, "__metadata__"):
-        return True
-    parts = (getattr(annotation, "__origin__", None), *getattr(annotation, "__args__", ()))
-    return annotation is not None and _has_metadata(parts, within)
+        return not is_known and _has_metadata(_value(annotation), output, (*within, annotation))
+    # Of `typing` only: an annotation may be any object, which answers as it likes, or raises.
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        says_more = not all(_is_of_output(part, output) for part in annotation.__metadata__)
+        return says_more or _has_metadata(annotation.__origin__, output, within)
+    parts = (origin, *typing.get_args(annotation))
+    return origin is not None and _has_metadata(parts, output, within)
+
+
+def _is_of_output(metadata: Any, output: Sequence[pa.DataType]) -> bool:
+    is_type_of_it = isinstance(metadata, pa.DataType) and metadata in output
+    return is_type_of_it or _package(metadata) == "geneva"  # the mark of `geneva.Columns`
 
 
 def annotated_by(alias: Any) -> Any:
@@ -121,7 +136,7 @@ def metadata_that_counts(value: Any) -> Any:
     if isinstance(value, type) or is_user_class(type(value)) or _package(value) in _KNOWN:
         return value
     try:
-        shown = _ADDRESS.sub("", repr(value))
+        shown = _SET.sub(_in_order, _ADDRESS.sub("", repr(value)))
     except Exception:  # noqa: BLE001 - whatever it raises, it shows nothing
         shown = ""
     return (type(value), shown, _of_user_in(value))
@@ -129,6 +144,12 @@ def metadata_that_counts(value: Any) -> Any:
 
 _KNOWN = frozenset({"geneva", "numpy", "pyarrow"}) | sys.stdlib_module_names
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_SET = re.compile(r"\{([^{}:]*)\}")
+"""A set that is shown, which has another order in each process; a dict has colons."""
+
+
+def _in_order(shown: re.Match[str]) -> str:
+    return f"{{{', '.join(sorted(shown[1].split(', ')))}}}"
 
 
 def _package(value: Any) -> str:

@@ -31,7 +31,7 @@ import sys
 import types
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ def fingerprint_parts(
 ) -> tuple[str, tuple[VersionPart, ...]]:
     """Return the fingerprint, and what it was made of."""
     with deep_and_quiet:
-        walk = _Walk(callable_)
+        walk = _Walk(callable_, data_type)
         means = walk.labelled("", callable_)
         digest = node_digest("udf", walk.digest(data_type), call_shape, means)
     return digest.hex()[:32], tuple(walk.parts)
@@ -126,8 +126,9 @@ class _Walk:
     It also writes down what it meets (`parts`), so that an explanation can't say anything else.
     """
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, data_type: pa.DataType) -> None:
         self.parts: list[VersionPart] = []
+        self._output = tuple(_types_in(data_type))
         self._state = state_behind(root)
         self._of_the_process = {id(value): name for name, value in of_the_process().items()}
         self._path: dict[int, int] = {}  # id of what is being looked at -> depth
@@ -338,7 +339,7 @@ class _Walk:
             for name, value in vars(function).items()
             if name != "__wrapped__" and name not in assigned
         }
-        attributes |= annotations_that_count(function.__annotations__)
+        attributes |= annotations_that_count(function.__annotations__, self._output)
         self._note("function", place_text(function))
         # A wrapper made by an installed decorator is known by its name and by what it wraps; the
         # globals of its module are that module's own affair.
@@ -406,12 +407,12 @@ class _Walk:
             return self._by_name(cls)
         self._note("class", f"class {cls.__qualname__} of {cls.__module__}")
         if is_typed_dict(cls):
-            annotated = annotations_that_count(vars(cls).get("__annotations__"))
+            annotated = annotations_that_count(vars(cls).get("__annotations__"), self._output)
             its = [self._named("its", annotated.items())] if annotated else []
             return node_digest("typed dict", cls.__name__, *its)
         metaclass = (type(cls),) if is_user_class(type(cls)) else ()
         bases = self._all((*cls.__bases__, *metaclass))
-        attributes = attributes_that_count(cls)
+        attributes = attributes_that_count(cls, self._output)
         return node_digest(
             "class", cls.__name__, node_digest("bases", *bases), self._named("its", attributes)
         )
@@ -499,6 +500,12 @@ def _compiled_package_of(module: Any) -> str | None:
     root = module.partition(".")[0] if isinstance(module, str) else ""
     file = module_facts(root).get("__file__") if root not in sys.stdlib_module_names else None
     return compiled_package_digest(file) if isinstance(file, str) else None
+
+
+def _types_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+    yield kind
+    for number in range(kind.num_fields):
+        yield from _types_in(kind.field(number).type)
 
 
 def _first(pair: tuple[str, Any]) -> str:
