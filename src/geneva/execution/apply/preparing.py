@@ -173,7 +173,9 @@ class PrepareThreads:
         """Return what `prepare` gives for a batch, or raise what it raises."""
         if not hasattr(self._own, "prepare"):
             # Of the classes that are here: the function may ask for the class of what it gets.
-            self._own.prepare = _prepare_of(copy.deepcopy(self._udf.func), self._udf.arg_type)
+            modules = {id(module): module for module in [*sys.modules.values()]}  # not to be copied
+            func = copy.deepcopy(self._udf.func, modules)
+            self._own.prepare = _prepare_of(func, self._udf.arg_type)
         return _loaded([bytearray(part) for part in _parts(self._own.prepare(batch))])
 
 
