@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,36 @@ def test_objects_of_their_own_may_use_a_buffer_again(
     if not spark:
         made = [n for _, n in notes.lines("setup_prepare") if n.startswith("geneva-prepare")]
         assert 1 <= len(made) == len(set(made)) <= 3, "one object for each thread"
+
+
+class WithLibrary:
+    """Works with a module that it is given."""
+
+    def __init__(self, library: Any) -> None:
+        self.library = library
+
+    def setup_prepare(self) -> None:
+        """There is nothing to set up."""
+
+    def prepare(self, id: pa.Array) -> Any:
+        return self.library.multiply(id.to_numpy(), 2)
+
+    def __call__(self, doubled: Any) -> pa.Array:
+        return pa.array(doubled + 1)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: declared(WithLibrary)(np), lambda: declared(WithLibrary(np))]
+)
+@pytest.mark.parametrize(
+    "spark", [False, pytest.param(True, marks=[pytest.mark.spark, pytest.mark.slow])]
+)
+def test_objects_may_have_modules(tmp_path: Path, make: Callable[[], UDF], *, spark: bool) -> None:
+    db = connect(tmp_path / "db", None if spark else lambda: InProcessRunner(1))
+    table = make_table(db, [25, 35])
+    table.add_columns({"c": make()})
+    assert table.backfill("c").rows_computed == ROWS
+    assert by_id(table, "c") == EXPECTED
 
 
 @dataclasses.dataclass

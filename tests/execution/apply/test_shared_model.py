@@ -78,3 +78,23 @@ def test_a_model_that_others_have_displaced_is_closed_and_set_up_anew(
     table.backfill("b")
     assert sorted(table.to_arrow()["b"].to_pylist()) == list(range(1, 21))
     assert log.read_text().split("\n").count("setup 1") == 2
+
+
+@geneva.udf(data_type=pa.int64())
+class NeverCloses:
+    def close(self) -> None:
+        raise OSError("gone")
+
+    def __call__(self, x: pa.Array) -> pa.Array:
+        return x
+
+
+def test_a_model_that_can_not_be_closed_is_no_fault_of_the_job_that_displaces_it(
+    table: Table, log: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table.add_columns({"never": NeverCloses()})
+    table.backfill("never")
+    for number in range(program._MAX_LIVE):
+        table.add_columns({f"c{number}": Adds(number, str(log))})
+        assert table.backfill(f"c{number}").status == "DONE"
+    assert "A function could not be closed" in caplog.messages

@@ -11,9 +11,10 @@ import lance
 import pytest
 
 from geneva import Connection, Table
-from geneva.errors import UnreadableFragmentsError
+from geneva.errors import TableChangedError, UnreadableFragmentsError
 from geneva.execution.backfill import chain
 from geneva.execution.refresh import prepare
+from geneva.storage.checkpoints import pins
 from support import Calls, damage, make_table, tripled
 from view_support import make_source, numbers, values
 
@@ -142,3 +143,27 @@ def test_so_is_it_from_a_refresh(
     with pytest.raises(UnreadableFragmentsError, match="view 'v'"):
         view.refresh()
     assert set(calls.taken()) <= set(range(20, 60, 2))
+
+
+def test_a_version_that_goes_although_it_was_pinned_is_said(
+    db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clean-up that listed the tags just before the job made its own."""
+    table = make_table(db, [4, 4])
+    table.add_columns({"y": tripled(calls)})
+
+    def listed_before() -> None:
+        read = lance.dataset(table.ref.uri)
+        holes(table.ref.uri, 1)
+        tags = list(read.tags.list())
+        for tag in tags:
+            read.tags.delete(tag)
+        lance.dataset(table.ref.uri).cleanup_old_versions(timedelta(0), delete_unverified=False)
+        assert tags
+
+    after(pins, "_create", [listed_before], monkeypatch)
+    with pytest.raises(TableChangedError, match="was cleaned up before the job"):
+        table.backfill("y")
+    table.backfill("y")
+    assert values(table, "y") == {i: 3 * i for i in (0, 2, 3, 4, 5, 6, 7)}
+    assert lance.dataset(table.ref.uri).tags.list() == {}

@@ -220,6 +220,19 @@ def test_rows_far_apart_are_read_back_piece_by_piece(
     assert by_id(table, "x") == {i: None if i % 10 else 3 * i for i in range(10 * ROWS)}
 
 
+def test_of_many_rows_checkpoints_are_made(
+    local_db: Connection, calls: Calls, saved: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is held of each row, to read it back, would come to much memory, however small it is."""
+    monkeypatch.setattr(pacing, "_FILE_ROWS", ROWS)
+    table = make_table(local_db, [ROWS, ROWS + 1])
+    table.add_columns({"x": counted(calls, lambda id: id * 3, data_type="int64")})
+    table.backfill("x", task_size=2 * ROWS + 1)
+    assert column(table, "x") == [3 * i for i in range(2 * ROWS + 1)]
+    assert len(saved) > ROWS // 2
+    assert max(saved) <= ROWS, "of the rows of the second fragment"
+
+
 def test_where_it_takes_longer_than_expected_checkpoints_are_made(
     local_db: Connection, calls: Calls, saved: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

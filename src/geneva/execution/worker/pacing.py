@@ -15,6 +15,8 @@ MAX_UNSAVED_BYTES = 64 * 1024 * 1024
 _FILE_SECONDS = 3.0
 """Where a fragment takes no longer than this, by the speed of its rows so far, large results are
 durable by its file: they are written once, and not in checkpoints as well, to bound memory."""
+_FILE_ROWS = 4 * 1024 * 1024
+"""Not of more rows: 16 bytes of each are held, to read them back from the file."""
 
 
 class Deadline:
@@ -79,7 +81,7 @@ class Pacing:
         """
         self._rule = self.rule_for(window)
         asked_for = self._rule.largest_checkpoint is not None or self._rule.flush_is_asked_for
-        self._file_rows = 0 if asked_for else file_rows
+        self._file_rows = 0 if asked_for or file_rows > _FILE_ROWS else file_rows
         self._is_by_file = False
         self._part_rows, self._part_seconds = 0, 0.0
         self.restart()

@@ -272,19 +272,20 @@ def _free() -> None:
 
 
 def _close_all() -> None:
-    """Close all programs, also those behind one whose `close` fails: that is no job's fault."""
     while _LIVE:
-        _, program = _LIVE.popitem()
-        try:
-            _close(program)
-        except Exception:  # noqa: BLE001  the user's code may raise anything
-            _LOG.exception("A function could not be closed")
+        _close(_LIVE.popitem()[1])
 
 
 def _close(program: Program) -> None:
-    """Close a program that is no longer live. A model that others call stays loaded."""
+    """Close a program that is no longer live. A model that others call stays loaded.
+
+    If it can't be closed, that is not the fault of the job that needs its place.
+    """
     shared = any(other.function is program.function for other in _LIVE.values())
-    program.close(keep_function=shared)
+    try:
+        program.close(keep_function=shared)
+    except Exception:  # noqa: BLE001  the user's code may raise anything
+        _LOG.exception("A function could not be closed")
 
 
 def share_surroundings(works: Sequence[ColumnWork]) -> bool:

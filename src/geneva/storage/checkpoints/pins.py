@@ -15,9 +15,9 @@ from typing import Any, TypeAlias, TypeVar
 import lance
 
 from geneva.background import in_background
-from geneva.errors import TableChangedError, UserInputError
+from geneva.errors import JobError, TableChangedError, TableNotFoundError, UserInputError
 from geneva.model.tables import TableRef, is_remote
-from geneva.storage.lance.damage import is_file_gone, is_missing
+from geneva.storage.lance.damage import is_damage, is_file_gone, is_missing
 from geneva.storage.lance.dataset import open_dataset
 
 Behind: TypeAlias = Callable[[Callable[[], object]], object]
@@ -75,6 +75,12 @@ def pinning(
         else:
             create()
             yield lambda: None
+    except Exception as error:
+        # A clean-up may have listed the tags just before there was this one.
+        of_lost_file = isinstance(error, TableNotFoundError) or type(error) is JobError
+        if (is_damage(error) or of_lost_file) and _is_cleaned_up(dataset):
+            raise _cleaned_up(dataset) from error
+        raise
     finally:
         if creating is not None:
             wait([creating])
@@ -89,10 +95,28 @@ def _create(dataset: lance.LanceDataset, tag: str, *, may_fail: bool) -> None:
             if may_fail:
                 return
             raise
-        raise TableChangedError(
-            f"Version {dataset.version} of {dataset.uri} was cleaned up before the job that reads "
-            "it could keep it. What was computed is kept; run it again."
-        ) from error
+        raise _cleaned_up(dataset) from error
+
+
+def _is_cleaned_up(dataset: lance.LanceDataset) -> bool:
+    """Whether a version is gone, and its table is not."""
+    now, version = copy(dataset), dataset.version
+    try:
+        now.checkout_latest()  # of the version that a handle has, Lance looks for nothing
+    except (OSError, ValueError):
+        return False
+    try:
+        now.checkout_version(version)
+    except (OSError, ValueError) as error:
+        return is_missing(error)
+    return False
+
+
+def _cleaned_up(dataset: lance.LanceDataset) -> TableChangedError:
+    return TableChangedError(
+        f"Version {dataset.version} of {dataset.uri} was cleaned up before the job that reads it "
+        "could keep it. What was computed is kept; run it again."
+    )
 
 
 def _lives(job_id: str, is_running: Callable[[str], bool], other: str) -> bool:
