@@ -14,6 +14,7 @@ from geneva import Connection, Table
 from geneva.errors import UnreadableFragmentsError
 from geneva.execution.backfill import chain
 from geneva.execution.refresh import prepare
+from geneva.planning.backfill import BackfillPlan
 from support import Calls, damage, make_table, tripled
 from view_support import make_source, numbers, values
 
@@ -142,3 +143,23 @@ def test_so_is_it_from_a_refresh(
     with pytest.raises(UnreadableFragmentsError, match="view 'v'"):
         view.refresh()
     assert set(calls.taken()) <= set(range(20, 60, 2))
+
+
+def test_columns_that_are_planned_on_one_reading_are_planned_on_the_version_after(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(local_db, [4, 4])
+    for name in ("a", "b", "c"):
+        table.add_columns({name: tripled(calls)})
+        table.backfill(name)
+    calls.clear()
+    moved_on(table.ref.uri)
+    lance.dataset(table.ref.uri).update({"id": "33"}, where="id = 3")
+    lance.dataset(table.ref.uri).cleanup_old_versions(timedelta(0), delete_unverified=True)
+    happens = [partial(moved_on, table.ref.uri)]
+    after(Table, "_estimated", list[Callable[[], object]](happens), monkeypatch)
+    plans = [step.plan for step in local_db.plan_refresh().steps]
+    versions = [plan.version for plan in plans if isinstance(plan, BackfillPlan)]
+    assert [plan.unreadable for plan in plans if isinstance(plan, BackfillPlan)] == [()] * 3
+    assert versions[0] < versions[1] == versions[2] == lance.dataset(table.ref.uri).version
+    assert calls.taken() == []

@@ -92,9 +92,9 @@ def prepare_chain(
 
 def plan_chain(
     columns: TableColumns, definition: ColumnDefinition, request: BackfillRequest
-) -> BackfillPlan:
-    """The plan alone, where the table was read already: for one of many columns."""
-    return _prepare_chain(columns, definition, request, None).plan
+) -> PreparedChain:
+    """The same to look at, where the table was read already: for one of many columns."""
+    return _prepare_chain(columns, definition, request, None)
 
 
 def _prepare_chain(
