@@ -35,6 +35,7 @@ from geneva.options import (
     BackfillArguments,
     JobOptions,
     LoadArguments,
+    check_age,
     check_count,
     read_backfill_options,
     read_load_options,
@@ -514,6 +515,8 @@ class Table(TableMethods):
         """
         check_flag("delete_unverified", delete_unverified)
         check_flag("retrain", retrain)
+        if cleanup_older_than is not None:
+            check_age("cleanup_older_than", cleanup_older_than)
         self._refuse_checked_out("optimize")
         if delete_unverified:
             refuse_while_running(self.ref, self._connection._history.close_lost)
@@ -544,6 +547,8 @@ class Table(TableMethods):
     ) -> Any:
         """Delete old versions, as LanceDB does, but for those that have a tag: jobs read them."""
         check_flag("delete_unverified", delete_unverified)
+        if older_than is not None:
+            check_age("older_than", older_than)
         return self._cleanup_versions(older_than, delete_unverified=delete_unverified, **options)
 
     def _cleanup_versions(self, older_than: timedelta | None, **options: Any) -> Any:
@@ -558,6 +563,7 @@ class Table(TableMethods):
         Files younger than `older_than` that no dead job is known to have left stay: a running job
         may be about to commit them.
         """
+        check_age("older_than", older_than)
         removed = maintenance.cleanup_checkpoints(
             self.ref, self._connection._history.close_lost, older_than
         )
