@@ -562,6 +562,13 @@ class TestFolderThatIsNotThere:
             db.get_job("x")
         assert list(tmp_path.iterdir()) == []
 
+    def test_nor_does_a_name_that_is_not_there(self, tmp_path: Path) -> None:
+        db = connect(tmp_path / "no" / "db", InProcessRunner)
+        with pytest.raises(AttributeError, match="Did you mean 'table_names'"):
+            db.tabel_names()  # type: ignore[attr-defined]
+        assert not hasattr(db, "_repr_html_"), "a notebook asks for it"
+        assert list(tmp_path.iterdir()) == []
+
     def test_what_drops_and_renames_makes_nothing(self, tmp_path: Path) -> None:
         db = connect(tmp_path / "no" / "db", InProcessRunner)
         for call in (
@@ -573,6 +580,7 @@ class TestFolderThatIsNotThere:
                 call()
         db.drop_table("t", ignore_missing=True)
         db.drop_all_tables()
+        db.drop_database()
         assert list(tmp_path.iterdir()) == []
 
     def test_the_first_write_makes_it(self, tmp_path: Path) -> None:

@@ -123,3 +123,28 @@ def test_not_a_number_is_no_timeout(table: Table) -> None:
     with pytest.raises(UserInputError, match="timeout must be a number of seconds, not nan"):
         job.result(timeout=float("nan"))
     assert job.result(timeout=-1 if job.wait(60) else 0).rows_computed == 2
+
+
+@pytest.mark.parametrize("age", [7, 0.5, "7 days", True])
+def test_an_age_is_a_timedelta(age: Any, local_db: Connection) -> None:
+    table = local_db.create_table("t", [{"id": 1}])
+    view = local_db.create_materialized_view("v", table.query().select(["id"]))
+    for each in (table, view):
+        before = each.version
+        for name, call in (
+            ("cleanup_older_than", lambda each=each: each.optimize(cleanup_older_than=age)),
+            ("older_than", lambda each=each: each.cleanup_old_versions(age)),
+            ("older_than", lambda each=each: each.cleanup_checkpoints(age)),
+        ):
+            with pytest.raises(UserInputError, match=f"^{name} must be a timedelta, such as "):
+                call()
+        assert each.version == before
+
+
+@pytest.mark.parametrize("name", [5, None, b"z"])
+def test_the_name_of_a_column_is_text(name: Any, table: Table) -> None:
+    for source in (udf(f), "id + 1", (udf(f), ["id"])):
+        for transforms in ({name: source}, [{name: source}]):
+            with pytest.raises(UserInputError, match="A column's name must be a string, not "):
+                table.add_columns(transforms)  # type: ignore[arg-type]
+    assert table.schema.names == ["id", "y"]

@@ -133,6 +133,14 @@ def read_seconds(name: str, value: Any) -> float | None:
     return value
 
 
+def check_age(name: str, value: Any) -> None:
+    """Refuse what is no `timedelta`: of a number nobody knows whether it is seconds or days."""
+    if not isinstance(value, timedelta):
+        raise UserInputError(
+            f"{name} must be a timedelta, such as timedelta(days=7), not {value!r}."
+        )
+
+
 def read_wait(name: str, value: Any) -> float | None:
     """The seconds to wait for something: none are left of a deadline that has passed."""
     if isinstance(value, timedelta):

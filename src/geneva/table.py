@@ -35,6 +35,7 @@ from geneva.options import (
     BackfillArguments,
     JobOptions,
     LoadArguments,
+    check_age,
     check_count,
     read_backfill_options,
     read_load_options,
@@ -514,6 +515,8 @@ class Table(TableMethods):
         """
         check_flag("delete_unverified", delete_unverified)
         check_flag("retrain", retrain)
+        if cleanup_older_than is not None:
+            check_age("cleanup_older_than", cleanup_older_than)
         self._refuse_checked_out("optimize")
         if delete_unverified:
             refuse_while_running(self.ref, self._connection._history.close_lost)
@@ -544,6 +547,8 @@ class Table(TableMethods):
     ) -> Any:
         """Delete old versions, as LanceDB does, but for those that have a tag: jobs read them."""
         check_flag("delete_unverified", delete_unverified)
+        if older_than is not None:
+            check_age("older_than", older_than)
         return self._cleanup_versions(older_than, delete_unverified=delete_unverified, **options)
 
     def _cleanup_versions(self, older_than: timedelta | None, **options: Any) -> Any:
@@ -558,6 +563,7 @@ class Table(TableMethods):
         Files younger than `older_than` that no dead job is known to have left stay: a running job
         may be about to commit them.
         """
+        check_age("older_than", older_than)
         removed = maintenance.cleanup_checkpoints(
             self.ref, self._connection._history.close_lost, older_than
         )
@@ -672,17 +678,27 @@ class Table(TableMethods):
             ref = self.ref
             return read_columns(ref, open_dataset(ref, version))
 
-        def plan(column: str) -> BackfillPlan:
+        def plan(column: str) -> PreparedChain:
             columns = read()
             schema, fields = columns.snapshot.schema, columns.snapshot.fields
             definition = declarations.own_definition(columns.ref, schema, fields, column)
             try:
-                return self._estimated(plan_chain(columns, definition, request))
+                return plan_chain(columns, definition, request)
             except BaseException:
                 read.cache_clear()  # whoever plans again reads anew
                 raise
 
-        return lambda column: planned_anew(lambda: [self.ref], partial(plan, column))
+        def left_out(made: PreparedChain) -> Sequence[object]:
+            found = _left_out(made) if version is None else ()
+            if found:
+                read.cache_clear()
+            return found
+
+        def planned(column: str) -> BackfillPlan:
+            made = planned_anew(lambda: [self.ref], partial(plan, column), left_out)
+            return self._estimated(made.plan)
+
+        return planned
 
     def _estimated(self, plan: BackfillPlan) -> BackfillPlan:
         """The plan with the time that it will take, where its function was measured before."""
@@ -1003,9 +1019,7 @@ class Table(TableMethods):
         plan = partial(self._planned, column, udf, options, planning_only=planning_only)
         if options.read_version is not None:
             return plan()
-        return planned_anew(
-            lambda: [self.ref], plan, lambda made: [f for s in made.steps for f in overtaken(s)]
-        )
+        return planned_anew(lambda: [self.ref], plan, _left_out)
 
     def _planned(
         self, column: str, udf: Any, options: JobOptions, *, planning_only: bool
@@ -1028,6 +1042,11 @@ class Table(TableMethods):
         make_runner = None if planning_only else self._connection._make_runner
         request = BackfillRequest(options)
         return prepare_chain(ref, dataset, definition, request, make_runner=make_runner)
+
+
+def _left_out(made: PreparedChain) -> Sequence[object]:
+    """The fragments that plans leave out, if others may have cleaned them up."""
+    return [fragment for step in made.steps for fragment in overtaken(step)]
 
 
 NativeTable = Table

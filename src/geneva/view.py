@@ -36,6 +36,7 @@ from geneva.model.view_query import ColumnKind, ViewColumn, ViewQuery
 from geneva.options import (
     JobOptions,
     RefreshArguments,
+    check_age,
     check_count,
     read_refresh_options,
     with_options,
@@ -341,6 +342,7 @@ class MaterializedView(Table):
 
         What a refresh that was cut off has computed stays, for the next one to take over.
         """
+        check_age("older_than", older_than)
         removed = sum(
             (
                 maintenance.cleanup_checkpoints(
@@ -372,6 +374,8 @@ class MaterializedView(Table):
         """
         check_flag("delete_unverified", delete_unverified)
         check_flag("retrain", retrain)
+        if cleanup_older_than is not None:
+            check_age("cleanup_older_than", cleanup_older_than)
         self._refuse_checked_out("optimize")
         for ref in self._refs()[1:]:
             compact(ref)

@@ -51,6 +51,8 @@ def _split_mapping(transforms: Mapping[str, Any]) -> tuple[list[NewColumns], Any
     udfs: list[NewColumns] = []
     others: dict[str, Any] = {}
     for name, source in transforms.items():
+        if not isinstance(name, str):
+            raise UserInputError(f"A column's name must be a string, not {name!r}.")
         if isinstance(source, str) or type(source).__module__.partition(".")[0] == "lancedb":
             others[name] = source
         else:

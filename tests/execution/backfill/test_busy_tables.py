@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import lance
 import pyarrow as pa
@@ -16,6 +16,7 @@ import conflict_watch
 import geneva
 from geneva import Connection
 from geneva.errors import UserInputError
+from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.model.jobs import JobStatus
 from support import Calls, counted
 
@@ -146,3 +147,52 @@ def test_unverified_files_are_not_deleted_while_a_job_runs(
     assert {found for _, found in refused} == {fragments}, "nothing was compacted first"
     other.optimize(cleanup_older_than=timedelta(microseconds=1000), delete_unverified=True)
     assert is_right(local_db.open_table("t"))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_rows_that_come_just_before_a_column_is_planned_have_their_inputs(
+    local_db: Connection,
+    calls: Calls,
+    busy: Busy,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_first: bool,
+) -> None:
+    """Between the last look at a computed input and the plan of what is made from it."""
+    table = make_table(local_db)
+
+    @geneva.udf
+    def a(x: int) -> int:
+        return x + 1
+
+    @geneva.udf
+    def b(a: int | None) -> int:
+        import conflict_watch
+
+        calls.note([a])
+        conflict_watch.call()
+        return -1 if a is None else a + 1
+
+    def change_one(step: int) -> None:
+        if not step:  # so that there is another plan
+            table.update(where="k = 7", values={"x": 7})
+
+    table.add_columns({"a": a})
+    table.add_columns({"b": b})
+    if not is_first:
+        table.backfill("a")
+        busy(change_one)
+    again, added = PreparedBackfill.again, []
+
+    def meanwhile(self: PreparedBackfill, *given: Any, **named: Any) -> PreparedBackfill:
+        if self.plan.column == "b" and len(added) < 2:
+            added.append(1_000 + len(added))
+            table.add(pa.table({"k": added[-1:], "x": [0]}))
+        return again(self, *given, **named)
+
+    monkeypatch.setattr(PreparedBackfill, "again", meanwhile)
+    table.backfill("b")
+    assert added
+    table.backfill("b")
+    assert None not in calls.taken()
+    assert all(row["b"] == row["x"] + 2 for row in table.to_arrow().to_pylist())

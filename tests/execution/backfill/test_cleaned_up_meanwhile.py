@@ -14,6 +14,7 @@ from geneva import Connection, Table
 from geneva.errors import TableChangedError, UnreadableFragmentsError
 from geneva.execution.backfill import chain
 from geneva.execution.refresh import prepare
+from geneva.planning.backfill import BackfillPlan
 from geneva.storage.checkpoints import pins
 from support import Calls, damage, make_table, tripled
 from view_support import make_source, numbers, values
@@ -167,3 +168,23 @@ def test_a_version_that_goes_although_it_was_pinned_is_said(
     table.backfill("y")
     assert values(table, "y") == {i: 3 * i for i in (0, 2, 3, 4, 5, 6, 7)}
     assert lance.dataset(table.ref.uri).tags.list() == {}
+
+
+def test_columns_that_are_planned_on_one_reading_are_planned_on_the_version_after(
+    local_db: Connection, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table(local_db, [4, 4])
+    for name in ("a", "b", "c"):
+        table.add_columns({name: tripled(calls)})
+        table.backfill(name)
+    calls.clear()
+    moved_on(table.ref.uri)
+    lance.dataset(table.ref.uri).update({"id": "33"}, where="id = 3")
+    lance.dataset(table.ref.uri).cleanup_old_versions(timedelta(0), delete_unverified=True)
+    happens = [partial(moved_on, table.ref.uri)]
+    after(Table, "_estimated", list[Callable[[], object]](happens), monkeypatch)
+    plans = [step.plan for step in local_db.plan_refresh().steps]
+    versions = [plan.version for plan in plans if isinstance(plan, BackfillPlan)]
+    assert [plan.unreadable for plan in plans if isinstance(plan, BackfillPlan)] == [()] * 3
+    assert versions[0] < versions[1] == versions[2] == lance.dataset(table.ref.uri).version
+    assert calls.taken() == []

@@ -182,10 +182,11 @@ class PrepareThreads:
 def _copied(value: Any) -> Any:
     """Return a deep copy. Modules are shared as functions and classes are: none can be copied.
 
-    Those that came with a function are in no list of the process's modules.
+    Those that came with a function are in no list of the process's modules, and what is frozen is
+    in no list of the collector's.
     """
-    modules = {id(known): known for known in gc.get_objects() if is_module(known)}
-    return copy.deepcopy(value, modules)
+    known = (*sys.modules.values(), *gc.get_objects())
+    return copy.deepcopy(value, {id(module): module for module in known if is_module(module)})
 
 
 class PrepareProcess:

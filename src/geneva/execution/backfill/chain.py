@@ -7,15 +7,17 @@ first, each on the version that the one before has left behind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from geneva.errors import StaleInputError, UnreadableFragmentsError
 from geneva.execution.backfill.failures import all_unreadable
-from geneva.execution.backfill.prepare import PreparedBackfill, prepare
+from geneva.execution.backfill.prepare import PreparedBackfill, Reading, prepare
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import ColumnSubject
 from geneva.execution.backfill.survey import ChangedInputs
@@ -52,6 +54,9 @@ if TYPE_CHECKING:
     from geneva.execution.backfill.control import JobControl
     from geneva.execution.jobs.progress import JobProgress
 
+_RENEWALS = 3
+"""How often each input is computed for rows that came meanwhile, before a column is planned."""
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedChain:
@@ -73,6 +78,10 @@ class PreparedChain:
         """All that is run, in order."""
         return (*self.upstream, self.own)
 
+    def inputs_before(self, step: PreparedBackfill) -> tuple[PreparedBackfill, ...]:
+        """The computed inputs that come before one of the steps: before the last all of them."""
+        return tuple(takewhile(lambda each: each.plan.column != step.plan.column, self.inputs))
+
 
 def prepare_chain(
     ref: TableRef,
@@ -92,9 +101,9 @@ def prepare_chain(
 
 def plan_chain(
     columns: TableColumns, definition: ColumnDefinition, request: BackfillRequest
-) -> BackfillPlan:
-    """The plan alone, where the table was read already: for one of many columns."""
-    return _prepare_chain(columns, definition, request, None).plan
+) -> PreparedChain:
+    """The same to look at, where the table was read already: for one of many columns."""
+    return _prepare_chain(columns, definition, request, None)
 
 
 def _prepare_chain(
@@ -352,15 +361,18 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
     from geneva.execution.backfill.driver import run_backfill
     from geneva.execution.backfill.parallel import Sums
 
-    renew = partial(_renew_inputs, chain, control)
     if not chain.upstream:
-        return run_backfill(chain.own, control, renew)
+        return run_backfill(chain.own, control, partial(_renew_inputs, chain.inputs, control))
     sums = Sums([step.plan for step in chain.steps], control)
     unreadable: list[UnreadableFragmentsError] = []
     left_out: dict[str, set[int]] = {}
     for place, planned in enumerate(chain.steps):
-        step = planned if not place else planned.again(frozenset())
-        name = step.plan.column
+        name = planned.plan.column
+        renew = partial(_renew_inputs, chain.inputs_before(planned), control)
+        at: Reading | None = None
+        with suppress(UnreadableFragmentsError):  # the input's own step has said so
+            at = renew() if place else None
+        step = planned.again(frozenset(), at=at) if place else planned
         # Nothing is computed from inputs that could not be computed.
         reads: Reads = {**dict.fromkeys(left_out, ()), name: step.computation.input_paths}
         inputs = computed_inputs(name, reads)
@@ -383,11 +395,20 @@ def run_chain(chain: PreparedChain, control: JobControl) -> JobProgress:
     return sums.now()
 
 
-def _renew_inputs(chain: PreparedChain, control: JobControl) -> None:
-    """Compute inputs of rows that others have added or changed while the job ran."""
+def _renew_inputs(inputs: Sequence[PreparedBackfill], control: JobControl) -> Reading | None:
+    """Compute inputs of rows that others have added or changed while the job ran.
+
+    Returns the version that was then read, on which all of them are right: on a later one there may
+    be new rows without inputs. None: there is no such version, as others are faster.
+    """
     from geneva.execution.backfill.driver import run_backfill
 
-    for planned in chain.inputs:
-        step = planned.again(frozenset())
-        if step.plan.rows_to_compute:
-            run_backfill(step, replace(control, listeners=()))
+    for _ in range(_RENEWALS * len(inputs)):
+        dataset = open_dataset(inputs[0].ref)
+        reading = dataset, read_snapshot(dataset, inputs[0].ref)
+        steps = (planned.again(frozenset(), at=reading) for planned in inputs)
+        stale = next((step for step in steps if step.plan.rows_to_compute), None)
+        if stale is None:
+            return reading
+        run_backfill(stale, replace(control, listeners=()))
+    return None

@@ -11,7 +11,7 @@ import pyarrow as pa
 from geneva.errors import BudgetExceededError, TableChangedError, UnreadableFragmentsError
 from geneva.execution.backfill.control import JobControl, JobState
 from geneva.execution.backfill.failures import all_unreadable, unreadable_fragments
-from geneva.execution.backfill.prepare import PreparedBackfill
+from geneva.execution.backfill.prepare import PreparedBackfill, Reading
 from geneva.execution.backfill.rounds import Round, RoundOutcome, run_rounds, share_reads
 from geneva.execution.jobs.progress import JobProgress
 from geneva.model.computation import Udf
@@ -28,12 +28,12 @@ _FEW_ROWS = 10
 def run_backfill(
     prepared: PreparedBackfill,
     control: JobControl,
-    before_round: Callable[[], None] = lambda: None,
+    before_round: Callable[[], Reading | None] = lambda: None,
 ) -> JobProgress:
     """Carry a plan out, round after round, until what was asked for is in the table.
 
     `before_round` is called before a plan is made again, for what has to be brought up to date
-    first.
+    first. It says on which version that is so.
     """
     (progress,) = run_backfills([(prepared, control)], before_round)
     return progress
@@ -41,7 +41,7 @@ def run_backfill(
 
 def run_backfills(
     works: Sequence[tuple[PreparedBackfill, JobControl]],
-    before_round: Callable[[], None] = lambda: None,
+    before_round: Callable[[], Reading | None] = lambda: None,
     pins: Sequence[Callable[[], None]] = (),
 ) -> list[JobProgress]:
     """Carry several plans for one table out at once. When one fails, the others stop.
@@ -111,7 +111,7 @@ class _Backfill:
         """A pass over what is planned by now."""
         return Round(self.planned, self.control, self.state, in_haste=self._lossy)
 
-    def goes_on(self, outcome: RoundOutcome, before_round: Callable[[], None]) -> bool:
+    def goes_on(self, outcome: RoundOutcome, before_round: Callable[[], Reading | None]) -> bool:
         """Whether another round follows; then it is planned."""
         prepared, state = self._prepared, self.state
         if not prepared.request.follows_table:
@@ -127,8 +127,8 @@ class _Backfill:
         self._is_paid = not outcome.deleted and (self._is_paid or paid)
         if self._is_paid or outcome.deleted or not outcome.landed:
             self._retries -= 1
-        before_round()
-        planned = self.planned.again(frozenset(state.files), frozenset(state.lost_files))
+        at = before_round()
+        planned = self.planned.again(frozenset(state.files), frozenset(state.lost_files), at)
         state.unreadable.update(planned.plan.unreadable)
         self.planned = planned = planned.without(state.unreadable)
         state.ledger.replanned(planned.plan.rows_to_compute)

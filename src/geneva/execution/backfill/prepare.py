@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import TypeAlias
 
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.scope import Scope, bind_scope, work_identity
@@ -62,6 +62,9 @@ from geneva.storage.lance.dataset import (
 from geneva.storage.lance.fragments import size_of_inputs, window_rows
 from geneva.udf.policy import Limits
 
+Reading: TypeAlias = tuple[Dataset, TableSnapshot]
+"""A version of a table, with the facts of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedBackfill:
@@ -97,20 +100,30 @@ class PreparedBackfill:
         return self.computation.sizes.overridden_by(self.request.options.sizes)
 
     def again(
-        self, files_of_job: frozenset[str], lost_files: frozenset[str] = frozenset()
+        self,
+        files_of_job: frozenset[str],
+        lost_files: frozenset[str] = frozenset(),
+        at: Reading | None = None,
     ) -> PreparedBackfill:
-        """Plan what is left on the latest version, given the files that this job has made.
+        """Plan what is left, given the files that this job has made.
 
-        `lost_files`: those of the table that are gone.
+        `lost_files`: those of the table that are gone. `at`: the version to plan on, unless it was
+        cleaned up; None: the latest.
         """
-        plan = partial(
-            prepare,
-            self.subject,
-            self.request,
-            files_of_job=files_of_job,
-            lost_files=lost_files,
-            make_runner=self.make_runner,
-        )
+        wanted = iter([at])
+
+        def plan() -> PreparedBackfill:
+            dataset, snapshot = next(wanted, None) or (None, None)
+            return prepare(
+                self.subject,
+                self.request,
+                dataset=dataset,
+                snapshot=snapshot,
+                files_of_job=files_of_job,
+                lost_files=lost_files,
+                make_runner=self.make_runner,
+            )
+
         return planned_anew(lambda: [self.ref], plan, overtaken)
 
     def column_work(

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import lance
 
 from geneva.model.uris import local_path
+from geneva.storage.lance.lancedb_import import lancedb
 
 _TABLE = ".lance"
 _NAMESPACES = "__manifest"
@@ -44,10 +46,18 @@ def is_missing_folder(uri: str) -> bool:
     return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
 
+@cache
+def _names_of_lancedb() -> frozenset[str]:
+    """What LanceDB's connections have: some of it they get when they are made."""
+    with TemporaryDirectory() as folder:
+        return frozenset(dir(lancedb().connect(folder)))
+
+
 class NoFolder:
     """A database whose folder isn't there: nothing is in it.
 
-    What is not defined here is LanceDB's, which makes the folder.
+    What is not defined here is LanceDB's, which makes the folder; but not for a misspelt name, or
+    one that a notebook asks every object for.
     """
 
     def __init__(self, uri: str, open_database: Callable[[], Any]) -> None:
@@ -56,7 +66,7 @@ class NoFolder:
 
     def __getattr__(self, name: str) -> Any:
         """Hand everything else to LanceDB."""
-        if name.startswith("__"):
+        if name.startswith("__") or name not in _names_of_lancedb():
             raise AttributeError(name)
         return getattr(self._open_database(), name)
 
@@ -83,6 +93,8 @@ class NoFolder:
 
     def drop_all_tables(self, *options: Any, **named: Any) -> None:
         """Nothing is to be dropped."""
+
+    drop_database = drop_all_tables
 
 
 class Folder:
