@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.tracing import span
+from geneva.execution.worker.memory import give_back_memory
 from geneva.planning.sizing import CommitRule
 from geneva.render.plain import plain
 from geneva.storage.checkpoints.staging import open_checkpoints, record_staged
@@ -19,6 +20,8 @@ from geneva.storage.columns.staged_files import StagedFile
 
 _LOG = logging.getLogger("geneva")
 
+_SLOW_SECONDS = 0.25
+"""Commits that take longer are of large tables, or to slow stores."""
 _DELETED = "somebody has deleted it (a clean-up with delete_unverified=True?)"
 
 
@@ -117,6 +120,8 @@ class TableCommitter:
             outcome = self._publish(prepared, group, self._job_id, self._max_retries)
         self._log(prepared, outcome)
         self._record_lost(prepared, outcome)
+        if self._clock() - started > _SLOW_SECONDS:
+            give_back_memory()
         self._last_end = self._clock()
         self._last_cost = self._last_end - started
         return Commit(outcome, self._last_cost, tuple(self._unneeded(prepared, outcome)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -29,10 +30,26 @@ def keep_memory() -> bool:
     is_set = any(name.startswith("MALLOC_") for name in os.environ)
     if is_set or "malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_glibc("mallopt")
     if mallopt is None or not mallopt(_TRIM_THRESHOLD, _KEPT_BYTES):
         return False
     # Older ones take no more than half of what a heap may be.
     return bool(mallopt(_MMAP_THRESHOLD, _LARGE_BYTES) or mallopt(_MMAP_THRESHOLD, 32 * 1024**2))
+
+
+def give_back_memory() -> None:
+    """Give back to the system what this process has freed, in pieces too small to go by themselves.
+
+    A driver does so behind a commit of a large table: half of what the manifest and its parts took
+    would stay, and more with each commit. It takes some 10 ms.
+    """
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """A function of the C library; None: it is another one."""
+    if not sys.platform.startswith("linux"):
+        return None
+    return getattr(ctypes.CDLL(None), name, None)
