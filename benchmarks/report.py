@@ -73,4 +73,5 @@ def as_json(outcomes: Sequence[Outcome], *, scale: float, repeat: int) -> str:
 def _amount(value: float | None, unit: str) -> str:
     if value is None:
         return ""
-    return f"{value:.3f} {unit}" if value < 1 else f"{value:.{2 if unit == 's' else 0}f} {unit}"
+    decimals = 3 if value < 1 else 2 if unit in ("s", "exponent") else 0
+    return f"{value:.{decimals}f} {unit}"
