@@ -306,6 +306,10 @@ def other_words(name: str) -> Iterator[tuple[str]]:
         (lambda q: q.offset(1.5), UserInputError, "offset"),
         (lambda q: q.limit(True), UserInputError, "limit"),
         (lambda q: q.shuffle("x"), UserInputError, "seed"),
+        *((lambda q, c=c: q.without(c), UserInputError, "list of names") for c in (5, None, [5])),
+        (lambda q: q.with_fragments(None), UserInputError, "list of numbers"),
+        (lambda q: q.with_fragments([["id"]]), UserInputError, "list of numbers"),
+        (lambda q: q.with_fragments(True), UserInputError, "list of numbers"),
         (lambda q: q.rerank(), AttributeError, "table.search"),
     ],
 )
@@ -314,6 +318,11 @@ def test_mistakes_are_refused_before_any_work(
 ) -> None:
     with pytest.raises(error, match=message):
         build(query)
+
+
+def test_one_column_is_left_out_by_its_name_alone(query: Query) -> None:
+    left = query.select({"i": "id", "id": "id", "name": "name"}).without("id")
+    assert left.schema.names == ["i", "name"]
 
 
 def test_the_definition_says_what_is_read(query: Query, table: Table) -> None:
