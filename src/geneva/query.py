@@ -19,7 +19,7 @@ from geneva.errors import InvalidUDFError, UserInputError
 from geneva.flags import check_flag
 from geneva.model.partitions import KEY_PREFIX
 from geneva.model.rows import RowIds
-from geneva.model.sql import ROW_META
+from geneva.model.sql import ROW_META, check_readable
 from geneva.model.view_query import ColumnKind, QueryColumn, ViewColumn, ViewQuery
 from geneva.planning.membership import choose_rows
 from geneva.query_columns import (
@@ -324,6 +324,8 @@ class Query(Results):
         from geneva.execution.evaluate import evaluate
 
         dataset, columns = self._dataset(), self._columns()
+        names = dataset.schema.names
+        check_readable((p for c in columns for p in c.inputs if p in names), dataset.schema)
         env = self._source.table._connection._variables
 
         def batches() -> Iterator[pa.RecordBatch]:
