@@ -1067,6 +1067,26 @@ class TestContexts:
                 two.submit(first.__exit__, None, None, None).result(60)
         assert seen() == (None, None)
 
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_contexts_of_two_connections_leave_no_variables(
+        self, local_db: Connection, first: int
+    ) -> None:
+        name = "GENEVA_WORDS_TEST"
+        os.environ.pop(name, None)
+        contexts = []
+        for value in ("1", "2"):
+            manifest = GenevaManifest.create_pip("m").env_vars({name: value}).build()
+            contexts.append(geneva.connect(local_db.uri).context(manifest=manifest))
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+            threads = list(zip((one, two), contexts, strict=True))
+            for thread, context in threads:
+                thread.submit(context.__enter__).result(60)
+            assert [c.connection._variables[name] for c in contexts] == ["1", "2"]
+            for ended, left in ((first, "21"[first]), (1 - first, None)):
+                thread, context = threads[ended]
+                thread.submit(context.__exit__, None, None, None).result(60)
+                assert os.environ.get(name) == left
+
     def test_what_can_not_be_done_is_said(self, local_db: Connection) -> None:
         local_db.define_cluster("k", GenevaCluster.create_kuberay("k").build())
         context = local_db.context(cluster="k")
