@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,7 @@ from geneva import UDF, Connection, JobStatus, Retry, Skip, Table, chunker, udf
 from geneva.cluster import GenevaCluster, K8sConfigMethod
 from geneva.cluster.builder import KubeRayClusterBuilder
 from geneva.compatibility import VARIABLES
-from geneva.contexts import ExitMode
+from geneva.contexts import Context, ExitMode
 from geneva.debug.error_store import ErrorHandlingConfig, ExceptionMatcher, UDFRetryConfig
 from geneva.errors import (
     ColumnNotFoundError,
@@ -1029,6 +1030,62 @@ class TestContexts:
         job = local_db.get_job(future.job_id)
         assert (job.cluster_name, job.manifest_id) == ("c", "m")
         assert job.manifest_checksum == manifest.build().checksum
+
+    def test_threads_enter_contexts_of_one_connection_one_at_a_time(
+        self, local_db: Connection
+    ) -> None:
+        os.environ.pop("GENEVA_WORDS_TEST", None)
+
+        def of(value: str) -> Context:
+            made = GenevaManifest.create_pip("m").env_vars({"GENEVA_WORDS_TEST": value})
+            return local_db.context(manifest=made.build())
+
+        def seen() -> tuple[str | None, str | None]:
+            name = "GENEVA_WORDS_TEST"
+            return os.environ.get(name), local_db._variables.get(name)
+
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+            first, nested, second = of("1"), of("2"), of("3")
+            for context in (first, nested):
+                one.submit(context.__enter__).result(60)
+            for enter in (second.__enter__, lambda: two.submit(second.__enter__).result(60)):
+                with pytest.raises(UserInputError, match="Use a connection for each thread"):
+                    enter()
+                assert seen() == ("2", "2")
+            assert two.submit(seen).result(60) == ("2", "2"), "a context is for all threads"
+            one.submit(nested.__exit__, None, None, None).result(60)
+            assert seen() == ("1", "1")
+            one.submit(first.__exit__, None, None, None).result(60)
+            assert seen() == (None, None)
+            with second:
+                one.submit(nested.__enter__).result(60)
+                assert seen() == ("2", "2"), "inside of the main thread's"
+                with pytest.raises(UserInputError, match="is inside a context of this connection"):
+                    two.submit(first.__enter__).result(60)
+                one.submit(nested.__exit__, None, None, None).result(60)
+                two.submit(first.__enter__).result(60)
+                two.submit(first.__exit__, None, None, None).result(60)
+        assert seen() == (None, None)
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_contexts_of_two_connections_leave_no_variables(
+        self, local_db: Connection, first: int
+    ) -> None:
+        name = "GENEVA_WORDS_TEST"
+        os.environ.pop(name, None)
+        contexts = []
+        for value in ("1", "2"):
+            manifest = GenevaManifest.create_pip("m").env_vars({name: value}).build()
+            contexts.append(geneva.connect(local_db.uri).context(manifest=manifest))
+        with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+            threads = list(zip((one, two), contexts, strict=True))
+            for thread, context in threads:
+                thread.submit(context.__enter__).result(60)
+            assert [c.connection._variables[name] for c in contexts] == ["1", "2"]
+            for ended, left in ((first, "21"[first]), (1 - first, None)):
+                thread, context = threads[ended]
+                thread.submit(context.__exit__, None, None, None).result(60)
+                assert os.environ.get(name) == left
 
     def test_what_can_not_be_done_is_said(self, local_db: Connection) -> None:
         local_db.define_cluster("k", GenevaCluster.create_kuberay("k").build())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -306,6 +307,10 @@ def other_words(name: str) -> Iterator[tuple[str]]:
         (lambda q: q.offset(1.5), UserInputError, "offset"),
         (lambda q: q.limit(True), UserInputError, "limit"),
         (lambda q: q.shuffle("x"), UserInputError, "seed"),
+        *((lambda q, c=c: q.without(c), UserInputError, "list of names") for c in (5, None, [5])),
+        (lambda q: q.with_fragments(None), UserInputError, "list of numbers"),
+        (lambda q: q.with_fragments([["id"]]), UserInputError, "list of numbers"),
+        (lambda q: q.with_fragments(True), UserInputError, "list of numbers"),
         (lambda q: q.rerank(), AttributeError, "table.search"),
     ],
 )
@@ -314,6 +319,22 @@ def test_mistakes_are_refused_before_any_work(
 ) -> None:
     with pytest.raises(error, match=message):
         build(query)
+
+
+def test_one_column_is_left_out_by_its_name_alone(query: Query) -> None:
+    left = query.select({"i": "id", "id": "id", "name": "name"}).without("id")
+    assert left.schema.names == ["i", "name"]
+
+
+def test_a_column_that_lance_can_not_read_is_said_before_any_work(local_db: Connection) -> None:
+    uri = local_db.create_table("odd", rows(0, 3)).ref.uri
+    lance.write_dataset(rows(0, 3).append_column("a`b", rows(0, 3)["id"]), uri, mode="overwrite")
+    query = local_db.open_table("odd").query().where("id > 1")
+    with pytest.raises(ColumnNotFoundError, match=r"'a`b' can't be read.*Rename it.*leave it out"):
+        query.to_batches()
+    for left in (query.select(["id"]), query.without(["a`b", "name", "point"])):
+        assert left.to_list() == [{"id": 2}]
+    assert query.count_rows() == 1
 
 
 def test_the_definition_says_what_is_read(query: Query, table: Table) -> None:

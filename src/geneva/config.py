@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import getpass
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -101,14 +102,32 @@ def _flag(env: Mapping[str, str], name: str) -> bool | None:
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process, and put them back at the end."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    """Set environment variables of this process, and put them back at the end.
+
+    Those that others have set since, in other threads, stay until their end: what was there before
+    is put back then.
+    """
+    with _SETTING:
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        _before_each.append(before)
     try:
         yield
     finally:
-        for name, value in before.items():
-            set_variable(name, value)
+        with _SETTING:
+            at = next(i for i, each in enumerate(_before_each) if each is before)
+            del _before_each[at]
+            for name, value in before.items():
+                later = next((each for each in _before_each[at:] if name in each), None)
+                if later is None:
+                    set_variable(name, value)
+                else:
+                    later[name] = value
+
+
+_SETTING = threading.Lock()
+_before_each: list[dict[str, str | None]] = []
+"""What each `environment` that has not ended has found, in the order of their beginnings."""
 
 
 @contextmanager

@@ -1021,6 +1021,9 @@ class Connection(ConnectionMethods):
     ) -> Context:
         """Run jobs on a cluster, with a manifest, from `with` to its end.
 
+        It is of the whole connection: jobs of all threads run in it. A thread other than the main
+        one that is inside keeps the others from entering one; give each a connection of its own.
+
         Args:
             cluster: One that was defined with `define_cluster`, or one itself. Without an address
                 that Spark knows it means here: the connection's own session, or the embedded one.

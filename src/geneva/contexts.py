@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from geneva.cluster import ClusterType, GenevaCluster
 from geneva.compatibility import warn_compatibility
 from geneva.config import environment
-from geneva.errors import JobTimeoutError
+from geneva.errors import JobTimeoutError, UserInputError
 from geneva.jobs import JobFuture
 from geneva.manifest import GenevaManifest
 from geneva.options import read_wait
@@ -25,6 +25,7 @@ from geneva.udf.declare import UDF
 if TYPE_CHECKING:
     from geneva.connection import Connection
 
+_ENTERING = threading.Lock()
 _REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
@@ -54,6 +55,8 @@ class Context:
     wait_timeout: timedelta | float | None = None
     futures: list[JobFuture] = field(default_factory=list)
     """Jobs that were started in it and may still be running."""
+    _thread: threading.Thread | None = None
+    """Which one entered it."""
     _session: Any = None
     _starting: threading.Lock = field(default_factory=threading.Lock)
     _undo: ExitStack = field(default_factory=ExitStack)
@@ -63,14 +66,18 @@ class Context:
         read_wait("wait_timeout", self.wait_timeout)
 
     def __enter__(self) -> Context:
-        """Let the connection's jobs run here from now on."""
+        """Let the connection's jobs run here from now on: those of all threads."""
         if self.cluster is not None:
             _say_where(self.cluster)
         if self.manifest is not None:
             check_packages(self.manifest)
-            self._undo.enter_context(environment(self.manifest.env_vars))
-        self.connection._contexts.append(self)
-        self._undo.callback(self.connection._contexts.remove, self)
+        with _ENTERING:
+            self._refuse_beside_others()
+            if self.manifest is not None:
+                self._undo.enter_context(environment(self.manifest.env_vars))
+            self._thread = threading.current_thread()
+            self.connection._contexts.append(self)
+            self._undo.callback(self.connection._contexts.remove, self)
         return self
 
     def __exit__(
@@ -118,6 +125,19 @@ class Context:
             facts["manifest"] = self.manifest.name
             facts["manifest_checksum"] = self.manifest.checksum
         return facts
+
+    def _refuse_beside_others(self) -> None:
+        """Refuse what would change where jobs of another thread run, in the middle of its block."""
+        may_be_inside = (threading.current_thread(), threading.main_thread())
+        for other in self.connection._contexts:
+            if other._thread not in may_be_inside:
+                name = other._thread.name if other._thread is not None else ""
+                raise UserInputError(
+                    f"Thread {name!r} is inside a context of this connection, and a context is of "
+                    "the whole connection: its jobs would get this one's cluster, modules and "
+                    "variables. Use a connection for each thread (geneva.connect in it), or enter "
+                    "one context around all threads."
+                )
 
     def _all_ended_well(self) -> bool:
         seconds = read_wait("wait_timeout", self.wait_timeout)

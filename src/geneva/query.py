@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from geneva.errors import InvalidUDFError, UserInputError
 from geneva.flags import check_flag
 from geneva.model.partitions import KEY_PREFIX
 from geneva.model.rows import RowIds
-from geneva.model.sql import ROW_META
+from geneva.model.sql import ROW_META, check_readable
 from geneva.model.view_query import ColumnKind, QueryColumn, ViewColumn, ViewQuery
 from geneva.planning.membership import choose_rows
 from geneva.query_columns import (
@@ -181,9 +182,10 @@ class Query(Results):
         distinct([*self._columns(), *new])
         return self._with(added=(*self._state.added, *new))
 
-    def without(self, columns: Sequence[str]) -> Query:
+    def without(self, columns: str | Sequence[str]) -> Query:
         """All columns so far but these; those of other names stay."""
-        left = tuple(c for c in self._columns() if c.name not in columns)
+        names = _items("without", "names of columns", str, columns)
+        left = tuple(c for c in self._columns() if c.name not in names)
         return self._with(selected=left, added=())
 
     def exploded(self, chunker: Chunker) -> Query:
@@ -223,7 +225,9 @@ class Query(Results):
 
         Fragments come and go, so that such a query can't be a view.
         """
-        wanted = frozenset((fragments,) if isinstance(fragments, int) else fragments)
+        wanted = frozenset(
+            map(int, _items("with_fragments", "numbers of fragments", Integral, fragments))
+        )
         there = {f.fragment_id for f in self._dataset().get_fragments()}
         if unknown := sorted(wanted - there):
             raise UserInputError(
@@ -320,6 +324,8 @@ class Query(Results):
         from geneva.execution.evaluate import evaluate
 
         dataset, columns = self._dataset(), self._columns()
+        names = dataset.schema.names
+        check_readable((p for c in columns for p in c.inputs if p in names), dataset.schema)
         env = self._source.table._connection._variables
 
         def batches() -> Iterator[pa.RecordBatch]:
@@ -503,6 +509,14 @@ def _checked_count(name: str, rows: Any) -> int | None:
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
         raise UserInputError(f"{name} must be a number of rows, 0 or more, not {rows!r}.")
     return rows
+
+
+def _items(method: str, what: str, kind: type[Any], given: Any) -> list[Any]:
+    """One item, or several, as a list."""
+    items = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    if any(isinstance(item, bool) or not isinstance(item, kind) for item in items):
+        raise UserInputError(f"{method} takes a list of {what}, not {given!r}.")
+    return items
 
 
 def _all_of(conditions: Sequence[str]) -> str | None:

@@ -175,6 +175,36 @@ def test_a_view_whose_source_is_gone_shows_what_there_is(db: Connection, calls: 
         view.refresh()
 
 
+def test_views_that_are_made_from_each_other_are_not_up_to_date(db: Connection) -> None:
+    query = db.create_table("s", pa.table({"id": [1, 2]})).query()
+    inner = db.create_materialized_view("inner", query.select(["id"]))
+    outer = db.create_materialized_view("outer", inner.query().select(["id"]))
+    for view in (inner, outer):
+        view.refresh()
+    db.drop_table("inner")
+    again = db.create_materialized_view("inner", outer.query().select(["id"]))
+    again.refresh()
+    onto = db.create_materialized_view("onto", again.query().select(["id"]))
+    onto.refresh()
+    steps = {each.step.table: each for each in db.plan_refresh().steps}
+    read = DatabaseReader(db.uri, None)
+    for name, other in (("inner", "outer"), ("outer", "inner")):
+        words = f"it and {other!r} are made from each other"
+        assert words in steps[name].action
+        found = table_description(db.open_table(name))["view"]
+        assert words in found["error"]
+        assert found["up_to_date"] is None
+        assert words in invoke(("describe", db.uri, name)).stdout
+        assert words in str(read.freshness(name).trouble)
+    listed = json.loads(invoke(("view", "list", db.uri, "--json")).stdout)["views"]
+    assert {line["name"]: line["up_to_date"] for line in listed if line["name"] in steps} == {
+        "inner": None,
+        "outer": None,
+        "onto": True,
+        "v": True,
+    }
+
+
 @pytest.mark.parametrize(
     ("command", "key"), [("tables", "tables"), ("view list", "views"), ("trust list", "functions")]
 )

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pytest
+from lance.arrow import BFloat16Type
 
 from geneva.errors import (
     ColumnNotFoundError,
@@ -161,6 +162,14 @@ def test_a_field_brings_nullability_and_metadata():
 def test_impossible_options_are_refused(options: dict[str, Any]):
     with pytest.raises(InvalidUDFError):
         udf(lambda x: x, **{"data_type": pa.int64(), **options})
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_type_that_can_not_be_hashed_is_refused(several: bool):
+    kind = BFloat16Type()
+    types = {"output_schema": pa.schema({"a": kind})} if several else {"data_type": kind}
+    with pytest.raises(InvalidUDFError, match=r"'f' can't fill .*bfloat16.*pa.float32\(\)"):
+        udf(**types, name="f")(lambda x: x)
 
 
 def test_versions_and_metadata_become_text():

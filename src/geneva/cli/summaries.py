@@ -98,8 +98,10 @@ def table_description(table: Table) -> dict[str, Any]:
 
 def planned_refresh(view: MaterializedView) -> RefreshPlan | str:
     """What a refresh would do, or why that can't be said."""
+    from geneva.database_refresh import plan_view
+
     try:
-        return view.plan_refresh()
+        return plan_view(view)
     except BaseException as error:  # noqa: BLE001
         return what_is_wrong(error)
 

@@ -140,6 +140,7 @@ class UDF:
             check_flag(flag, getattr(self, flag), InvalidUDFError)
         _check_numbers(self)
         _check_manifest(self)
+        _check_types(self)
         version = _version_text(self.name, self.declared_version)
         metadata = _metadata_texts(self.name, self.field_metadata)
         object.__setattr__(self, "declared_version", version)
@@ -623,6 +624,18 @@ def _check_numbers(declared: UDF) -> None:
         raise InvalidUDFError(
             f"UDF '{declared.name}': min_checkpoint_size={low} is above max_checkpoint_size={high}."
         )
+
+
+def _check_types(udf: UDF) -> None:
+    """Refuse types of columns that are no keys, of which functions and trials are kept."""
+    for made in udf.outputs:
+        kind = type(made.type)
+        if kind.__hash__ is None:
+            raise InvalidUDFError(
+                f"UDF '{udf.name}' can't fill a column of type {made.type}: the class of that "
+                f"type ({kind.__module__}.{kind.__qualname__}) can't be hashed. Declare another "
+                "type, such as pa.float32() in place of bfloat16."
+            )
 
 
 def _check_manifest(declared: UDF) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import lance
+import pyarrow as pa
 import pytest
 
-from geneva.errors import TableChangedError
+from geneva.errors import ColumnNotFoundError, TableChangedError
 from geneva.storage.lance import commit
 from support import by_id, make_table
 
@@ -50,3 +52,16 @@ def test_optimize_gives_up_with_an_error_of_its_own(local_db: Connection) -> Non
     table._table = Preempted(table._table, 1000)
     with pytest.raises(TableChangedError, match=r"'t' could not be optimized.*other writers kept"):
         table.optimize()
+
+
+@pytest.mark.parametrize("way", ["optimize", "compact_files"])
+def test_a_column_that_lance_can_not_read_is_named(local_db: Connection, way: str) -> None:
+    table = make_table(local_db, [2, 2])
+    rows = pa.table({"id": [0, 1, 2], "a`b": [0, 1, 2]})
+    lance.write_dataset(rows, table.ref.uri, mode="overwrite", max_rows_per_file=1)
+    table = local_db.open_table("t")
+    with pytest.raises(ColumnNotFoundError, match=r"'a`b' can't be read.*Rename it"):
+        getattr(table, way)()
+    table.alter_columns({"path": "`a``b`", "rename": "b"})
+    getattr(table, way)()
+    assert len(table.to_lance().get_fragments()) == 1

@@ -15,6 +15,7 @@ from lance.optimize import Compaction
 
 from geneva.compatibility import warn_user
 from geneva.errors import TableChangedError
+from geneva.model.sql import check_readable
 from geneva.model.tables import TableRef
 from geneva.render.text import count
 from geneva.storage.columns.dictionaries import narrow_dictionaries
@@ -43,7 +44,12 @@ def retried(ref: TableRef, attempt: Callable[[], Result]) -> Result:
         f"Table {ref.name!r} could not be optimized, because other writers kept getting in "
         "between. Try again when it is calmer."
     )
-    return retry_conflicts(attempt, _MAX_RETRIES, exhausted)
+    try:
+        return retry_conflicts(attempt, _MAX_RETRIES, exhausted)
+    except (OSError, ValueError) as error:
+        schema = open_dataset(ref).schema
+        check_readable((name for name in schema.names if name in str(error)), schema)
+        raise
 
 
 def _merged_readable(ref: TableRef, narrow: list[str], options: dict[str, Any]) -> tuple[Any, int]:
