@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -115,6 +116,26 @@ def job_properties(_: int) -> str:
     assert context is not None
     names = ("spark.jobGroup.id", "spark.job.description", "spark.job.tags")
     return json.dumps([context.getLocalProperty(name) for name in names])
+
+
+def properties_of_frame(batches: Iterator[Any]) -> str:
+    """What Spark says of the job that a task with rows of a frame is of."""
+    list(batches)
+    return job_properties(0)
+
+
+FORKED = """\
+runner = SparkRunner(embedded_session(LocalOptions(slots=1, class_archive=False)))
+print(runner.submit(str, [1]).result(), flush=True)
+child = os.fork()
+if not child:
+    try:
+        print(runner.submit(str, [2]).result(timeout=20), flush=True)
+        os._exit(0)
+    finally:
+        os._exit(1)
+print(os.waitpid(child, 0)[1])
+"""
 
 
 def process_and_gpu(mark: str) -> str:
@@ -311,6 +332,36 @@ class TestSparkRunner:
             assert told[2] != tag
         assert threads() == before
 
+    def test_tags_of_one_user_are_not_those_of_the_next(self, runner: SparkRunner) -> None:
+        session = embedded_session(OPTIONS)
+
+        def tags() -> str:
+            # The frame's tags are those of the session as well as those of the context.
+            frame = session.range(0, 1, 1, 1)
+            return runner.submit_frame(frame, properties_of_frame).result()[0]
+
+        session.addTag("of-one-user")
+        try:
+            assert "of-one-user" in tags()
+        finally:
+            session.removeTag("of-one-user")
+        assert "of-one-user" not in tags()
+
+    def test_a_session_that_was_stopped_is_kept_by_nobody(self) -> None:
+        session = embedded_session(OPTIONS)
+        assert SparkRunner(session).submit(double, [1, 2]).result() == ["2", "4"]
+        context = weakref.ref(session.sparkContext)
+        session.stop()
+        del session
+        assert SparkRunner(embedded_session(OPTIONS)).submit(double, [3]).result() == ["6"]
+        gc.collect()
+        assert context() is None
+
+    def test_a_fork_has_threads_of_its_own(self, tmp_path: Path) -> None:
+        script = run_script(FORKED, tmp_path)
+        output, errors = script.communicate(timeout=60)
+        assert output.splitlines() == ["['1']", "['2']", "0"], errors
+
     @pytest.mark.parametrize("tasks", [1, 2, 5])
     def test_each_job_has_its_own_tasks(self, runner: SparkRunner, tasks: int) -> None:
         # What Spark is given for so many tasks is made once, and not once for each job.
@@ -429,8 +480,12 @@ CONNECT = """
             runner.submit(fail, [1]).result()
         except JobError as error:
             print(str(error).splitlines()[-1])
+        session.addTag("of-one-user")
+        runner.submit(str, [1]).result()
+        session.removeTag("of-one-user")
         job = runner.submit(time.sleep, [60, 60, 60])
         time.sleep(1)
+        print(session.interruptTag("of-one-user"))
         runner.cancel()
         print(type(job.exception(timeout=0)).__name__)
         print(SparkRunner(session).submit(str, [1, 2, 3]).result(timeout=30))
@@ -451,6 +506,7 @@ def test_connect_session(tmp_path: Path) -> None:
         "3",
         "['1', '2']",
         "RuntimeError: the disk is on fire",
+        "[]",
         "JobCancelledError",
         "['1', '2', '3']",
     ], errors

@@ -20,7 +20,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_THREADS = ThreadPoolExecutor(1_000, thread_name_prefix="geneva-job")
-"""Each waits for a Spark job, and then for the next one: it has a connection to Spark's JVM. There
-are as many as there were jobs at once."""
 CANCEL_LIMIT_SECONDS = 30.0
 _GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
 _MAX_OPERATIONS = 1_000
@@ -53,6 +50,15 @@ _MAX_OPERATIONS = 1_000
 _SHIPPED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 """By session: the archives of modules that its workers can have."""
 _SHIPPING = threading.Lock()
+
+
+@cache
+def _threads(process: int) -> ThreadPoolExecutor:
+    """Each waits for a Spark job, and then for the next one: it has a connection to Spark's JVM.
+
+    There are as many as there were jobs at once. A fork of the process has none of them.
+    """
+    return ThreadPoolExecutor(1_000, thread_name_prefix="geneva-job")
 
 
 @cache
@@ -156,9 +162,16 @@ class SparkRunner:
         with self._idle:
             self._unfinished += 1
         said = (self._group, self._description)
-        job: Future[list[str]] = _THREADS.submit(run, *args, said)
+        threads = _threads(os.getpid())
+        job: Future[list[str]] = threads.submit(self._run_alone, run, *args, said)
         job.add_done_callback(self._finished)
         return job
+
+    def _run_alone(self, run: Callable[..., list[str]], *args: Any) -> list[str]:
+        """Run a job in a thread that has had others, of which it knows nothing any more."""
+        with self._explained():
+            self._kind.forget_tags()
+        return run(*args)
 
     def ship_modules(self, modules: Sequence[str]) -> None:
         """Have this runner's jobs use folders and files of Python modules, as they are now.
@@ -365,6 +378,9 @@ class _SessionKind(Protocol):
     def tagged(
         self, tag: str, group: str, description: str
     ) -> contextlib.AbstractContextManager[None]: ...
+    def forget_tags(self) -> None:
+        """Remove what this thread has of earlier jobs, where new ones only add theirs."""
+
     def also_tagged(self, tag: str) -> contextlib.AbstractContextManager[None]:
         """Give the jobs of this thread one more tag to be cancelled by."""
 
@@ -391,13 +407,16 @@ class _Classic:
     """A session with a SparkContext, and its JVM, in this process."""
 
     def __init__(self, session: SparkSession) -> None:
-        self._context = session.sparkContext
+        self._session, self._context = session, session.sparkContext
         self.is_local = self.is_here = self._context.master.startswith("local")
         self._group: str | None = None
         """The group that the latest jobs ran in."""
 
     def cores(self) -> int:
         return max(1, int(self._context.defaultParallelism))
+
+    def forget_tags(self) -> None:
+        self._session.clearTags()  # the user's; all else is in properties, which are set anew
 
     @contextlib.contextmanager
     def tagged(self, tag: str, group: str, description: str) -> Iterator[None]:
@@ -470,10 +489,16 @@ class _Classic:
         return None if self.is_local else _profile(resources, self._context.getConf().get)
 
 
-@lru_cache(maxsize=32)
 def _numbers(context: SparkContext, count: int) -> RDD[int]:
-    """The numbers below `count`, a partition each: made once, as each takes a file and some ms."""
-    return context.parallelize(range(count), count)
+    """The numbers below `count`, a partition each: made once, as each takes a file and some ms.
+
+    The context has them: it goes with them when it was stopped, which an `lru_cache` would prevent.
+    """
+    made: dict[int, RDD[int]] = vars(context).setdefault("_geneva_numbers", {})
+    numbers = made.get(count)
+    if numbers is None:
+        made[count] = numbers = context.parallelize(range(count), count)
+    return numbers
 
 
 _CLASSES = ("PythonRDD", "PythonUtils", "SimplePythonFunction")
@@ -506,6 +531,9 @@ class _Connect:
             last = parts.selectExpr("max(part)").toArrow()
             self._cores = int(last.column(0)[0].as_py()) + 1
         return self._cores
+
+    def forget_tags(self) -> None:
+        vars(self._session.client.thread_local).clear()  # tags, and extensions of the context
 
     @contextlib.contextmanager
     def tagged(self, tag: str, group: str, description: str) -> Iterator[None]:
