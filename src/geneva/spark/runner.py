@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_JOBS_IN_FLIGHT = 32
+"""Threads of a runner, each waiting for one Spark job; more submissions wait for one of them. Up to
+31 slots, a task is a job, and one more is at hand."""
 CANCEL_LIMIT_SECONDS = 30.0
 _GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
 _MAX_OPERATIONS = 1_000
@@ -50,15 +53,6 @@ _MAX_OPERATIONS = 1_000
 _SHIPPED: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 """By session: the archives of modules that its workers can have."""
 _SHIPPING = threading.Lock()
-
-
-@cache
-def _threads(process: int) -> ThreadPoolExecutor:
-    """Each waits for a Spark job, and then for the next one: it has a connection to Spark's JVM.
-
-    There are as many as there were jobs at once. A fork of the process has none of them.
-    """
-    return ThreadPoolExecutor(1_000, thread_name_prefix="geneva-job")
 
 
 @cache
@@ -97,6 +91,7 @@ class SparkRunner:
         remote = type(session).__module__.startswith("pyspark.sql.connect")
         with explaining():
             self._kind: _SessionKind = _Connect(session) if remote else _Classic(session)
+        self._threads = ThreadPoolExecutor(MAX_JOBS_IN_FLIGHT, thread_name_prefix="geneva-job")
         self._cancelled = threading.Event()
         self._idle = threading.Condition()
         self._unfinished = 0
@@ -162,16 +157,9 @@ class SparkRunner:
         with self._idle:
             self._unfinished += 1
         said = (self._group, self._description)
-        threads = _threads(os.getpid())
-        job: Future[list[str]] = threads.submit(self._run_alone, run, *args, said)
+        job: Future[list[str]] = self._threads.submit(run, *args, said)
         job.add_done_callback(self._finished)
         return job
-
-    def _run_alone(self, run: Callable[..., list[str]], *args: Any) -> list[str]:
-        """Run a job in a thread that has had others, of which it knows nothing any more."""
-        with self._explained():
-            self._kind.forget_tags()
-        return run(*args)
 
     def ship_modules(self, modules: Sequence[str]) -> None:
         """Have this runner's jobs use folders and files of Python modules, as they are now.
@@ -378,9 +366,6 @@ class _SessionKind(Protocol):
     def tagged(
         self, tag: str, group: str, description: str
     ) -> contextlib.AbstractContextManager[None]: ...
-    def forget_tags(self) -> None:
-        """Remove what this thread has of earlier jobs, where new ones only add theirs."""
-
     def also_tagged(self, tag: str) -> contextlib.AbstractContextManager[None]:
         """Give the jobs of this thread one more tag to be cancelled by."""
 
@@ -407,16 +392,13 @@ class _Classic:
     """A session with a SparkContext, and its JVM, in this process."""
 
     def __init__(self, session: SparkSession) -> None:
-        self._session, self._context = session, session.sparkContext
+        self._context = session.sparkContext
         self.is_local = self.is_here = self._context.master.startswith("local")
         self._group: str | None = None
         """The group that the latest jobs ran in."""
 
     def cores(self) -> int:
         return max(1, int(self._context.defaultParallelism))
-
-    def forget_tags(self) -> None:
-        self._session.clearTags()  # the user's; all else is in properties, which are set anew
 
     @contextlib.contextmanager
     def tagged(self, tag: str, group: str, description: str) -> Iterator[None]:
@@ -531,9 +513,6 @@ class _Connect:
             last = parts.selectExpr("max(part)").toArrow()
             self._cores = int(last.column(0)[0].as_py()) + 1
         return self._cores
-
-    def forget_tags(self) -> None:
-        vars(self._session.client.thread_local).clear()  # tags, and extensions of the context
 
     @contextlib.contextmanager
     def tagged(self, tag: str, group: str, description: str) -> Iterator[None]:
