@@ -72,7 +72,7 @@ Bars: TypeAlias = ProgressBars | NotebookBars
 """What shows the progress of a job to whoever looks on."""
 
 _LOG = logging.getLogger("geneva")
-_OF_DROPPED_TABLES = (JobError, TableChangedError, UDFIntegrityError)
+_OF_DROPPED_TABLES = (JobError, TableChangedError, TableNotFoundError, UDFIntegrityError)
 """What else jobs end with whose table is gone: which of its files is missed first is chance."""
 
 
@@ -165,8 +165,9 @@ class Job:
         if cause is None:
             places = [self._services.signals.database_uri, *(ref.root for ref in self._tables())]
             cause = unwritable(error, doing, "what was saved before is kept", places)
-        if cause is not None:
-            cause.job_id = self.job_id
+        if cause is None or str(cause) == str(error):
+            return None
+        cause.job_id = self.job_id
         return cause
 
     def _dropped(self) -> TableNotFoundError | None:

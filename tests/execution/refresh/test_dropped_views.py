@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster import wait_for
 from geneva import UDF, Connection, JobStatus, Table, udf
 from geneva.errors import GenevaError, TableNotFoundError
 from geneva.execution.backfill.committer import publish_columns
-from support import Calls, make_table, publishing, tripled
+from geneva.execution.runner import InProcessRunner
+from geneva.storage.lance.dataset import open_pinned
+from support import Calls, connect, make_table, publishing, tripled
 from view_support import make_source, make_view, values
 
 
@@ -97,6 +101,34 @@ def test_a_table_whose_folder_is_deleted_by_hand_was_dropped(db: Connection, at:
     table.add_columns({"x": deleting(Path(db.uri) / "t.lance", at)})
     with pytest.raises(TableNotFoundError, match=r"'t' .*dropped") as raised:
         table.backfill("x", checkpoint_size=1)  # so that files are open by then
+    check_last_job(db, raised.value)
+
+
+def test_so_it_is_for_a_task_that_comes_later(tmp_path: Path) -> None:
+    folder, noticed = tmp_path / "db" / "t.lance", tmp_path / "noticed"
+
+    class Runner(InProcessRunner):
+        def _call(self, function: Callable[[Any], str], item: Any) -> str:
+            if item.parts[0].fragment_id == 0:
+                return super()._call(function, item)
+            wait_for(lambda: not folder.exists(), "the deletion")
+            open_pinned.cache_clear()  # as in a process of its own
+            try:
+                return super()._call(function, item)
+            finally:
+                noticed.touch()
+
+    @udf
+    def delete(id: int) -> int:
+        shutil.rmtree(folder, ignore_errors=True)
+        wait_for(noticed.exists, "the other task")
+        return id * 3
+
+    db = connect(tmp_path / "db", lambda: Runner(2))
+    table = make_table(db, [1, 1])
+    table.add_columns({"x": delete})
+    with pytest.raises(TableNotFoundError, match=r"'t' .*dropped") as raised:
+        table.backfill("x")
     check_last_job(db, raised.value)
 
 
