@@ -303,7 +303,7 @@ def _tried(trial: Trial, table: str, slots: int) -> Preview:
         udf=udf.name,
         table=table,
         inputs=inputs if trial.shown is None else trial.shown,
-        values=pa.concat_arrays([a for part in parts for a in part.values] or [_none(udf)]),
+        values=pa.concat_arrays([a for part in parts for a in part.arrays] or [_none(udf)]),
         failures=_failures(parts),
         row_seconds=tuple(taken),
         setup_seconds=setup_seconds,
@@ -334,11 +334,12 @@ def _whole_or_failed(applied: Applied, errors: list[BaseException]) -> Applied:
     """What came of a batch. Where each row goes well and all together don't, all have failed."""
     if not errors or applied.failures:
         return applied
-    rows = len(applied.values[0])
+    (values,) = applied.arrays
+    rows = len(values)
     message = f"{errors[0]} (each row by itself goes well)"
     kind = type(errors[0]).__name__
     failed = tuple(CellFailure(row, kind, message) for row in range(rows))
-    return Applied((pa.nulls(rows, applied.values[0].type),), failed)
+    return Applied((pa.nulls(rows, values.type),), failed)
 
 
 def _set_up(applier: Applier, inputs: pa.RecordBatch) -> UDFError | None:
@@ -370,7 +371,7 @@ def _failures(parts: Sequence[Applied]) -> tuple[CellFailure, ...]:
         found += [
             dataclasses.replace(f, row=at + f.row) for f in part.failures if f.row is not None
         ]
-        at += len(part.values[0])
+        at += len(part.arrays[0])
     return tuple(found)
 
 

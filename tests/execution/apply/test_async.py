@@ -42,7 +42,7 @@ def run(declared: UDF, rows: int, threads: int | None = None) -> Applied:
 
 
 def values(declared: UDF, rows: int, threads: int | None = None) -> list[Any]:
-    return run(declared, rows, threads).values[0].to_pylist()
+    return run(declared, rows, threads).arrays[0].to_pylist()
 
 
 class Gauge:
@@ -108,7 +108,7 @@ def test_a_slow_call_holds_back_no_other_calls():
         calls = applier.ahead(batch_of(60))
         assert calls is not None
         with calls:
-            taken = [calls.take(10).values[0].to_pylist() for _ in range(6)]
+            taken = [calls.take(10).arrays[0].to_pylist() for _ in range(6)]
     assert taken == [[*range(i, i + 10)] for i in range(0, 60, 10)]
     assert done.index(0) >= 40
 
@@ -129,7 +129,7 @@ def test_what_runs_ahead_is_bounded():
         with calls:
             calls.take(1)
             assert 1 < gauge.calls < 200
-            assert calls.take(4_999).values[0].to_pylist() == [*range(1, 5_000)]
+            assert calls.take(4_999).arrays[0].to_pylist() == [*range(1, 5_000)]
     assert gauge.calls == 5_000
     assert not ended.is_set()
 
@@ -164,7 +164,7 @@ def test_slices_of_batches_are_taken_in_any_size():
         calls = applier.ahead(batch_of(45))
         assert calls is not None
         with calls:
-            parts = [calls.take(n).values[0] for n in (3, 10, 20, 12)]
+            parts = [calls.take(n).arrays[0] for n in (3, 10, 20, 12)]
     assert [v for part in parts for v in part.to_pylist()] == [i * 2 for i in range(45)]
     assert all(part.offset == 0 for part in parts)
 
@@ -181,8 +181,8 @@ def test_calls_that_end_at_once_make_room_for_others(limit: int):
         assert calls is not None
         with calls:
             calls.may_start = 10
-            assert calls.take(10).values[0].to_pylist() == list(range(10))
-            assert calls.take(30).values[0].to_pylist() == list(range(10, 40))
+            assert calls.take(10).arrays[0].to_pylist() == list(range(10))
+            assert calls.take(30).arrays[0].to_pylist() == list(range(10, 40))
 
 
 def test_no_call_is_made_behind_the_checkpoint_that_is_filled():
@@ -307,7 +307,7 @@ def test_rows_are_skipped_and_retried_one_by_one():
 
     policy = [Retry(ConnectionError, max_attempts=3, backoff=0.001), Skip(ValueError)]
     applied = run(udf(flaky, on_error=policy), 100)
-    assert applied.values[0].to_pylist() == [None if i % 10 == 4 else i for i in range(100)]
+    assert applied.arrays[0].to_pylist() == [None if i % 10 == 4 else i for i in range(100)]
     assert [f.row for f in applied.failures] == [*range(4, 100, 10)]
     assert applied.retries == 20
     assert sum(tries.values()) == 120
@@ -325,7 +325,7 @@ def test_values_that_do_not_fit_are_failures_too():
     tries.clear()
     policy = [Retry(UDFOutputError, max_attempts=2, backoff=0), Skip()]
     applied = run(udf(wrong, data_type=pa.int64(), on_error=policy), 6)
-    assert applied.values[0].to_pylist() == [0, 1, 2, 3, None, 5]
+    assert applied.arrays[0].to_pylist() == [0, 1, 2, 3, None, 5]
     assert tries == {0: 1, 1: 1, 2: 2, 3: 1, 4: 2, 5: 1}
 
 
@@ -340,7 +340,7 @@ def test_rows_of_a_batch_function_are_found_by_halves():
 
     declared = udf(picky, data_type=pa.int64(), batch_size=16, on_error=skip_on_error())
     applied = run(declared, 32)
-    assert applied.values[0].to_pylist() == [None if i == 13 else i for i in range(32)]
+    assert applied.arrays[0].to_pylist() == [None if i == 13 else i for i in range(32)]
     assert [f.row for f in applied.failures] == [13]
     assert len(calls) == 1 + 1 + 2 * 4
 
@@ -354,7 +354,7 @@ def test_a_call_that_takes_too_long_is_cancelled():
         return id
 
     applied = run(udf(sleepy, timeout=0.05, on_error=skip_on_error()), 20)
-    assert applied.values[0].to_pylist() == [None if i == 5 else i for i in range(20)]
+    assert applied.arrays[0].to_pylist() == [None if i == 5 else i for i in range(20)]
     assert (applied.failures[0].row, applied.failures[0].exception_type) == (5, "TimeoutError")
     assert (gauge.cancelled, gauge.calls) == (1, 20)
     with pytest.raises(UDFTimeoutError, match=r"timeout=0\.05"):

@@ -98,7 +98,7 @@ rows = pa.record_batch({"id": pa.array(range(ROWS))})
 applier = Applier(own, pa.field("x", pa.int64()), threads)
 applier.warm(rows)
 prepared = applier.prepare(rows)
-values = applier.run(rows, None, prepared).values[0]
+values = applier.run(rows, None, prepared).arrays[0]
 forks.end_copy()  # as a worker does after every batch
 assert values.to_pylist() == list(range(ROWS)), values
 applier.close()

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from geneva.execution.apply.layouts import Layout
+from geneva.execution.apply.layouts import Layout, as_array
 from geneva.execution.apply.output import own_values
 
 NUMBERS = [
@@ -45,13 +45,16 @@ def test_arrays_of_arrow(seed: int) -> None:
         array = drawn(draw)
         layout = Layout.of(array.type)
         assert layout is not None
-        found = layout.of_arrow(array)
-        if found is not None:
+        packed = layout.of_arrow(array)
+        if packed is not None:
             taken += 1
+            found = packed.array()
+            assert packed.nbytes == found.nbytes
             found.validate(full=True)
             assert (found.type, found.to_pylist()) == (array.type, array.to_pylist())
-        own = own_values([array], array.type, layout, len(array))
-        assert own is not None
+        values = own_values([array], array.type, layout, len(array))
+        assert values is not None
+        own = as_array(values)
         assert (own.type, own.to_pylist()) == (array.type, array.to_pylist())
     assert taken > 50
 
@@ -81,8 +84,9 @@ def test_arrays_of_numpy(kind: pa.DataType) -> None:
     layout, numbers = Layout.of(vector), np.arange(6).astype(kind.to_pandas_dtype()).reshape(3, 2)
     assert layout is not None
     for may_keep in (False, True):
-        found = layout.of_numpy(numbers, 3, may_keep=may_keep)
-        assert found is not None
+        packed = layout.of_numpy(numbers, 3, may_keep=may_keep)
+        assert packed is not None
+        found = packed.array()
         assert found.type.equals(vector, check_metadata=True)
         assert found.to_pylist() == numbers.tolist()
         shares = found.values.buffers()[1].address == numbers.__array_interface__["data"][0]

@@ -64,7 +64,7 @@ def test_a_batch_is_let_go_of(function: Callable[..., Any], threads: int | None)
     with Applier(declared, pa.field("y", pa.int64()), threads) as applier:
         batch = pa.record_batch({"x": pa.array(range(100))})
         seen = weakref.ref(batch)
-        values = applier.run(batch).values
+        values = applier.run(batch).arrays
         assert len(values[0]) == 100
         del batch, values
         assert seen() is None

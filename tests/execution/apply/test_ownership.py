@@ -151,7 +151,7 @@ def test_an_array_without_dimensions_is_refused_as_what_it_is() -> None:
     applier = Applier(squeezed, pa.field("v", pa.float64()))
     assert applier.apply(pa.record_batch({"x": [1, 2]})).to_pylist() == [1.0, 2.0]
     applied = applier.run(pa.record_batch({"x": [1]}))
-    assert applied.values[0].to_pylist() == [None]
+    assert applied.arrays[0].to_pylist() == [None]
     (failure,) = applied.failures
     assert failure.exception_type == "UDFOutputError"
     assert "one value per row" in failure.message
@@ -265,7 +265,7 @@ def test_a_tensor_without_values_is_the_functions_failure() -> None:
         return torch.ones(len(x), WIDTH, device="meta")
 
     applied = Applier(empty, pa.field("v", VECTOR)).run(pa.record_batch({"x": [1]}))
-    assert applied.values[0].to_pylist() == [None]
+    assert applied.arrays[0].to_pylist() == [None]
     (failure,) = applied.failures
     assert "meta tensor" in failure.message
 
@@ -285,4 +285,4 @@ def test_a_tensor_without_rows_is_the_functions_failure() -> None:
         return torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
 
     applied = Applier(nested, pa.field("v", VECTOR)).run(pa.record_batch({"x": [1, 2]}))
-    assert applied.values[0].to_pylist() == [None, None]
+    assert applied.arrays[0].to_pylist() == [None, None]

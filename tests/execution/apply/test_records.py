@@ -45,7 +45,7 @@ def applied(
 
 
 def values(found: Applied) -> list[list[Any]]:
-    return [array.to_pylist() for array in found.values]
+    return [array.to_pylist() for array in found.arrays]
 
 
 def test_records_of_every_make() -> None:
@@ -99,7 +99,7 @@ def test_batches_of_every_make(make: Callable[..., Any]) -> None:
 
     found = applied(sizes, output_schema=SCHEMA)
     assert values(found) == [[1, 2, 3], [0.5, 1.0, 1.5]]
-    assert [array.type for array in found.values] == SCHEMA.types
+    assert [array.type for array in found.arrays] == SCHEMA.types
 
 
 def two_of_a_name(columns: list[pa.Array], names: list[str]) -> pa.Table:

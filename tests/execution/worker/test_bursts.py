@@ -14,6 +14,7 @@ import pytest
 from geneva import Connection, report_usage, udf
 from geneva.errors import TooManyFailedRowsError, UDFExecutionError, UDFOutputError
 from geneva.execution.apply.batch import Applier
+from geneva.execution.apply.layouts import as_array
 from geneva.execution.worker import batches
 from geneva.execution.worker.batches import BatchRunner
 from geneva.execution.worker.pacing import Deadline
@@ -69,7 +70,7 @@ class Log:
             assert isinstance(event, Computed)
             self.events.append(("result", event.rows.start))
             self.seconds += event.seconds
-            self.values += event.outputs[0].to_pylist()
+            self.values += as_array(event.outputs[0]).to_pylist()
 
     @property
     def calls(self) -> list[int]:
@@ -222,7 +223,7 @@ def test_lists_in_an_array_of_objects_that_are_used_again(tmp_path: Path) -> Non
     applier = Applier(lists, pa.field("y", pa.list_(pa.int64())))
     found = [applier.call(window.inputs) for window in windows()]
     applied = [each if hasattr(each, "values") else each.applied() for each in found]
-    assert [each.values[0][0].as_py() for each in applied] == [[0], [2], [4], [6], [8]]
+    assert [each.arrays[0][0].as_py() for each in applied] == [[0], [2], [4], [6], [8]]
 
 
 class Metered:

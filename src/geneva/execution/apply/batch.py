@@ -106,7 +106,7 @@ class Applier:
 
     def apply(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the column's values for a batch whose columns are the inputs, in order."""
-        return self.run(batch).values[0]
+        return self.run(batch).arrays[0]
 
     def warm(self, batch: pa.RecordBatch) -> None:
         """Set up a stateful function, if that was not done yet."""

@@ -19,6 +19,7 @@ from geneva.execution.apply.failures import (
     raise_failed,
     refusal,
 )
+from geneva.execution.apply.layouts import Values, as_array
 from geneva.execution.apply.output import forbidden_null
 from geneva.execution.apply.row_values import input_values
 from geneva.execution.apply.steps import Again
@@ -30,12 +31,17 @@ from geneva.udf.policy import Action
 class Applied:
     """The values of a batch, the rows among them that failed, and calls that were made again."""
 
-    values: tuple[pa.Array, ...]
-    """One array for each output column."""
+    values: tuple[Values, ...]
+    """Those of each output column."""
     failures: tuple[CellFailure, ...] = ()
     retries: int = 0
     unmatched: int = 0
     """Rows whose key was looked up and is not in the source."""
+
+    @property
+    def arrays(self) -> tuple[pa.Array, ...]:
+        """One array for each output column."""
+        return tuple(as_array(values) for values in self.values)
 
 
 @dataclass(frozen=True, slots=True)

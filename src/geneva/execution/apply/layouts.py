@@ -8,7 +8,7 @@ stands idle.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ import pyarrow.types as pt
 
 _MAX_HELD_BYTES = 8 * 1024 * 1024
 """What is copied while all other threads wait."""
+
+
+Memory: TypeAlias = bytes | npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Layout:
 
     def of_numpy(
         self, numbers: npt.NDArray[Any], rows: int, *, may_keep: bool = False
-    ) -> pa.Array | None:
+    ) -> Packed | None:
         """The values of an array of numpy; None where it is not laid out just so.
 
         They are in memory of their own, or in that of the array if we `may_keep` it.
@@ -57,10 +60,9 @@ class Layout:
             return None
         if not (numbers.flags.c_contiguous and numbers.flags.aligned):
             return None
-        memory = pa.py_buffer(numbers)
-        return self._array(memory if may_keep else _copied(memory), rows)
+        return Packed(self, numbers if may_keep else _copied(numbers.data), rows)
 
-    def of_arrow(self, array: pa.Array) -> pa.Array | None:
+    def of_arrow(self, array: pa.Array) -> Packed | None:
         """The values of an array of the type in memory of their own; None where some are NULL."""
         *valid, memory = array.buffers()
         if memory is None or any(buffer is not None for buffer in valid):
@@ -73,21 +75,46 @@ class Layout:
         first, size = start * width, rows * self.count * width
         if first + size > memory.size:
             return None
-        return self._array(_copied(memory.slice(first, size)), rows)
+        return Packed(self, _copied(memoryview(memory.slice(first, size))), rows)
 
-    def _array(self, memory: pa.Buffer, rows: int) -> pa.Array:
-        count = rows * self.count
-        array = pa.Array.from_buffers(self.numbers, count, [None, memory], 0)
-        for kind in self.lists:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Values in memory of their own, of which no array of Arrow is made yet.
+
+    That lets go of the interpreter, so it is left to a thread that no call waits for.
+    """
+
+    layout: Layout
+    memory: Memory
+    rows: int
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the values."""
+        return self.rows * self.layout.count * self.layout.dtype.itemsize
+
+    def array(self) -> pa.Array:
+        """The values as an array."""
+        layout, count = self.layout, self.rows * self.layout.count
+        buffers = [None, pa.py_buffer(self.memory)]
+        array = pa.Array.from_buffers(layout.numbers, count, buffers, 0)
+        for kind in layout.lists:
             count //= kind.list_size
             array = pa.Array.from_buffers(kind, count, [None], 0, children=[array])
         return array
 
 
-def _copied(memory: pa.Buffer) -> pa.Buffer:
-    own = pa.allocate_buffer(memory.size)
-    if memory.size <= _MAX_HELD_BYTES:
-        memoryview(own)[:] = memoryview(memory)
-    else:
-        np.copyto(np.frombuffer(own, np.uint8), np.frombuffer(memory, np.uint8))
-    return own
+Values: TypeAlias = pa.Array | Packed
+"""What a function gave for one column."""
+
+
+def as_array(values: Values) -> pa.Array:
+    """Values as an array, whatever they are by now."""
+    return values.array() if isinstance(values, Packed) else values
+
+
+def _copied(memory: memoryview) -> Memory:
+    # Not into Arrow's memory: to get some lets go of the interpreter.
+    is_held = memory.nbytes <= _MAX_HELD_BYTES
+    return bytes(memory) if is_held else np.frombuffer(memory, np.uint8).copy()

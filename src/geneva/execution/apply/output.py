@@ -20,7 +20,7 @@ from geneva.execution.apply.convert import (
     pandas_values,
     single,
 )
-from geneva.execution.apply.layouts import Layout
+from geneva.execution.apply.layouts import Layout, Values
 from geneva.execution.apply.ownership import is_only_here
 from geneva.execution.apply.tensors import is_tensor, numpy_of
 from geneva.render.text import a_type, shorten
@@ -62,7 +62,7 @@ def may_differ(kind: pa.DataType) -> bool:
 
 def own_values(
     returned: list[Any], kind: pa.DataType, layout: Layout | None, rows: int
-) -> pa.Array | None:
+) -> Values | None:
     """What a function returned, where it is just what it should be; None: it may not be.
 
     It is given as the one item of a list, which nothing else here refers to. It is copied before
@@ -81,16 +81,16 @@ def own_values(
             stays = stays or not result.is_cpu
             result = numpy_of(result)
         if layout is not None and is_numbers:
-            array = layout.of_numpy(result, rows, may_keep=stays)
-            if array is not None:
-                return array
+            packed = layout.of_numpy(result, rows, may_keep=stays)
+            if packed is not None:
+                return packed
         has_rows = result.ndim > 0 if is_numbers else isinstance(result, pa.Array)
         if not has_rows or len(result) != rows:
             return None
         if layout is not None and not is_numbers and result.type == kind:
-            array = layout.of_arrow(result)
-            if array is not None:
-                return array
+            packed = layout.of_arrow(result)
+            if packed is not None:
+                return packed
         array = _returned_array(result, kind)
         if array is None or array.type != kind:
             return None

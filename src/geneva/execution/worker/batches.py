@@ -26,6 +26,7 @@ from geneva.execution.apply.batch import Applied
 from geneva.execution.apply.call import Kept
 from geneva.execution.apply.failures import CellFailure
 from geneva.execution.apply.forks import end_copy
+from geneva.execution.apply.layouts import Packed, Values, as_array
 from geneva.execution.apply.limits import TaskUsage, shared_states
 from geneva.execution.apply.memo import Memo, shared_memo
 from geneva.execution.worker.column_file import can_take_back
@@ -533,7 +534,8 @@ class BatchRunner:
         )
         computed = self._compute(replace(queued, window=part))
         values = pa.RecordBatch.from_arrays(
-            list(computed.outputs), names=[f"o{i}" for i in range(len(computed.outputs))]
+            [as_array(values) for values in computed.outputs],
+            names=[f"o{i}" for i in range(len(computed.outputs))],
         )
         if not computed.failed and not computed.unpaid:
             memo.add(digests[to_compute], values)
@@ -629,14 +631,19 @@ class BatchRunner:
         raise _batch_failed(error, batch.offsets, failures)
 
 
-def _size(arrays: tuple[pa.Array, ...]) -> int:
-    # Not `nbytes`: that lets go of the interpreter, and the next call would wait for it.
-    return sum([array.get_total_buffer_size() for array in arrays])
+def _size(outputs: tuple[Values, ...]) -> int:
+    # Not an array's `nbytes`: that lets go of the interpreter, and the next call would wait for it.
+    return sum(
+        [
+            values.nbytes if isinstance(values, Packed) else values.get_total_buffer_size()
+            for values in outputs
+        ]
+    )
 
 
 def _computed(
     batch: Window,
-    outputs: tuple[pa.Array, ...],
+    outputs: tuple[Values, ...],
     seconds: float,
     failed: tuple[int, ...] = (),
     failures: tuple[RowFailure, ...] = (),
@@ -683,7 +690,7 @@ def _pieces(computed: Computed) -> list[Computed]:
                 computed,
                 rows=rows,
                 offsets=computed.offsets[first:place],
-                outputs=tuple(output[first:place] for output in computed.outputs),
+                outputs=tuple(as_array(output)[first:place] for output in computed.outputs),
                 digests=digests[first:place] if digests is not None else None,
                 failed=tuple(row - first for row in computed.failed if first <= row < place),
                 unpaid=(),

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from geneva.background import in_background
 from geneva.errors import GenevaError
+from geneva.execution.apply.layouts import Values
 from geneva.execution.worker.poison_rows import PoisonSearch
 from geneva.execution.worker.task import ColumnWork, PartWork, RowFailure, Timings
 from geneva.model.computation import Udf
@@ -102,7 +103,7 @@ class Computed:
 
     rows: RowRange
     offsets: Offsets
-    outputs: tuple[pa.Array, ...]
+    outputs: tuple[Values, ...]
     digests: Digests | None = None
     """The digests of the inputs, where the computation has receipts."""
     failed: tuple[int, ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from geneva.execution.apply.layouts import as_array
 from geneva.execution.worker.records import Computed, OpenTask, Result
 from geneva.model.rows import RowRange
 from geneva.storage.columns.receipts import receipts_for
@@ -20,7 +21,7 @@ def sealed(task: OpenTask, batches: Sequence[Computed]) -> Result:
     Several at once: what is done here costs the same for one row as for a thousand.
     """
     computed = [
-        concat([batch.outputs[i] for batch in batches], task.schema.names[i])
+        concat([as_array(batch.outputs[i]) for batch in batches], task.schema.names[i])
         for i in range(len(batches[0].outputs))
     ]
     outputs = [storable(task.dataset, values) for values in computed]
