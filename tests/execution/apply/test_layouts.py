@@ -52,7 +52,7 @@ def test_arrays_of_arrow(seed: int) -> None:
             assert packed.nbytes == found.nbytes
             found.validate(full=True)
             assert (found.type, found.to_pylist()) == (array.type, array.to_pylist())
-        values = own_values([array], array.type, layout, len(array))
+        values = own_values(array, array.type, layout, len(array), stays=False)
         assert values is not None
         own = as_array(values)
         assert (own.type, own.to_pylist()) == (array.type, array.to_pylist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,28 @@ def test_batches_of_a_given_size_are_cut_ahead_each_in_buffers_of_its_own(
                 assert item.inputs.column(0).to_pylist() == item.offsets.tolist()
                 assert item.digests is not None
                 assert len(item.digests) == len(item.offsets)
+
+
+def test_the_first_batch_of_a_task_waits_for_no_other_rows(
+    task: OpenTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is read at once, more and more is digested; of later reads, all at once."""
+    digested: list[int] = []
+    digest = Reader.digested
+
+    def noted(self: Reader, item: Window | Result) -> Window | Result:
+        digested.append(len(item.offsets) if isinstance(item, Window) else 0)
+        return digest(self, item)
+
+    monkeypatch.setattr(Reader, "digested", noted)
+    part = replace(make_part(10), window=10)
+    ahead = ReadAhead([(Reader(task), 2)], [(part,), (part,)], Halt())
+    ahead.run()
+    groups = [[len(window.offsets) for window in group] for _, group in ahead.next_leg()]
+    assert groups == [[2], [2, 2], [2, 2]]
+    groups = [[len(window.offsets) for window in group] for _, group in ahead.next_leg()]
+    assert groups == [[2] * 5]
+    assert digested == [2, 4, 4, 10]
 
 
 def _cut(rows: int, size: int) -> list[int]:

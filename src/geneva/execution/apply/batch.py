@@ -188,16 +188,21 @@ class Applier:
             returned = [function(*arguments(batch, self.udf))]  # nothing else refers to it
         except BaseException as error:  # noqa: BLE001  raised on where it is no failure
             return self._run(batch, guard, first=partial(_raise, failure_of(error)))
-        if is_only_here(returned):
-            return Kept(returned[0].nbytes, partial(self._taken, returned, batch, guard))
-        return self._taken(returned, batch, guard)
+        stays = is_only_here(returned)
+        taken = partial(self._taken, returned[0], batch, guard, stays=stays)
+        return Kept(returned[0].nbytes, taken) if stays else taken()
 
-    def _taken(self, returned: list[Any], batch: pa.RecordBatch, guard: Guard | None) -> Applied:
-        """The values that a call returned; where they are not just that, all that is to be done."""
-        values = own_values(returned, self.output.type, self._layout, batch.num_rows)
+    def _taken(
+        self, result: Any, batch: pa.RecordBatch, guard: Guard | None, *, stays: bool
+    ) -> Applied:
+        """The values that a call returned; where they are not just that, all that is to be done.
+
+        They `stay` in their memory where nobody else has it.
+        """
+        values = own_values(result, self.output.type, self._layout, batch.num_rows, stays=stays)
         if values is not None:
             return Applied((values,))
-        return self._run(batch, guard, first=lambda: returned[0])
+        return self._run(batch, guard, first=lambda: result)
 
     def _run(
         self,

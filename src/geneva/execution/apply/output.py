@@ -21,7 +21,6 @@ from geneva.execution.apply.convert import (
     single,
 )
 from geneva.execution.apply.layouts import Layout, Values
-from geneva.execution.apply.ownership import is_only_here
 from geneva.execution.apply.tensors import is_tensor, numpy_of
 from geneva.render.text import a_type, shorten
 from geneva.render.values import error_text, repr_text
@@ -61,17 +60,15 @@ def may_differ(kind: pa.DataType) -> bool:
 
 
 def own_values(
-    returned: list[Any], kind: pa.DataType, layout: Layout | None, rows: int
+    result: Any, kind: pa.DataType, layout: Layout | None, rows: int, *, stays: bool
 ) -> Values | None:
     """What a function returned, where it is just what it should be; None: it may not be.
 
-    It is given as the one item of a list, which nothing else here refers to. It is copied before
-    the next call: functions return memory that they use again, or views of their inputs, which
-    would keep these; and Lance panics on sliced structs. Only what nobody else has stays as it is.
-    `layout`: that of the type, if it has one.
+    It is copied before the next call: functions return memory that they use again, or views of
+    their inputs, which would keep these; and Lance panics on sliced structs. It `stays` as it is
+    only where nobody else has it. `layout`: that of the type, if it has one.
     """
     try:
-        stays, result = is_only_here(returned), returned[0]
         # Objects and texts are looked at one by one, elsewhere.
         is_array = type(result) is np.ndarray and result.dtype.kind not in "SU"
         is_array = is_array and not result.dtype.hasobject

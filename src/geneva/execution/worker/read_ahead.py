@@ -63,6 +63,8 @@ class ReadAhead:
         """
         self._readers = [reader for reader, _ in readers]
         self._batch_sizes = [size for _, size in readers]
+        self._awaited = [*self._batch_sizes]
+        """The size of a batch that a program has nothing to do before; None: it has had one."""
         self._legs = legs
         self._shared = SharedReader(self._readers)
         self._queue: BoundedQueue[tuple[int, Group] | _EndOfLeg] = BoundedQueue(halt)
@@ -127,7 +129,26 @@ class ReadAhead:
             ((only, part),) = own
             found = ((only, item) for item in reading(self._readers[only].read(part)))
         for place, item in found:
-            yield place, self._readers[place].digested(item)
+            for some in self._awaited_apart(place, item):
+                yield place, self._readers[place].digested(some)
+
+    def _awaited_apart(self, place: int, item: Item) -> Iterator[Item]:
+        """The first batch of a task apart from what was read with it, as calls wait for that one.
+
+        The rest in ever larger parts: each should be ready when those before it are computed.
+        """
+        if isinstance(item, Result):
+            yield item
+            return
+        size, self._awaited[place] = self._awaited[place], None
+        if size is None or len(item.offsets) <= size:
+            yield item
+            return
+        rows = WaitingRows()
+        rows.add(item)
+        while rows:
+            yield rows.take(min(size, len(rows)))
+            size *= 2
 
     def _is_small(self, leg: Leg) -> bool:
         """Whether reading a leg is one short request, which is waited for and nothing else."""
