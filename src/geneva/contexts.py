@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -20,11 +21,13 @@ from geneva.errors import JobTimeoutError, UserInputError
 from geneva.jobs import JobFuture
 from geneva.manifest import GenevaManifest
 from geneva.options import read_wait
+from geneva.render.plain import plain
 from geneva.udf.declare import UDF
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
 
+_LOG = logging.getLogger("geneva")
 _ENTERING = threading.Lock()
 _REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
@@ -127,17 +130,29 @@ class Context:
         return facts
 
     def _refuse_beside_others(self) -> None:
-        """Refuse what would change where jobs of another thread run, in the middle of its block."""
+        """Refuse what would change where jobs of another thread run, in the middle of its block.
+
+        A thread that has ended starts no more jobs. Its context is around this one, like one of the
+        main thread: somebody may end it yet.
+        """
         may_be_inside = (threading.current_thread(), threading.main_thread())
         for other in self.connection._contexts:
-            if other._thread not in may_be_inside:
-                name = other._thread.name if other._thread is not None else ""
+            thread = other._thread
+            if thread is None or thread in may_be_inside:
+                continue
+            name = plain(thread.name)
+            if thread.is_alive():
                 raise UserInputError(
                     f"Thread {name!r} is inside a context of this connection, and a context is of "
                     "the whole connection: its jobs would get this one's cluster, modules and "
                     "variables. Use a connection for each thread (geneva.connect in it), or enter "
                     "one context around all threads."
                 )
+            _LOG.warning(
+                "Thread %r has ended inside a context of this connection, whose modules and "
+                "variables stay until its __exit__ is called.",
+                name,
+            )
 
     def _all_ended_well(self) -> bool:
         seconds = read_wait("wait_timeout", self.wait_timeout)
