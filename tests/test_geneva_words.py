@@ -280,6 +280,8 @@ class TestUdfs:
             lambda: local_db.create_materialized_view("v", query),
             lambda: local_db.create_udtf_view("w", table.search(None), counted),
             lambda: local_db.create_udtf_view("c", local_db.open_table("v").search(None), chunked),
+            lambda: local_db.open_table("v").alter_columns({"path": "y", "udf": f}),
+            lambda: local_db.open_table("c").alter_columns({"path": "letters", "udf": chunked}),
         ):
             with pytest.warns(CompatibilityWarning, match="no-such-package-x==1") as told:
                 declare()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import pyarrow as pa
 
+from geneva.contexts import check_functions
 from geneva.errors import TypeMismatchError, UserInputError
 from geneva.execution import column_changes, declarations, maintenance
 from geneva.execution.backfill.chain import PreparedChain
@@ -194,6 +195,7 @@ class MaterializedView(Table):
             self._refuse("alter_columns of a column of its query")
         self._refuse_altering_yielded(udfs)
         column_changes.check_alterable(self.ref, others)
+        check_functions(new.udf for new in (*makers.values(), *udfs.values()))
         of_query = {name: udfs.pop(name) for name in sorted(own & udfs.keys())}
         declarations.alter_view_columns(
             self.ref, self._altered(makers, of_query), udfs, self._connection._trust.declare
