@@ -23,6 +23,7 @@ from geneva.manifest import GenevaManifest
 from geneva.options import read_wait
 from geneva.render.plain import plain
 from geneva.udf.declare import UDF
+from geneva.udf.reading import returns_only_none
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
@@ -178,8 +179,19 @@ def _say_where(cluster: GenevaCluster) -> None:
 
 
 def check_functions(functions: Iterable[UDF]) -> None:
-    """Say what the manifests of functions name and this Python lacks, when they are declared."""
-    manifests = {id(udf.manifest): udf.manifest for udf in functions}
+    """Say of functions that are declared what their manifests name and this Python lacks.
+
+    And which of them can be seen to compute nothing.
+    """
+    given = tuple(functions)
+    for udf in given:
+        if returns_only_none(udf):
+            _LOG.warning(
+                "Function %r returns nothing but None, so that all of its values will be NULL. If "
+                "that is not meant, look for a missing `return`.",
+                plain(udf.name),
+            )
+    manifests = {id(udf.manifest): udf.manifest for udf in given}
     for manifest in manifests.values():
         if isinstance(manifest, GenevaManifest):
             check_packages(manifest)
