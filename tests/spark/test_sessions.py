@@ -6,13 +6,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 
-from cluster import run_script
+from cluster import run_script, wait_for
 from geneva.errors import SparkUnavailableError
+from geneva.execution.runner import Resources
 from geneva.spark.embedded.settings import LocalOptions
 from geneva.spark.runner import SparkRunner
 from geneva.spark.sessions import active_session, embedded_session
@@ -30,6 +33,16 @@ def double(number: int) -> str:
 def wait_then_report(seconds: float) -> str:
     time.sleep(seconds)
     return f"slept {seconds}"
+
+
+MOMENTS: dict[str, Callable[[SparkRunner], tuple[Any, str]]] = {
+    "before the thread has it": lambda runner: (runner._threads, "submit"),
+    "before its tags are set": lambda runner: (runner._kind, "tagged"),
+    "before its tasks are made": lambda runner: (runner, "_surroundings"),
+    "before Spark is asked": lambda runner: (runner._kind, "run"),
+    "of tasks with shares": lambda runner: (runner, "_run_apart"),
+}
+"""What a job calls while it starts: where it is, and its name."""
 
 
 @pytest.mark.spark
@@ -54,6 +67,40 @@ class TestEmbeddedSession:
         second = embedded_session(OPTIONS)
         assert second is not first
         assert SparkRunner(second).submit(double, [1]).result() == ["2"]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("moment", MOMENTS)
+    def test_a_session_that_is_stopped_meanwhile_is_said(
+        self, moment: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        session = embedded_session(OPTIONS)
+        runner = SparkRunner(session)
+        place, name = MOMENTS[moment](runner)
+        real = getattr(place, name)
+
+        def stopped_first(*args: Any, **options: Any) -> Any:
+            session.stop()
+            return real(*args, **options)
+
+        monkeypatch.setattr(place, name, stopped_first)
+        wanted = Resources(num_cpus=2) if moment == "of tasks with shares" else Resources()
+        with pytest.raises(SparkUnavailableError, match="session was stopped") as caught:
+            runner.submit(double, [1, 2], wanted).result(timeout=60)
+        assert "What was computed is kept" in str(caught.value)
+        assert "NoneType" not in str(caught.value)
+        for ask in (lambda: runner.slots, lambda: runner.ship_modules([__file__])):
+            with pytest.raises(SparkUnavailableError, match="session was stopped"):
+                ask()
+
+    @pytest.mark.slow
+    def test_a_session_that_is_stopped_while_tasks_run_is_said(self) -> None:
+        session = embedded_session(OPTIONS)
+        job = SparkRunner(session).submit(wait_then_report, [30.0])
+        tracker = session.sparkContext.statusTracker()
+        wait_for(tracker.getActiveJobsIds, "the job to run")
+        session.stop()
+        with pytest.raises(SparkUnavailableError, match="session was stopped"):
+            job.result(timeout=60)
 
     @pytest.mark.slow
     def test_session_of_the_user_is_preferred(self) -> None:

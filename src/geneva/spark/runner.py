@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from geneva.errors import JobCancelledError, SparkUnavailableError
+from geneva.errors import GenevaError, JobCancelledError
 from geneva.execution.runner import ANY, REPORT_DDL, arrow_body, partition_body, task_body
 from geneva.execution.worker.output import output_place, pipe_place
 from geneva.execution.worker.surroundings import Surroundings
@@ -112,7 +112,7 @@ class SparkRunner:
     @property
     def slots(self) -> int:
         """How many tasks can run at once: the cores that Spark has at this moment."""
-        with explaining():
+        with self._explained():
             return self._slots or self._kind.cores()
 
     def slots_for(self, resources: Resources) -> int:
@@ -148,12 +148,20 @@ class SparkRunner:
         from pyspark import inheritable_thread_target
 
         try:
-            # The user's own tags and job group come along into our thread.
-            run: Callable[..., list[str]] = inheritable_thread_target(self._session)(job_of)
-        except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
+            with self._explained():
+                # The user's own tags and job group come along into our thread.
+                inherited: Callable[..., list[str]] = inheritable_thread_target(self._session)(
+                    job_of
+                )
+        except GenevaError as error:
             gone: Future[list[str]] = Future()
-            gone.set_exception(SparkUnavailableError("The Spark session was stopped, or died."))
+            gone.set_exception(error)
             return gone
+
+        def run(*args: Any) -> list[str]:
+            with self._explained():  # also what pyspark does before and after it calls us
+                return inherited(*args)
+
         with self._idle:
             self._unfinished += 1
         said = (self._group, self._description)
@@ -166,7 +174,7 @@ class SparkRunner:
 
         They are sent to the workers once for each session; jobs of other runners don't see them.
         """
-        with _SHIPPING:  # jobs of one context start at the same time
+        with self._explained(), _SHIPPING:  # jobs of one context start at the same time
             sent = _SHIPPED.setdefault(self._session, set())
             archives = [module_archive(module, _module_folder()) for module in modules]
             for archive in archives:
@@ -211,11 +219,7 @@ class SparkRunner:
             return []
         if len(items) > 1 and self._shares_machine(resources):
             return self._run_apart(function, items, resources, said)
-        with (
-            self._explained(),
-            self._held(resources) as environment,
-            self._kind.tagged(self._tag, *said),
-        ):
+        with self._held(resources) as environment, self._kind.tagged(self._tag, *said):
             return self._reports(function, items, resources, environment)
 
     def _run_apart(
@@ -261,7 +265,7 @@ class SparkRunner:
         said: tuple[str, str],
     ) -> list[str]:
         self._check()
-        with self._explained(), self._kind.tagged(self._tag, *said):
+        with self._kind.tagged(self._tag, *said):
             body = partition_body(function, self._surroundings({}))
             with _pandas_warnings_off():
                 reports = frame.mapInArrow(body, REPORT_DDL)
@@ -271,15 +275,16 @@ class SparkRunner:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
+        """Say what happened where a call to Spark fails, whoever of us or pyspark made it."""
         try:
             yield
-        except JobCancelledError:
+        except GenevaError:
             raise
         except Exception as error:  # noqa: BLE001  all of them are explained
             if self._cancelled.is_set():  # Spark's own error doesn't say so
                 raise JobCancelledError("The job was cancelled.") from None
             # Not chained: py4j would print pages of JVM, asking a JVM that may be gone by then.
-            raise explained(error) from None
+            raise explained(error, stopped=self._kind.is_stopped()) from None
 
     def _held(self, resources: Resources) -> contextlib.AbstractContextManager[Mapping[str, str]]:
         """Hold the task's share of the machine, where Spark doesn't; gives its variables."""
@@ -362,6 +367,9 @@ class _SessionKind(Protocol):
     is_here: bool
     """Whether workers are known to be on this machine."""
 
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped the session, which is not to be gone by itself."""
+
     def cores(self) -> int: ...
     def tagged(
         self, tag: str, group: str, description: str
@@ -396,6 +404,13 @@ class _Classic:
         self.is_local = self.is_here = self._context.master.startswith("local")
         self._group: str | None = None
         """The group that the latest jobs ran in."""
+
+    def is_stopped(self) -> bool:
+        java = self._context._jsc
+        try:
+            return java is None or bool(java.sc().isStopped())
+        except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
+            return self._context._jsc is None
 
     def cores(self) -> int:
         return max(1, int(self._context.defaultParallelism))
@@ -505,6 +520,9 @@ class _Connect:
         self._cores: int | None = None
         master = session.conf.get("spark.master", "local") or "local"
         self.is_local = master.startswith("local")
+
+    def is_stopped(self) -> bool:
+        return bool(self._session.is_stopped)
 
     def cores(self) -> int:
         if self._cores is None:
