@@ -18,7 +18,7 @@ from geneva.errors import SparkUnavailableError
 from geneva.execution.runner import Resources
 from geneva.spark.embedded.settings import LocalOptions
 from geneva.spark.runner import SparkRunner
-from geneva.spark.sessions import active_session, embedded_session
+from geneva.spark.sessions import active_session, cluster_session, embedded_session
 
 # Workers can't import the tests: the functions below travel by value.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -55,6 +55,29 @@ class TestEmbeddedSession:
     def test_keeps_the_users_interrupt_handler(self) -> None:
         embedded_session(OPTIONS)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    @pytest.mark.slow
+    def test_takes_over_no_interrupt_handler_of_a_session_that_ended(self) -> None:
+        from pyspark.sql import SparkSession
+
+        embedded_session(OPTIONS).stop()
+        mine = SparkSession.builder.master("local[1]").appName("mine").getOrCreate()
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        mine.stop()
+        embedded_session(OPTIONS)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    @pytest.mark.slow
+    def test_a_session_of_a_cluster_keeps_the_users_interrupt_handler(self) -> None:
+        def own(*_: object) -> None: ...
+
+        embedded_session(OPTIONS).stop()
+        signal.signal(signal.SIGINT, own)
+        try:
+            cluster_session("local[1]", {}).stop()
+            assert signal.getsignal(signal.SIGINT) is own
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @pytest.mark.slow
     def test_stopped_session_is_replaced(self) -> None:
