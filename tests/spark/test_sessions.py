@@ -126,6 +126,24 @@ class TestEmbeddedSession:
             job.result(timeout=60)
 
     @pytest.mark.slow
+    @pytest.mark.parametrize("wanted", [Resources(), Resources(num_cpus=2)])
+    def test_a_job_that_a_stopping_spark_has_dropped_ends(self, wanted: Resources) -> None:
+        session = embedded_session(OPTIONS)
+        runner = SparkRunner(session)
+        assert runner.submit(double, [1]).result() == ["2"]
+        # What Spark does as it begins to stop: jobs that come after it get no answer, ever.
+        session.sparkContext._jsc.sc().dagScheduler().eventProcessLoop().stop()
+        jobs = [runner.submit(double, [1, 2], wanted) for _ in range(2)]
+        with pytest.raises(TimeoutError):
+            jobs[0].result(timeout=1)
+        session.stop()
+        for job in jobs:
+            with pytest.raises(SparkUnavailableError, match="session was stopped"):
+                job.result(timeout=30)
+        wait_for(lambda: not runner._is_watched, "the watch to end", 10)
+        assert SparkRunner(embedded_session(OPTIONS)).submit(double, [1]).result() == ["2"]
+
+    @pytest.mark.slow
     def test_session_of_the_user_is_preferred(self) -> None:
         from pyspark.sql import SparkSession
 

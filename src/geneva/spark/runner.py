@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -47,6 +48,10 @@ MAX_JOBS_IN_FLIGHT = 32
 """Threads of a runner, each waiting for one Spark job; more submissions wait for one of them. Up to
 31 slots, a task is a job, and one more is at hand."""
 CANCEL_LIMIT_SECONDS = 30.0
+WATCH_SECONDS = 2.0
+"""How often a runner looks whether its session was stopped, while it has jobs."""
+STOP_LIMIT_SECONDS = 5.0
+"""How long jobs of a stopped session may take to hear of it, before nobody waits for them."""
 _GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
 _MAX_OPERATIONS = 1_000
 """The latest operations of a job on Connect that its history names; Spark keeps as many jobs."""
@@ -95,6 +100,7 @@ class SparkRunner:
         self._cancelled = threading.Event()
         self._idle = threading.Condition()
         self._unfinished = 0
+        self._is_watched = False
         self._group, self._description = "", ""
         self._modules: tuple[str, ...] = ()
 
@@ -164,6 +170,9 @@ class SparkRunner:
 
         with self._idle:
             self._unfinished += 1
+            if not self._is_watched:
+                self._is_watched = True
+                threading.Thread(target=self._watch, daemon=True).start()
         said = (self._group, self._description)
         job: Future[list[str]] = self._threads.submit(run, *args, said)
         job.add_done_callback(self._finished)
@@ -206,6 +215,23 @@ class SparkRunner:
         with self._idle:
             self._unfinished -= 1
             self._idle.notify_all()
+
+    def _watch(self) -> None:
+        """End the jobs of a session that was stopped, as long as there are any.
+
+        Spark drops a job without a word that is submitted in the moment in which it stops: its
+        thread would wait for ever, and Python for the thread when it ends.
+        """
+        while not self._ends_within(WATCH_SECONDS):
+            if self._kind.is_stopped() and not self._ends_within(STOP_LIMIT_SECONDS):
+                self._kind.let_go()
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Wait until there are no jobs; whether there are none, and so nobody watches any more."""
+        with self._idle:
+            ended = self._idle.wait_for(lambda: not self._unfinished, seconds)
+            self._is_watched = not ended
+            return ended
 
     def _run(
         self,
@@ -370,6 +396,9 @@ class _SessionKind(Protocol):
     def is_stopped(self) -> bool:
         """Whether somebody has stopped the session, which is not to be gone by itself."""
 
+    def let_go(self) -> None:
+        """End the calls of all threads that wait for jobs of a session that was stopped."""
+
     def cores(self) -> int: ...
     def tagged(
         self, tag: str, group: str, description: str
@@ -402,6 +431,8 @@ class _Classic:
     def __init__(self, session: SparkSession) -> None:
         self._context = session.sparkContext
         self.is_local = self.is_here = self._context.master.startswith("local")
+        self._waiting: set[Any] = set()
+        """The connections of the threads that wait for jobs."""
         self._group: str | None = None
         """The group that the latest jobs ran in."""
 
@@ -412,6 +443,11 @@ class _Classic:
         except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
             return self._context._jsc is None
 
+    def let_go(self) -> None:
+        for connection in tuple(self._waiting):
+            with contextlib.suppress(Exception):  # it is closed already, by whatever
+                connection.socket.shutdown(socket.SHUT_RDWR)
+
     def cores(self) -> int:
         return max(1, int(self._context.defaultParallelism))
 
@@ -419,6 +455,7 @@ class _Classic:
     def tagged(self, tag: str, group: str, description: str) -> Iterator[None]:
         context = self._context
         context.addJobTag(tag)
+        connection = _thread_connection(context)
         if context.getLocalProperty("spark.scheduler.pool") is None:
             context.setLocalProperty("spark.scheduler.pool", tag)
         # A group of the user's own stays: somebody may be about to cancel by it.
@@ -432,9 +469,11 @@ class _Classic:
             ):
                 context.setLocalProperty(name, value or None)
                 said.callback(context.setLocalProperty, name, was)
+            self._waiting.add(connection)
             try:
                 yield
             finally:
+                self._waiting.discard(connection)
                 context.removeJobTag(tag)
 
     @contextlib.contextmanager
@@ -486,6 +525,12 @@ class _Classic:
         return None if self.is_local else _profile(resources, self._context.getConf().get)
 
 
+def _thread_connection(context: SparkContext) -> Any:
+    """This thread's own connection to the JVM; None where threads share some."""
+    client = context._gateway._gateway_client
+    return client.get_thread_connection() if hasattr(client, "get_thread_connection") else None
+
+
 def _numbers(context: SparkContext, count: int) -> RDD[int]:
     """The numbers below `count`, a partition each: made once, as each takes a file and some ms.
 
@@ -523,6 +568,9 @@ class _Connect:
 
     def is_stopped(self) -> bool:
         return bool(self._session.is_stopped)
+
+    def let_go(self) -> None:
+        """Its calls end with the session."""
 
     def cores(self) -> int:
         if self._cores is None:
