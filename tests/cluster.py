@@ -31,7 +31,7 @@ import pyspark
 import pytest
 
 from geneva.spark.embedded.java import find_java
-from geneva.spark.embedded.settings import LocalOptions
+from geneva.spark.embedded.settings import LocalOptions, unchanged_interrupt_handler
 from geneva.spark.sessions import embedded_session
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class Cluster:
             builder = SparkSession.builder.master(self.url).appName("geneva-tests")
             for name, value in (self._settings() | settings).items():
                 builder = builder.config(name, value)
-            spark = builder.getOrCreate()
+            with unchanged_interrupt_handler():  # of the tests that follow
+                spark = builder.getOrCreate()
             spark.sparkContext.pythonExec = sys.executable
         finally:
             if python is None:

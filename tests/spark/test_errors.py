@@ -34,6 +34,22 @@ def test_cancelled_by_somebody_else() -> None:
     assert isinstance(error, JobCancelledError)
 
 
+@pytest.mark.parametrize(
+    ("text", "stopped"),
+    [
+        ("'NoneType' object has no attribute 'setLocalProperty'", True),
+        ("[OPERATION_CANCELED] Operation has been canceled.", True),
+        ("Job 3 cancelled because SparkContext was shut down", False),
+        ("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.", False),
+    ],
+)
+def test_a_stopped_session_is_said(text: str, stopped: bool) -> None:
+    error = explained(AttributeError(text), stopped=stopped)
+    assert type(error) is SparkUnavailableError
+    assert str(error).startswith("The Spark session was stopped while the job ran. What was ")
+    assert (text in str(error)) is not stopped
+
+
 def test_gone() -> None:
     assert isinstance(explained(ConnectionRefusedError(111, "refused")), SparkUnavailableError)
 

@@ -429,3 +429,27 @@ def test_a_package_with_compiled_parts_is_left_to_the_workers(
     part = vendored.parents[1] / "part.py"
     part.write_text(part.read_text() + "\nN = 1\n")
     assert of(function) not in (before, changed)
+
+
+def test_an_object_that_is_known_by_its_name_goes_by_it_where_its_contents_cant_travel(
+    workshop: Workshop,
+):
+    """So one of a module is that of the worker's own, where the worker can import the module."""
+    source = """
+        import threading
+        class Client:
+            def __init__(self):
+                self.lock = {content}
+            def __reduce__(self):
+                return "CLIENT"
+        CLIENT = Client()
+    """
+    code = "from {name} import CLIENT\ndef f(x, at=CLIENT):\n    return at\n"
+    found = {}
+    for name, content in {"locked": "threading.Lock()", "open": "5"}.items():
+        workshop.write(name, source.format(content=content))
+        declared = udf(workshop.load(code.format(name=name)).f, data_type="int64")
+        stored = serialize_udf(declared)
+        read = deserialize_udf(stored, udf_digest(stored))
+        found[name] = read.func(1) is sys.modules[name].CLIENT
+    assert found == {"locked": True, "open": False}

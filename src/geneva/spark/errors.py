@@ -29,8 +29,9 @@ _LOST = re.compile(
     r"|Remote RPC client disassociated|exit(ed)? (code|status) 137|Container killed"
 )
 _TRIES = re.compile(r"Task \d+ in stage \S+ failed (\d+) times")
+_STOPPED = re.compile(r"SparkContext (was|has been) shut ?down|stopped SparkContext")
 _GONE = re.compile(
-    r"SparkContext (was|has been) shut ?down|stopped SparkContext|StatusCode\.UNAVAILABLE"
+    r"StatusCode\.UNAVAILABLE"
     r"|Connection refused|Answer from Java side is empty|Error while (receiving|sending)"
     r"|An error occurred while calling \S+\Z"  # with nothing of Java's behind it
 )
@@ -48,8 +49,11 @@ _MAX_TRACE_LINES = 30
 """Lines of a worker's traceback that are worth showing: the last ones."""
 
 
-def explained(error: Exception) -> GenevaError:
-    """Return a Spark failure as an error that says what happened and what to do about it."""
+def explained(error: Exception, *, stopped: bool = False) -> GenevaError:
+    """Return a Spark failure as an error that says what happened and what to do about it.
+
+    With the session `stopped`, any call may fail inside of pyspark, which clears up at that moment.
+    """
     text = spark_text(error)
     _log.debug("Spark failed: %s", plain(text, lines=True))
     if full := _FULL.search(text):
@@ -73,6 +77,13 @@ def explained(error: Exception) -> GenevaError:
                 "writes. What was saved before is kept; run the job again."
             )
         return JobError(f"A task failed on its worker, also when tried again.\n{trace}")
+    # Before what else is said of jobs then: they are cancelled, and their workers are lost.
+    if stopped or _STOPPED.search(text):
+        by_spark = f"\n{reason(text)}" if _STOPPED.search(text) else ""
+        return SparkUnavailableError(
+            "The Spark session was stopped while the job ran. What was computed is kept: run the "
+            f"job again, in a session that runs.{by_spark}"
+        )
     if _CANCELLED.search(text):
         return JobCancelledError("The Spark job was cancelled from outside Geneva.")
     if _LOST.search(text):

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from geneva.errors import JobCancelledError, SparkUnavailableError
+from geneva.errors import GenevaError, JobCancelledError
 from geneva.execution.runner import ANY, REPORT_DDL, arrow_body, partition_body, task_body
 from geneva.execution.worker.output import output_place, pipe_place
 from geneva.execution.worker.surroundings import Surroundings
@@ -47,6 +48,10 @@ MAX_JOBS_IN_FLIGHT = 32
 """Threads of a runner, each waiting for one Spark job; more submissions wait for one of them. Up to
 31 slots, a task is a job, and one more is at hand."""
 CANCEL_LIMIT_SECONDS = 30.0
+WATCH_SECONDS = 2.0
+"""How often a runner looks whether its session was stopped, while it has jobs."""
+STOP_LIMIT_SECONDS = 5.0
+"""How long jobs of a stopped session may take to hear of it, before nobody waits for them."""
 _GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
 _MAX_OPERATIONS = 1_000
 """The latest operations of a job on Connect that its history names; Spark keeps as many jobs."""
@@ -95,6 +100,7 @@ class SparkRunner:
         self._cancelled = threading.Event()
         self._idle = threading.Condition()
         self._unfinished = 0
+        self._is_watched = False
         self._group, self._description = "", ""
         self._modules: tuple[str, ...] = ()
 
@@ -112,7 +118,7 @@ class SparkRunner:
     @property
     def slots(self) -> int:
         """How many tasks can run at once: the cores that Spark has at this moment."""
-        with explaining():
+        with self._explained():
             return self._slots or self._kind.cores()
 
     def slots_for(self, resources: Resources) -> int:
@@ -148,14 +154,25 @@ class SparkRunner:
         from pyspark import inheritable_thread_target
 
         try:
-            # The user's own tags and job group come along into our thread.
-            run: Callable[..., list[str]] = inheritable_thread_target(self._session)(job_of)
-        except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
+            with self._explained():
+                # The user's own tags and job group come along into our thread.
+                inherited: Callable[..., list[str]] = inheritable_thread_target(self._session)(
+                    job_of
+                )
+        except GenevaError as error:
             gone: Future[list[str]] = Future()
-            gone.set_exception(SparkUnavailableError("The Spark session was stopped, or died."))
+            gone.set_exception(error)
             return gone
+
+        def run(*args: Any) -> list[str]:
+            with self._explained():  # also what pyspark does before and after it calls us
+                return inherited(*args)
+
         with self._idle:
             self._unfinished += 1
+            if not self._is_watched:
+                self._is_watched = True
+                threading.Thread(target=self._watch, daemon=True).start()
         said = (self._group, self._description)
         job: Future[list[str]] = self._threads.submit(run, *args, said)
         job.add_done_callback(self._finished)
@@ -166,7 +183,7 @@ class SparkRunner:
 
         They are sent to the workers once for each session; jobs of other runners don't see them.
         """
-        with _SHIPPING:  # jobs of one context start at the same time
+        with self._explained(), _SHIPPING:  # jobs of one context start at the same time
             sent = _SHIPPED.setdefault(self._session, set())
             archives = [module_archive(module, _module_folder()) for module in modules]
             for archive in archives:
@@ -199,6 +216,23 @@ class SparkRunner:
             self._unfinished -= 1
             self._idle.notify_all()
 
+    def _watch(self) -> None:
+        """End the jobs of a session that was stopped, as long as there are any.
+
+        Spark drops a job without a word that is submitted in the moment in which it stops: its
+        thread would wait for ever, and Python for the thread when it ends.
+        """
+        while not self._ends_within(WATCH_SECONDS):
+            if self._kind.is_stopped() and not self._ends_within(STOP_LIMIT_SECONDS):
+                self._kind.let_go()
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Wait until there are no jobs; whether there are none, and so nobody watches any more."""
+        with self._idle:
+            ended = self._idle.wait_for(lambda: not self._unfinished, seconds)
+            self._is_watched = not ended
+            return ended
+
     def _run(
         self,
         function: Callable[[T], str],
@@ -211,11 +245,7 @@ class SparkRunner:
             return []
         if len(items) > 1 and self._shares_machine(resources):
             return self._run_apart(function, items, resources, said)
-        with (
-            self._explained(),
-            self._held(resources) as environment,
-            self._kind.tagged(self._tag, *said),
-        ):
+        with self._held(resources) as environment, self._kind.tagged(self._tag, *said):
             return self._reports(function, items, resources, environment)
 
     def _run_apart(
@@ -261,7 +291,7 @@ class SparkRunner:
         said: tuple[str, str],
     ) -> list[str]:
         self._check()
-        with self._explained(), self._kind.tagged(self._tag, *said):
+        with self._kind.tagged(self._tag, *said):
             body = partition_body(function, self._surroundings({}))
             with _pandas_warnings_off():
                 reports = frame.mapInArrow(body, REPORT_DDL)
@@ -271,15 +301,16 @@ class SparkRunner:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
+        """Say what happened where a call to Spark fails, whoever of us or pyspark made it."""
         try:
             yield
-        except JobCancelledError:
+        except GenevaError:
             raise
         except Exception as error:  # noqa: BLE001  all of them are explained
             if self._cancelled.is_set():  # Spark's own error doesn't say so
                 raise JobCancelledError("The job was cancelled.") from None
             # Not chained: py4j would print pages of JVM, asking a JVM that may be gone by then.
-            raise explained(error) from None
+            raise explained(error, stopped=self._kind.is_stopped()) from None
 
     def _held(self, resources: Resources) -> contextlib.AbstractContextManager[Mapping[str, str]]:
         """Hold the task's share of the machine, where Spark doesn't; gives its variables."""
@@ -362,6 +393,12 @@ class _SessionKind(Protocol):
     is_here: bool
     """Whether workers are known to be on this machine."""
 
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped the session, which is not to be gone by itself."""
+
+    def let_go(self) -> None:
+        """End the calls of all threads that wait for jobs of a session that was stopped."""
+
     def cores(self) -> int: ...
     def tagged(
         self, tag: str, group: str, description: str
@@ -394,8 +431,22 @@ class _Classic:
     def __init__(self, session: SparkSession) -> None:
         self._context = session.sparkContext
         self.is_local = self.is_here = self._context.master.startswith("local")
+        self._waiting: set[Any] = set()
+        """The connections of the threads that wait for jobs."""
         self._group: str | None = None
         """The group that the latest jobs ran in."""
+
+    def is_stopped(self) -> bool:
+        java = self._context._jsc
+        try:
+            return java is None or bool(java.sc().isStopped())
+        except Exception:  # noqa: BLE001  py4j has no one error for "the other side is gone"
+            return self._context._jsc is None
+
+    def let_go(self) -> None:
+        for connection in tuple(self._waiting):
+            with contextlib.suppress(Exception):  # it is closed already, by whatever
+                connection.socket.shutdown(socket.SHUT_RDWR)
 
     def cores(self) -> int:
         return max(1, int(self._context.defaultParallelism))
@@ -404,6 +455,7 @@ class _Classic:
     def tagged(self, tag: str, group: str, description: str) -> Iterator[None]:
         context = self._context
         context.addJobTag(tag)
+        connection = _thread_connection(context)
         if context.getLocalProperty("spark.scheduler.pool") is None:
             context.setLocalProperty("spark.scheduler.pool", tag)
         # A group of the user's own stays: somebody may be about to cancel by it.
@@ -417,9 +469,11 @@ class _Classic:
             ):
                 context.setLocalProperty(name, value or None)
                 said.callback(context.setLocalProperty, name, was)
+            self._waiting.add(connection)
             try:
                 yield
             finally:
+                self._waiting.discard(connection)
                 context.removeJobTag(tag)
 
     @contextlib.contextmanager
@@ -471,6 +525,12 @@ class _Classic:
         return None if self.is_local else _profile(resources, self._context.getConf().get)
 
 
+def _thread_connection(context: SparkContext) -> Any:
+    """This thread's own connection to the JVM; None where threads share some."""
+    client = context._gateway._gateway_client
+    return client.get_thread_connection() if hasattr(client, "get_thread_connection") else None
+
+
 def _numbers(context: SparkContext, count: int) -> RDD[int]:
     """The numbers below `count`, a partition each: made once, as each takes a file and some ms.
 
@@ -505,6 +565,12 @@ class _Connect:
         self._cores: int | None = None
         master = session.conf.get("spark.master", "local") or "local"
         self.is_local = master.startswith("local")
+
+    def is_stopped(self) -> bool:
+        return bool(self._session.is_stopped)
+
+    def let_go(self) -> None:
+        """Its calls end with the session."""
 
     def cores(self) -> int:
         if self._cores is None:

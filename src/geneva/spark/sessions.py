@@ -89,7 +89,8 @@ def cluster_session(address: str, conf: Mapping[str, str]) -> SparkSession:
         for name, value in conf.items():
             builder = builder.config(name, value)
         try:
-            return builder.getOrCreate()
+            with unchanged_interrupt_handler():
+                return builder.getOrCreate()
         except Exception as error:  # noqa: BLE001  all of them mean: no session
             cause = reason(spark_text(error))
             raise SparkUnavailableError(f"No Spark session on {address}: {cause}") from None

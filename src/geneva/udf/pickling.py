@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import inspect
 import io
 import sys
 import threading
@@ -24,7 +25,7 @@ import numpy as np
 
 from geneva.udf.identity.class_meaning import member_attributes
 from geneva.udf.identity.imported_files import ImportedFile, ImportedFiles
-from geneva.udf.identity.references import ModulesUsed, modules_used, references
+from geneva.udf.identity.references import ModulesUsed, cells_of, modules_used, references
 from geneva.udf.identity.user_code import (
     is_installed,
     is_user_class,
@@ -33,6 +34,7 @@ from geneva.udf.identity.user_code import (
     user_modules,
 )
 from geneva.udf.identity.value_meaning import without_cached
+from geneva.udf.known_by_name import reduced_by_value
 from geneva.udf.shipped_modules import ShippedModule, shipped
 
 # A UDF that refers to itself (recursion) must be pickled by its state, not by a nested dump.
@@ -66,9 +68,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     Whole modules would drag along their locks, clients and data.
     """
 
-    def __init__(self, file: io.BytesIO, used: ModulesUsed) -> None:
+    def __init__(self, file: io.BytesIO, used: ModulesUsed, *, by_name: bool = False) -> None:
+        """Write to a file; `by_name`: leave objects by the names that they say, as pickle does."""
         super().__init__(file)
         self._used = used
+        self._by_name = by_name
         self.unasked: set[str] = set()
         """The user's modules that are embedded without anything: no function asks for it."""
         self._files = ImportedFiles()
@@ -78,8 +82,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """The user's functions that are embedded, wherever they were found."""
         self.classes: list[type] = []
         """The user's classes that are embedded."""
+        self._of_dispatchers: dict[int, tuple[Any, str]] = {}
+        """Parts of dispatchers, by their ids: whose they are, and under which name."""
 
     def reducer_override(self, obj: Any) -> Any:
+        self._of_dispatchers = {**_parts_of_dispatcher(obj), **self._of_dispatchers}
+        if id(obj) in self._of_dispatchers:
+            # By itself it is a closure over weak references, and here it is one of another's.
+            return getattr, self._of_dispatchers[id(obj)]
         if _is_of_user(obj):
             self.functions.append(obj)
             self.imported.update(self._files.of(obj))
@@ -103,6 +113,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return *reduced[:2], without_cached(np.vectorize, reduced[2])
         if type(obj) is functools.cached_property:
             return _cached_property, (obj.func, obj.attrname)
+        by_value = reduced_by_value(
+            obj, self.dispatch_table, cloudpickle.DEFAULT_PROTOCOL, unless_found=self._by_name
+        )
+        if by_value is not None:
+            return by_value
         reduced = super().reducer_override(obj)
         if isinstance(reduced, tuple) and isinstance(obj, type) and issubclass(obj, enum.Enum):
             return _with_members(obj, reduced)
@@ -192,6 +207,35 @@ def _is_dispatcher(function: Any) -> bool:
     return code is _DISPATCHER.__code__  # type: ignore[attr-defined]
 
 
+_PARTS_OF_DISPATCHER = tuple(name for name in vars(_DISPATCHER) if name != "__wrapped__")
+_PART_BY_CODE = {
+    vars(_DISPATCHER)[name].__code__: name
+    for name in _PARTS_OF_DISPATCHER
+    if isinstance(vars(_DISPATCHER)[name], types.FunctionType)
+}
+
+
+def _parts_of_dispatcher(value: Any) -> dict[int, tuple[Any, str]]:
+    """Return the parts of the dispatcher that a function leads to, by their ids.
+
+    `functools.wraps` gives them to the function that is around it. One that was taken by itself
+    (`pick = show.dispatch`) knows the functions of its dispatcher, and that is made of these.
+    """
+    if not isinstance(value, types.FunctionType):
+        return {}
+    part = _PART_BY_CODE.get(value.__code__)
+    if part is not None:
+        made = _dispatching(part)
+        _fill_dispatcher(made, (dict(cells_of(value))["registry"].cell_contents, {}))
+        return {id(value): (made, part)}
+    behind = None
+    with contextlib.suppress(ValueError):  # a function that says it is around itself
+        behind = inspect.unwrap(value, stop=_is_dispatcher)
+    if not _is_dispatcher(behind):
+        return {}
+    return {id(vars(behind)[name]): (behind, name) for name in _PARTS_OF_DISPATCHER}
+
+
 def _dispatched(function: Any) -> tuple[dict[type, Any], dict[str, Any]]:
     """Return what makes a dispatcher: its functions by the types that they are for."""
     own = {n: v for n, v in vars(function).items() if n not in _OF_EVERY_DISPATCHER}
@@ -258,12 +302,24 @@ def dumped(value: Any) -> Dumped:
     pickler finds, inside objects of others: then it is written once more. It begins with what is
     known without them, so that nothing is embedded only because it was so at first. What is left
     then, a module that no function asks for anything, is an object like any other: it is whole.
+
+    An object that is known by its name travels by its contents. Where these can't, it is left to
+    its name: a worker may have its module, and a client of its own there.
     """
+    try:
+        return _dumped(value, by_name=False)
+    except Exception:  # whatever it is: it is the error if names don't help
+        with contextlib.suppress(Exception):
+            return _dumped(value, by_name=True)
+        raise
+
+
+def _dumped(value: Any, *, by_name: bool) -> Dumped:
     functions: dict[int, types.FunctionType] = {}
     whole: set[str] = set()
     used = modules_used(value)
     while True:
-        pickler, data = _written(_Pickler, value, used)
+        pickler, data = _written(_Pickler, value, used, by_name=by_name)
         functions |= {id(function): function for function in pickler.functions}
         known, used = used, modules_used(value, *functions.values(), as_a_whole=whole)
         if used != known:  # it only grows, so this ends
@@ -272,17 +328,19 @@ def dumped(value: Any) -> Dumped:
             modules = shipped(pickler.imported)
             twice = _from_files(pickler.classes, modules)
             if twice:
-                noted, _ = _written(_WithoutAnnotations, value, used)
+                noted, _ = _written(_WithoutAnnotations, value, used, by_name=by_name)
                 twice = _from_files(noted.classes, modules)
             return Dumped(data, modules, twice)
         whole |= pickler.unasked
         used = modules_used(value, *functions.values(), as_a_whole=whole)
 
 
-def _written(kind: type[_Pickler], value: Any, used: ModulesUsed) -> tuple[_Pickler, bytes]:
+def _written(
+    kind: type[_Pickler], value: Any, used: ModulesUsed, *, by_name: bool
+) -> tuple[_Pickler, bytes]:
     file = io.BytesIO()
     with _user_code_by_value():
-        pickler = kind(file, used)
+        pickler = kind(file, used, by_name=by_name)
         pickler.dump(value)
     return pickler, file.getvalue()
 

@@ -28,6 +28,8 @@ from geneva.spark.embedded.java import supervised
 
 APP_NAME = "geneva"
 LOG_NAME = "spark.log"
+PYSPARK_CONTEXT = "pyspark.core.context"
+"""The module that the interrupt handler of a context is of."""
 START_LIMIT_SECONDS = 120
 ATTEMPTS = 4
 """How often a task may fail before its job does; plain ``local[N]`` never tries again."""
@@ -259,11 +261,17 @@ def _remove_leftover(process: subprocess.Popen[bytes], directory: Path) -> None:
 
 @contextlib.contextmanager
 def unchanged_interrupt_handler() -> Iterator[None]:
-    """Keep the user's Ctrl-C: pyspark's handler cancels every job, ours cancels its own."""
+    """Keep the user's Ctrl-C while Geneva starts the session of this process.
+
+    pyspark's handler cancels every job, and outlives its context; Geneva cancels its own jobs.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handler = signal.getsignal(signal.SIGINT)
+    if getattr(handler, "__module__", None) == PYSPARK_CONTEXT:
+        # Of a context that has ended: it has no jobs to cancel, and what was there before is lost.
+        handler = signal.default_int_handler
     try:
         yield
     finally:
