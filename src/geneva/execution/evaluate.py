@@ -112,7 +112,7 @@ def _applied(
     batch = pa.RecordBatch.from_arrays(inputs, names=list(paths))
     size = applier.udf.batch_size or batch.num_rows or 1
     starts = range(0, max(batch.num_rows, 1), size)
-    parts = [applier.run(batch.slice(start, size)).values for start in starts]
+    parts = [applier.run(batch.slice(start, size)).arrays for start in starts]
     return [pa.concat_arrays(arrays) for arrays in zip(*parts, strict=True)]
 
 
