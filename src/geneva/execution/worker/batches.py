@@ -255,7 +255,7 @@ class BatchRunner:
             elif called.failures:
                 return
             else:
-                nbytes += _size(called.values)
+                nbytes += _size(called.outputs)
             if self._may_give_back and self.deadline.ends_part:
                 return
             if not self._has_value:  # what is wrong with a function is nearly always wrong at once
@@ -583,7 +583,7 @@ class BatchRunner:
             unpaid = tuple(row for row, is_unpaid in places if is_unpaid)
         computed = _computed(
             batch,
-            applied.values,
+            applied.outputs,
             batch.seconds + seconds,
             failed,
             failures,
