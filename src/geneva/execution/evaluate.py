@@ -19,6 +19,7 @@ from geneva.storage.lance.expressions import RowReader, in_column
 from geneva.storage.lance.fragments import window_rows
 from geneva.storage.lance.lists import list_columns, runs_by_bytes
 from geneva.storage.lance.pieces import in_parts
+from geneva.udf.picking import picked
 
 
 def evaluate(
@@ -135,6 +136,6 @@ def _laid_out(
     # With a column of its own: a batch without any has no rows.
     batch = pa.record_batch({**repeated, SOURCE_ROW_ID: pa.array(range(len(lists)))})
     for some in runs_by_bytes(batch, parents):
-        made = {name: values.take(pa.array(parents[some])) for name, values in repeated.items()}
+        made = {name: picked(values, parents[some]) for name, values in repeated.items()}
         made |= {name: values[some] for name, values in items.items()}
         yield pa.record_batch([made[field.name] for field in schema], schema=schema)
