@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from geneva import udf
-from geneva.udf.picking import filtered, picked
+from geneva.storage.checkpoints.store import checksum
+from geneva.udf.picking import filtered, picked, without_nulls
 from support import column, make_table
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ KINDS = [
     lists(FLAT, 3, 2, 2),
     lists(FLAT.cast(pa.string()), 3, 2),
     pa.StructArray.from_arrays([lists(FLAT, 3, 2)], ["a"]),
+    pa.StructArray.from_arrays([lists(FLAT, 3, 2)], ["a"], mask=pa.array([True, False] * 5)),
     pa.concat_arrays([lists(FLAT, 3, 2), pa.nulls(3, lists(FLAT, 3, 2).type)]),
     pa.ListArray.from_arrays([0, 2, 4, 8, 10], lists(FLAT, 3, 2)),
     pa.array(["a", "b", "a", "c", "b"]).dictionary_encode(),
@@ -49,6 +51,7 @@ def test_slices(array: pa.Array) -> None:
     for start in range(4):
         some = array.slice(start, len(array) - start - (start % 2))
         places, expected = np.arange(len(some))[::-1], some.to_pylist()
+        assert without_nulls(some).to_pylist() == [v for v in expected if v is not None]
         mask = places % 3 == 0
         batch = pa.record_batch({"v": some, "i": places})
         for rows in (some, pa.chunked_array([some])):
@@ -59,6 +62,13 @@ def test_slices(array: pa.Array) -> None:
         for table in (batch, pa.Table.from_batches([batch])):
             assert picked(table, places)["v"].to_pylist() == expected[::-1]
             assert picked(table, places).schema == table.schema
+
+
+@pytest.mark.parametrize("array", KINDS, ids=lambda array: str(array.type))
+def test_a_slice_of_a_checkpoint_has_the_checksum_of_its_values(array: pa.Array) -> None:
+    some = array.slice(2, 3)
+    alone = pa.concat_arrays([some, some[:0]])
+    assert checksum(pa.record_batch({"v": some})) == checksum(pa.record_batch({"v": alone}))
 
 
 def test_rows_that_are_not_computed_keep_their_matrices(local_db: Connection) -> None:

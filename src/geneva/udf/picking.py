@@ -1,4 +1,4 @@
-"""Some rows of what is in memory: instead of Arrow's own `take` and `filter` of values.
+"""Some rows of what is in memory: instead of Arrow's own `take`, `filter`, `drop_null`.
 
 Of a slice of fixed-size lists of fixed-size lists (a matrix per row) Arrow 26 gives the values of
 other rows, and says nothing.
@@ -23,6 +23,11 @@ def picked(rows: Rows, places: npt.NDArray[Any] | pa.Array) -> Rows:
 def filtered(rows: Rows, mask: npt.NDArray[Any]) -> Rows:
     """The rows for which a mask is true."""
     return _unsliced(rows).filter(pa.array(mask))
+
+
+def without_nulls(array: pa.Array) -> pa.Array:
+    """The values that are not NULL."""
+    return _unsliced(array).drop_null()
 
 
 def _unsliced(rows: Rows) -> Rows:
