@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from functools import partial
 from pathlib import Path
 
+import lancedb
 import pyarrow as pa
 import pytest
 
 import geneva
 from geneva import JobStatus
 from geneva.asynchronous import AsyncView
-from geneva.errors import JobCancelledError, UserInputError
+from geneva.errors import JobCancelledError, TableNotFoundError, UserInputError
 from geneva.execution.runner import InProcessRunner
 from support import Calls, tripled
 
@@ -22,6 +25,65 @@ def rows(*ids: int) -> pa.Table:
 
 async def database(path: Path) -> geneva.AsyncConnection:
     return await geneva.connect_async(path / "db", runner=InProcessRunner)
+
+
+class TestFolderThatIsNotThere:
+    """As on a connection that waits: a look makes nothing, and the first write makes the folder."""
+
+    def test_a_look_makes_nothing(self, tmp_path: Path) -> None:
+        async def program() -> None:
+            db = await database(tmp_path / "no")
+            assert await db.table_names() == await db.list_materialized_views() == []
+            assert (await db.list_tables()).tables == []
+            assert (await db.list_namespaces()).namespaces == []
+            assert await db.list_jobs() == []
+            assert (await db.refresh(), (await db.plan_refresh()).steps) == ((), ())
+            for look in (db.open_table, db.open_materialized_view, db.refresh, db.plan_refresh):
+                with pytest.raises(TableNotFoundError, match="there is no folder"):
+                    await look("t")
+            await db.drop_table("t", ignore_missing=True)
+            for dropping in (db.drop_table, db.drop_materialized_view):
+                with pytest.raises(ValueError, match=r"not found|there is no folder"):
+                    await dropping("t")
+            await db.drop_all_tables()
+            await db.drop_database()
+            with pytest.raises(ValueError, match="not found"):
+                await db.rename_table("t", "u")
+            with pytest.raises(AttributeError, match="Did you mean 'table_names'"):
+                db.tabel_names()
+            assert not hasattr(db, "_repr_html_"), "a notebook asks for it"
+            assert {"table_names", "list_tables", "list_jobs"} <= set(dir(db))
+            assert db.is_open()
+            with db:
+                pass
+            assert not db.is_open()
+            for call in (db.list_tables, partial(db.create_table, "t", rows(0))):
+                with pytest.raises(RuntimeError, match="Connection is closed"):
+                    await call()
+
+        asyncio.run(program())
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_first_write_makes_it(self, tmp_path: Path) -> None:
+        async def program() -> None:
+            db, other = await database(tmp_path / "no"), await database(tmp_path / "no")
+            await asyncio.gather(*(db.create_table(name, rows(0)) for name in "tuv"))
+            for each in (db, other):
+                assert await each.table_names() == (await each.list_tables()).tables
+                assert await each.table_names() == ["t", "u", "v"]
+            assert await (await other.open_table("t")).count_rows() == 1
+            await db.drop_all_tables()
+            assert await other.table_names() == []
+            db.close()
+            assert not db.is_open()
+
+        asyncio.run(program())
+
+    def test_lancedb_waits_in_all_of_its_calls(self) -> None:
+        """What it has by another kind of method needs one of its own in `AsyncNoFolder`."""
+        for name, method in inspect.getmembers(lancedb.AsyncConnection, inspect.isfunction):
+            if not name.startswith("_") and name not in ("close", "is_open"):
+                assert inspect.iscoroutinefunction(inspect.unwrap(method)), name
 
 
 def test_columns_and_views(tmp_path: Path, calls: Calls) -> None:

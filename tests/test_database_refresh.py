@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -388,6 +389,57 @@ def test_views_that_are_made_from_each_other_hold_nothing_else_back(
     assert caught.value.left_out == ("view 'of_some'",)
     assert names(local_db) == ["texts.doubled", "texts.more"]
     assert calls.count == 8
+
+
+def test_one_of_views_that_are_made_from_each_other_is_not_refreshed_by_itself_either(
+    local_db: Connection,
+) -> None:
+    source = local_db.create_table("t", pa.table({"id": [1, 2]}))
+
+    @geneva.chunker(output_schema=pa.schema([("x", pa.int64())]))
+    def twice(id: int):  # type: ignore[no-untyped-def]
+        return [{"x": id}, {"x": id}]
+
+    @geneva.udtf(output_schema=pa.schema([("n", pa.int64())]), partition_by="id")
+    def counted(rows):  # type: ignore[no-untyped-def]
+        return pa.table({"n": [rows.count_rows()]})
+
+    local_db.create_materialized_view("a", source.query()).refresh()
+    b = local_db.create_udtf_view("b", local_db.open_table("a").query().select(["id"]), twice)
+    b.refresh()
+    c = local_db.create_udtf_view("c", b.query(), counted)
+    c.refresh()
+    local_db.drop_table("a")
+    local_db.create_materialized_view("a", c.query().select({"id": "n"}))
+    jobs = len(local_db.list_jobs())
+    words = r"View '{}' can't be refreshed: it and '{}', '{}' are made from each other\. Drop one"
+    for name, first, second in ("acb", "bac", "cba"):
+        view = local_db.open_materialized_view(name)
+        for refresh in (
+            view.refresh,
+            view.refresh_async,
+            view.plan_refresh,
+            partial(view.refresh, 1),
+            partial(local_db.refresh, name),
+            partial(local_db.plan_refresh, name),
+        ):
+            with pytest.raises(UserInputError, match=words.format(name, first, second)):
+                refresh()
+    assert len(local_db.list_jobs()) == jobs
+    # What is made from one of them, and is none of them, can be as that one is.
+    local_db.create_materialized_view("of_b", b.query()).refresh()
+
+
+def test_views_of_two_databases_are_in_no_circle_because_of_their_names(
+    local_db: Connection, tmp_path: Path
+) -> None:
+    other = geneva.connect(tmp_path / "other", runner=InProcessRunner)
+    inner = other.create_table("view", pa.table({"id": [1]}))
+    between = other.create_materialized_view("between", inner.query())
+    between.refresh()
+    view = local_db.create_materialized_view("view", between.query())
+    view.refresh()
+    assert column(view, "id") == [1]
 
 
 def test_branches_are_left_alone(local_db: Connection, calls: Calls) -> None:

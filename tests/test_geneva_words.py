@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
@@ -279,6 +280,8 @@ class TestUdfs:
             lambda: local_db.create_materialized_view("v", query),
             lambda: local_db.create_udtf_view("w", table.search(None), counted),
             lambda: local_db.create_udtf_view("c", local_db.open_table("v").search(None), chunked),
+            lambda: local_db.open_table("v").alter_columns({"path": "y", "udf": f}),
+            lambda: local_db.open_table("c").alter_columns({"path": "letters", "udf": chunked}),
         ):
             with pytest.warns(CompatibilityWarning, match="no-such-package-x==1") as told:
                 declare()
@@ -1066,6 +1069,36 @@ class TestContexts:
                 two.submit(first.__enter__).result(60)
                 two.submit(first.__exit__, None, None, None).result(60)
         assert seen() == (None, None)
+
+    def test_a_thread_that_has_ended_inside_of_one_keeps_no_other_out(
+        self, local_db: Connection, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        name = "GENEVA_WORDS_TEST"
+        os.environ.pop(name, None)
+
+        def of(value: str) -> Context:
+            made = GenevaManifest.create_pip("m").env_vars({name: value})
+            return local_db.context(manifest=made.build())
+
+        left, other, third = of("1"), of("2"), of("3")
+        thread = Thread(target=left.__enter__, name="left")
+        thread.start()
+        thread.join()
+        assert local_db._variables.get(name) == "1", "a context is for all threads"
+        with ThreadPoolExecutor(1) as pool:
+            with other:
+                assert (os.environ[name], local_db._variables.get(name)) == ("2", "2")
+                assert "Thread 'left' has ended inside a context" in caplog.text
+                pool.submit(third.__enter__).result(60)
+                with pytest.raises(UserInputError, match="is inside a context"):
+                    of("4").__enter__()
+                pool.submit(third.__exit__, None, None, None).result(60)
+            left.__exit__(None, None, None)
+        assert name not in os.environ
+        assert local_db._contexts == []
+        caplog.clear()
+        with of("5"):
+            assert caplog.text == ""
 
     @pytest.mark.parametrize("first", [0, 1])
     def test_contexts_of_two_connections_leave_no_variables(

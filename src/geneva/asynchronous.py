@@ -29,6 +29,7 @@ from geneva.storage.lance.delegation import (
     delegated_attribute,
     merged_within,
 )
+from geneva.storage.lance.folder import AsyncNoFolder, is_missing_folder
 from geneva.storage.lance.scores import is_of_words, score_of, without_score
 from geneva.storage.views.definition import ViewKind
 from geneva.table import Table
@@ -54,10 +55,15 @@ _AT_ONCE = frozenset({"context", "local_ray_context", "is_remote"})
 
 
 async def connect_async(uri: str | Path, **options: Any) -> AsyncConnection:
-    """Connect to a database, as `geneva.connect` does, for a program that runs an event loop."""
+    """Connect to a database, as `geneva.connect` does, for a program that runs an event loop.
+
+    A folder that isn't there is made by what writes to it first.
+    """
     connection = await asyncio.to_thread(connect, uri, **options)
-    database = await open_database_async(connection.uri, connection._storage_options)
-    return AsyncConnection(connection, database)
+    opening = partial(open_database_async, connection.uri, connection._storage_options)
+    if await asyncio.to_thread(is_missing_folder, connection.uri):
+        return AsyncConnection(connection, AsyncNoFolder(connection.uri, opening))
+    return AsyncConnection(connection, await opening())
 
 
 class AsyncConnection:

@@ -43,6 +43,7 @@ from geneva.model.tables import Secrets, TableRef
 from geneva.model.uris import (
     TableName,
     branch_uri,
+    is_relative,
     joined_uri,
     local_path,
     relative_uri,
@@ -903,6 +904,10 @@ class Connection(ConnectionMethods):
         uri = joined_uri(self._uri, query.source_address)
         branch = TableName.parse(query.base_table).branch
         return TableRef(query.base_table, uri, self._storage_options, branch)
+
+    def _source_of(self, view: TableRef, query: ViewQuery) -> TableRef | None:
+        """The same; None of a view of another database, where addresses are that one's."""
+        return self._source_ref(query) if is_relative(relative_uri(self._uri, view.uri)) else None
 
     def register_views(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -20,11 +21,14 @@ from geneva.errors import JobTimeoutError, UserInputError
 from geneva.jobs import JobFuture
 from geneva.manifest import GenevaManifest
 from geneva.options import read_wait
+from geneva.render.plain import plain
 from geneva.udf.declare import UDF
+from geneva.udf.reading import returns_only_none
 
 if TYPE_CHECKING:
     from geneva.connection import Connection
 
+_LOG = logging.getLogger("geneva")
 _ENTERING = threading.Lock()
 _REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
@@ -127,17 +131,29 @@ class Context:
         return facts
 
     def _refuse_beside_others(self) -> None:
-        """Refuse what would change where jobs of another thread run, in the middle of its block."""
+        """Refuse what would change where jobs of another thread run, in the middle of its block.
+
+        A thread that has ended starts no more jobs. Its context is around this one, like one of the
+        main thread: somebody may end it yet.
+        """
         may_be_inside = (threading.current_thread(), threading.main_thread())
         for other in self.connection._contexts:
-            if other._thread not in may_be_inside:
-                name = other._thread.name if other._thread is not None else ""
+            thread = other._thread
+            if thread is None or thread in may_be_inside:
+                continue
+            name = plain(thread.name)
+            if thread.is_alive():
                 raise UserInputError(
                     f"Thread {name!r} is inside a context of this connection, and a context is of "
                     "the whole connection: its jobs would get this one's cluster, modules and "
                     "variables. Use a connection for each thread (geneva.connect in it), or enter "
                     "one context around all threads."
                 )
+            _LOG.warning(
+                "Thread %r has ended inside a context of this connection, whose modules and "
+                "variables stay until its __exit__ is called.",
+                name,
+            )
 
     def _all_ended_well(self) -> bool:
         seconds = read_wait("wait_timeout", self.wait_timeout)
@@ -163,8 +179,19 @@ def _say_where(cluster: GenevaCluster) -> None:
 
 
 def check_functions(functions: Iterable[UDF]) -> None:
-    """Say what the manifests of functions name and this Python lacks, when they are declared."""
-    manifests = {id(udf.manifest): udf.manifest for udf in functions}
+    """Say of functions that are declared what their manifests name and this Python lacks.
+
+    And which of them can be seen to compute nothing.
+    """
+    given = tuple(functions)
+    for udf in given:
+        if returns_only_none(udf):
+            _LOG.warning(
+                "Function %r returns nothing but None, so that all of its values will be NULL. If "
+                "that is not meant, look for a missing `return`.",
+                plain(udf.name),
+            )
+    manifests = {id(udf.manifest): udf.manifest for udf in given}
     for manifest in manifests.values():
         if isinstance(manifest, GenevaManifest):
             check_packages(manifest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from geneva.errors import (
     StorageFullError,
     StorageUnavailableError,
     UnreadableFragmentsError,
-    UserInputError,
 )
 from geneva.jobs import JobFuture, JobResult
 from geneva.model.uris import TableName
@@ -154,30 +153,6 @@ def plan_database(connection: Connection) -> DatabasePlan:
     return DatabasePlan(connection.uri, tuple(planned), tuple(reasons.items()))
 
 
-def plan_view(view: MaterializedView) -> RefreshPlan:
-    """What `refresh_database` would do about the rows of a view, and no more."""
-    if circle := _circle_of(view):
-        raise _in_a_circle(view.name, circle)
-    return view.plan_refresh()
-
-
-def _circle_of(view: MaterializedView) -> tuple[str, ...]:
-    """A view and its sources, where they lead back to it; empty: they don't, or can't be read."""
-    way: dict[str, str] = {}
-    table: Table = view
-    while isinstance(table, MaterializedView) and table.ref.uri not in way:
-        way[table.ref.uri] = table.name
-        source = table._source()
-        try:
-            table = view._connection.open_table(source.name)
-        except BaseException as error:  # noqa: BLE001  the view's plan says what it is
-            raise_if_stopping(error)
-            return ()
-        if table.ref.uri != source.uri:  # of another database
-            return ()
-    return tuple(way.values()) if table.ref.uri == view.ref.uri else ()
-
-
 def _open_tables(connection: Connection) -> tuple[dict[str, Table], dict[str, BaseException]]:
     """All tables and views but branches, by name; and why others can't be opened."""
     tables: dict[str, Table] = {}
@@ -248,8 +223,6 @@ class _Planner:
         table = self._tables[step.table]
         if not step.columns:
             assert isinstance(table, MaterializedView)
-            if step.circle:
-                raise _in_a_circle(step.table, step.circle)
             return table.plan_refresh()
         if step.table not in self._of_columns:
             self._of_columns = {step.table: table._planner()}
@@ -258,15 +231,6 @@ class _Planner:
     def forget(self) -> None:
         """Read tables anew: a job is about to change one."""
         self._of_columns = {}
-
-
-def _in_a_circle(view: str, circle: Sequence[str]) -> UserInputError:
-    others = ", ".join(repr(name) for name in circle if name != view)
-    way = f"it and {others} are made from each other" if others else "it is its own source"
-    return UserInputError(
-        f"View {view!r} can't be refreshed: {way}. Drop one of them, or make it anew of "
-        "another source."
-    )
 
 
 def _run(table: Table, step: Step, options: Mapping[str, Any], stop: Stop | None) -> JobResult:

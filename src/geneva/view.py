@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import pyarrow as pa
 
+from geneva.contexts import check_functions
 from geneva.errors import TypeMismatchError, UserInputError
 from geneva.execution import column_changes, declarations, maintenance
 from geneva.execution.backfill.chain import PreparedChain
 from geneva.execution.backfill.request import BackfillRequest
 from geneva.execution.backfill.subjects import Subject
+from geneva.execution.refresh.circle import refuse_circle
 from geneva.execution.refresh.explode import prepare_chunk_refresh
 from geneva.execution.refresh.groups import (
     GroupSubject,
@@ -25,7 +27,12 @@ from geneva.execution.refresh.groups import (
     view_groups,
 )
 from geneva.execution.refresh.partitions import prepare_partition_refresh
-from geneva.execution.refresh.prepare import RefreshRequest, prepare_refresh
+from geneva.execution.refresh.prepare import (
+    OpenTables,
+    RefreshRequest,
+    open_latest,
+    prepare_refresh,
+)
 from geneva.execution.refresh.work import RefreshWork
 from geneva.flags import check_flag
 from geneva.jobs import JobFuture, JobResult
@@ -188,6 +195,7 @@ class MaterializedView(Table):
             self._refuse("alter_columns of a column of its query")
         self._refuse_altering_yielded(udfs)
         column_changes.check_alterable(self.ref, others)
+        check_functions(new.udf for new in (*makers.values(), *udfs.values()))
         of_query = {name: udfs.pop(name) for name in sorted(own & udfs.keys())}
         declarations.alter_view_columns(
             self.ref, self._altered(makers, of_query), udfs, self._connection._trust.declare
@@ -504,6 +512,8 @@ class MaterializedView(Table):
         assert info is not None
         query = info.query
         source = self._connection._source_ref(query)
+        tables = OpenTables(view, open_latest(source))
+        refuse_circle(self.ref, source, tables.source, self._connection._source_of)
         if query.udtf is not None:
             return RefreshWork(
                 prepare_partition_refresh(
@@ -512,7 +522,7 @@ class MaterializedView(Table):
             )
         if query.chunker is not None:
             return RefreshWork(prepare_chunk_refresh(self.ref, source, request, view))
-        return RefreshWork(prepare_refresh(self.ref, source, request, view=view))
+        return RefreshWork(prepare_refresh(self.ref, source, request, tables=tables))
 
 
 def _function(alteration: Mapping[str, Any]) -> Any:

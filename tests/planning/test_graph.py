@@ -83,15 +83,10 @@ def test_a_source_that_is_elsewhere_is_nothing_to_wait_for() -> None:
     assert inputs(view("v", "gone", "x")) == {("v", None): ()}
 
 
-def test_views_that_are_made_from_each_other_say_so_and_all_else_is_in_order() -> None:
+def test_views_that_are_made_from_each_other_read_nothing_and_all_else_is_in_order() -> None:
     nodes = [view("of_v", "v"), view("v", "w"), view("w", "v"), view("x", "x"), table("t", a="i")]
     found = {step.key: step for step in steps_of(nodes)}
-    assert {table: step.circle for (table, _), step in found.items() if step.circle} == {
-        "v": ("v", "w"),
-        "w": ("w", "v"),
-        "x": ("x",),
-    }
-    assert found["v", None].inputs == found["w", None].inputs == ()
+    assert {step.inputs for (table, _), step in found.items() if table in "vwx"} == {()}
     assert found["of_v", None].inputs == (("v", None),)
     assert [*found].index(("v", None)) < [*found].index(("of_v", None))
-    assert found["t", "a"].circle == ()
+    assert ("t", "a") in found

@@ -98,10 +98,8 @@ def table_description(table: Table) -> dict[str, Any]:
 
 def planned_refresh(view: MaterializedView) -> RefreshPlan | str:
     """What a refresh would do, or why that can't be said."""
-    from geneva.database_refresh import plan_view
-
     try:
-        return plan_view(view)
+        return view.plan_refresh()
     except BaseException as error:  # noqa: BLE001
         return what_is_wrong(error)
 

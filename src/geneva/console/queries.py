@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geneva.connection import Connection, connect
-from geneva.database_refresh import plan_view
 from geneva.errors import TableNotFoundError
 from geneva.model.addresses import offset_of
 from geneva.model.jobs import JobStatus, whole_id
@@ -198,7 +197,7 @@ class DatabaseReader:
                     if made.computation_id not in planned:
                         planned[made.computation_id] = self._plan_column(table, name, plan)
                     columns.append(replace(planned[made.computation_id], column=name))
-            refresh = plan_view(table) if isinstance(table, MaterializedView) else None
+            refresh = table.plan_refresh() if isinstance(table, MaterializedView) else None
             return Freshness(tuple(columns), refresh=refresh)
         except BaseException as error:  # noqa: BLE001
             return Freshness(tuple(columns), trouble=self._trouble(error))

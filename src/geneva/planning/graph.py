@@ -78,8 +78,6 @@ class Step:
     """The steps whose results it reads."""
     source: str | None = None
     """Of a view: the table that its rows are made from. It notes every new version of that."""
-    circle: tuple[str, ...] = ()
-    """Of a view: itself and its sources, where they lead back to it. Then it can't be refreshed."""
 
     @property
     def key(self) -> Key:
@@ -97,34 +95,34 @@ class Step:
 def steps_of(nodes: Iterable[Node]) -> tuple[Step, ...]:
     """All that brings tables and views up to date: sources before what is made from them.
 
-    The steps of views that are made from each other say so, and read nothing.
+    The steps of views that are made from each other read nothing: they can't be refreshed.
     """
     every = {node.table: node for node in nodes}
-    circles = {table: _circle(table, every) for table in every}
-    sources = {
-        table: [node.source] if node.source in every and not circles[table] else []
-        for table, node in every.items()
+    before = {
+        name: every[node.source]
+        for name, node in every.items()
+        if node.source is not None and node.source in every and not _is_in_a_circle(name, every)
     }
+    sources = {name: [before[name].table] if name in before else [] for name in every}
     order = TopologicalSorter(sources).static_order()
-    return tuple(s for table in order for s in _own_steps(every[table], every, circles[table]))
+    return tuple(s for table in order for s in _own_steps(every[table], before.get(table)))
 
 
-def _circle(view: str, every: Mapping[str, Node]) -> tuple[str, ...]:
-    """A view and its sources, where they lead back to it; empty: they don't."""
-    way: list[str] = []
+def _is_in_a_circle(view: str, every: Mapping[str, Node]) -> bool:
+    """Whether the sources of a view lead back to it."""
+    seen: set[str] = set()
     table: str | None = view
-    while table is not None and table in every and table not in way:
-        way.append(table)
+    while table is not None and table in every and table not in seen:
+        seen.add(table)
         table = every[table].source
-    return tuple(way) if table == view else ()
+    return table == view
 
 
-def _own_steps(node: Node, every: Mapping[str, Node], circle: tuple[str, ...]) -> Iterator[Step]:
-    """The steps of one table: first its rows, then its columns."""
+def _own_steps(node: Node, source: Node | None) -> Iterator[Step]:
+    """The steps of one table: first its rows, which are made from the source, then its columns."""
     rows: tuple[Key, ...] = ()
     if node.is_view:
-        read_before = _read_of_source(node, every.get(node.source or "")) if not circle else ()
-        yield Step(node.table, inputs=read_before, source=node.source, circle=circle)
+        yield Step(node.table, inputs=_read_of_source(node, source), source=node.source)
         rows = ((node.table, None),)
     leads = _leads(node)
     done: set[str] = set()

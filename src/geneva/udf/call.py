@@ -199,11 +199,11 @@ async def _awaited(result: Any) -> None:
 
 def is_async(target: Any) -> bool:
     """Whether calls of it are to be awaited: an `async def`, or an object of a class with one."""
-    called = _called(target)
+    called = called_function(target)
     return inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)
 
 
-def _called(target: Any) -> Any:
+def called_function(target: Any) -> Any:
     """The code that runs when a callable is called: of an object or a class, its __call__."""
     if isinstance(target, StatefulCallable):
         target = target.target
@@ -232,7 +232,7 @@ def callable_part(function: Callable[..., Any], *, may_yield: bool = False) -> C
     if is_class and not inspect.isfunction(getattr(function, "__call__", None)):  # noqa: B004
         raise InvalidUDFError(f"Class {function.__name__} has no __call__: it can't be a UDF.")
     _refuse_unawaited(function)
-    called = _called(function)
+    called = called_function(function)
     yields = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
     if yields and not may_yield:
         raise InvalidUDFError(

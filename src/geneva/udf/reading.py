@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import pickletools
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
+from types import CodeType
 from typing import Any
 
-from geneva.udf.call import StatefulCallable
+import pyarrow as pa
+
+from geneva.udf.call import StatefulCallable, UDFArgType, called_function
 from geneva.udf.declare import UDF
 
 _NOT_A_FILE = "<string>"
@@ -29,6 +34,26 @@ def source_text(udf: UDF) -> str:
         return textwrap.dedent(inspect.getsource(target))[:_MAX_SOURCE]
     except (OSError, TypeError, SyntaxError):
         return ""
+
+
+def returns_only_none(udf: UDF) -> bool:
+    """Whether a function that is called by row can be seen to return None, however it ends.
+
+    False of what can't be seen into, such as a wrapper, of a column that can have nothing else, and
+    of a stub that always raises: it has no end to return from.
+    """
+    code = getattr(called_function(udf.func), "__code__", None)
+    is_by_row = udf.arg_type is UDFArgType.SCALAR and not pa.types.is_null(udf.data_type)
+    if not is_by_row or not isinstance(code, CodeType):
+        return False
+    steps = [*dis.get_instructions(code)]
+    ends = [
+        (before.opname == "LOAD_CONST" and before.argval is None and not end.is_jump_target)
+        or (end.opname == "RETURN_CONST" and end.argval is None)
+        for before, end in pairwise(steps)
+        if end.opname in ("RETURN_VALUE", "RETURN_CONST")
+    ]
+    return bool(ends) and all(ends)
 
 
 def imported_names(data: bytes) -> tuple[str, ...]:

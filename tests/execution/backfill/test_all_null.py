@@ -119,3 +119,37 @@ def test_a_column_of_a_view_is_told_as_well_and_sql_is_not(
     (said,) = caplog.messages
     assert said.startswith("Table 'v', column 'c': function 'nothing' returned NULL for all of the")
     assert result.progress.null_rows == calls.count == 12
+
+
+def test_a_function_without_any_return_is_told_when_it_is_declared(
+    local_db: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    @udf(data_type=pa.int64())
+    def forgets(id: int):  # type: ignore[no-untyped-def]
+        id * 2
+
+    def said() -> list[str]:
+        found = list(caplog.messages)
+        caplog.clear()
+        return found
+
+    words = [
+        "Function 'forgets' returns nothing but None, so that all of its values will be NULL. If "
+        "that is not meant, look for a missing `return`."
+    ]
+    table = make_table(local_db, [3], stable_row_ids=True)
+    table.add_columns({"c": forgets})
+    assert said() == words
+    assert table.backfill("c").status == "DONE"
+    assert said() == []
+    right = udf(lambda id: id, data_type=pa.int64())
+    table.alter_columns({"path": "c", "udf": right})
+    assert said() == []
+    table.alter_columns({"path": "c", "udf": forgets})
+    assert said() == words
+    view = local_db.create_materialized_view("v", table.query().select({"c": right}))
+    assert said() == []
+    view.alter_columns({"path": "c", "udf": forgets})
+    assert said() == words
+    local_db.create_materialized_view("w", table.query().select({"c": forgets}))
+    assert said() == words

@@ -10,8 +10,8 @@ from typing import Protocol, TypeAlias
 
 from geneva.execution.backfill.prepare import PreparedBackfill
 from geneva.execution.jobs.tracing import span
-from geneva.execution.worker.memory import give_back_memory
 from geneva.planning.sizing import CommitRule
+from geneva.process_memory import give_back_memory
 from geneva.render.plain import plain
 from geneva.storage.checkpoints.staging import open_checkpoints, record_staged
 from geneva.storage.checkpoints.store import CheckpointKey

@@ -78,6 +78,17 @@ class RefreshRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTables:
+    """A view and its source at their latest versions, opened in this order.
+
+    So the view is of no later version of the source than that.
+    """
+
+    view: Dataset
+    source: Dataset
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedRefresh:
     """A refresh plan with everything that is needed to carry it out."""
 
@@ -120,16 +131,16 @@ def prepare_refresh(
     request: RefreshRequest,
     damage: Damage | None = None,
     *,
-    view: Dataset | None = None,
+    tables: OpenTables | None = None,
 ) -> PreparedRefresh:
     """Plan a refresh from the view and its source as they are. Reads only; runs no user code.
 
-    `damage`: what of the source is known to be unreadable, at the version asked for. `view` is the
-    view as it is, where that is open.
+    `damage`: what of the source is known to be unreadable, at the version asked for. `tables` are
+    the two as they are, where they are open.
     """
-    opened = open_view(ref, view)
+    opened = open_view(ref, None if tables is None else tables.view)
     view, info = opened.dataset, opened.info
-    latest = _open_latest(source)
+    latest = open_latest(source) if tables is None else tables.source
     version = request.src_version or int(latest.version)
     # Before anything else is read of it: what is read later is checked against that.
     identity = commit_uuid(latest, version)
@@ -323,7 +334,8 @@ def _named_notes(backfill: PreparedBackfill) -> tuple[str, ...]:
     return tuple(f"{backfill.plan.column}: {note}" for note in backfill.plan.notes)
 
 
-def _open_latest(source: TableRef) -> Dataset:
+def open_latest(source: TableRef) -> Dataset:
+    """Open the source of a view."""
     try:
         return open_dataset(source)
     except TableNotFoundError as error:
@@ -347,7 +359,7 @@ def _open_target(target: RefreshTarget) -> Dataset:
     try:
         return target.open_source()
     except TableNotFoundError as error:
-        latest = _open_latest(target.source)
+        latest = open_latest(target.source)
         raise UserInputError(
             f"Table {target.source.name!r} has no version {target.version}: its latest is "
             f"{latest.version}, and old versions may have been cleaned up."

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from geneva.config import set_variable
-from geneva.execution.worker.memory import keep_memory
 from geneva.execution.worker.output import keep_output_in
 from geneva.model.tables import Secrets
+from geneva.process_memory import keep_memory
 from geneva.udf.declare import UDF
 from geneva.udf.job_modules import enter_modules, job_modules
 from geneva.udf.shipped_modules import activate, is_shipped, put_back

@@ -6,8 +6,9 @@ table) is LanceDB's to answer, which is imported then.
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,6 +96,57 @@ class NoFolder:
         """Nothing is to be dropped."""
 
     drop_database = drop_all_tables
+
+
+class AsyncNoFolder:
+    """The same for an event loop, by LanceDB's asynchronous connection.
+
+    That is opened by the first coroutine which is more than a look, or finds the folder there.
+    """
+
+    def __init__(self, uri: str, open_database: Callable[[], Awaitable[Any]]) -> None:
+        """Make nothing yet."""
+        self.uri, self._open_database = uri, open_database
+        self._opening = asyncio.Lock()
+        self._opened: Any = None
+        self._is_closed = False
+
+    def is_open(self) -> bool:
+        """Whether nobody has closed it."""
+        return not self._is_closed
+
+    def close(self) -> None:
+        """Close LanceDB's connection, too, if there is one by now."""
+        self._is_closed = True
+        if self._opened is not None:
+            self._opened.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """A coroutine of LanceDB's; of a look, one that makes nothing."""
+        if name.startswith("_") or name not in dir(self):
+            raise AttributeError(name)
+
+        async def call(*args: Any, **options: Any) -> Any:
+            if self._is_closed:
+                raise RuntimeError("Connection is closed")  # as LanceDB says it
+            if name in vars(NoFolder) and is_missing_folder(self.uri):
+                return getattr(self._nothing(), name)(*args, **options)
+            return await getattr(await self._lancedb(), name)(*args, **options)
+
+        return call
+
+    def __dir__(self) -> list[str]:
+        """What LanceDB's connections have."""
+        return dir(lancedb().AsyncConnection)
+
+    def _nothing(self) -> NoFolder:
+        return NoFolder(self.uri, lambda: self._opened)
+
+    async def _lancedb(self) -> Any:
+        async with self._opening:
+            if self._opened is None:
+                self._opened = await self._open_database()
+        return self._opened
 
 
 class Folder:

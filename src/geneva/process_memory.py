@@ -1,8 +1,9 @@
-"""How a worker process keeps memory that it has used: windows and results come and go all the time.
+"""What the C library does with memory that a process has freed: workers keep it, a driver doesn't.
 
-By itself the C library gives large buffers back to the system at once, and asks for new ones. The
-system then clears every page anew, which takes longer than reading the data into it does: 153 MB
-of vectors were read in 0.17 s, and in 0.06 s with memory that was kept.
+By itself glibc gives large buffers back to the system at once, and keeps small pieces. Workers use
+large ones all the time, for windows and results, and the system clears every page anew, which takes
+longer than reading the data into it does: 153 MB of vectors were read in 0.17 s, and in 0.06 s with
+memory that was kept. A driver needs many small pieces for a commit, and then none of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LARGE_BYTES = 1024 * 1024 * 1024
 
 @cache
 def keep_memory() -> bool:
-    """Let this process keep some of the memory that it frees; False: it has its own way.
+    """Let this process, a worker, keep some of the memory that it frees; False: it has its own way.
 
     That is so where the user has set one by a variable, and where the C library is not glibc.
     """
