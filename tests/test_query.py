@@ -214,6 +214,18 @@ def test_batch_functions_see_their_batch_size(query: Query) -> None:
     assert seen == [4, 4, 2]
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_batch_functions_of_numbers(query: Query, width: int) -> None:
+    """What such a function returned is no array of Arrow yet when the call is over."""
+
+    @udf(data_type=pa.list_(pa.float32(), width), batch_size=4)
+    def vector(id: pa.Array) -> np.ndarray[Any, Any]:
+        return np.repeat(id.to_numpy().astype(np.float32), width).reshape(-1, width)
+
+    found = query.add_column(vector).to_arrow()["vector"].to_pylist()
+    assert found == [[float(i)] * width for i in range(10)]
+
+
 def test_a_failing_function_says_so(query: Query) -> None:
     @udf(data_type=pa.int64())
     def fails(id: int) -> int:

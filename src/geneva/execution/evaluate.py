@@ -19,6 +19,7 @@ from geneva.storage.lance.expressions import RowReader, in_column
 from geneva.storage.lance.fragments import window_rows
 from geneva.storage.lance.lists import list_columns, runs_by_bytes
 from geneva.storage.lance.pieces import in_parts
+from geneva.udf.picking import picked
 
 
 def evaluate(
@@ -112,7 +113,7 @@ def _applied(
     batch = pa.RecordBatch.from_arrays(inputs, names=list(paths))
     size = applier.udf.batch_size or batch.num_rows or 1
     starts = range(0, max(batch.num_rows, 1), size)
-    parts = [applier.run(batch.slice(start, size)).values for start in starts]
+    parts = [applier.run(batch.slice(start, size)).arrays for start in starts]
     return [pa.concat_arrays(arrays) for arrays in zip(*parts, strict=True)]
 
 
@@ -135,6 +136,6 @@ def _laid_out(
     # With a column of its own: a batch without any has no rows.
     batch = pa.record_batch({**repeated, SOURCE_ROW_ID: pa.array(range(len(lists)))})
     for some in runs_by_bytes(batch, parents):
-        made = {name: values.take(pa.array(parents[some])) for name, values in repeated.items()}
+        made = {name: picked(values, parents[some]) for name, values in repeated.items()}
         made |= {name: values[some] for name, values in items.items()}
         yield pa.record_batch([made[field.name] for field in schema], schema=schema)

@@ -45,6 +45,7 @@ from geneva.udf.declare import (
     look_like,
     udf,
 )
+from geneva.udf.picking import picked
 from geneva.udf.records import OutputSchema, checked_record, declared_record
 from geneva.udf.taken import taken
 from geneva.udf.types import UnclearTypeError, arrow_type_of, without_optional
@@ -427,7 +428,7 @@ class _Rows:
         if PARENT_ROW in made.schema.names:
             self.names_parents = True
             order, ends = _by_parent(made.column(PARENT_ROW), part.num_rows)
-            made = made.drop_columns([PARENT_ROW]).take(order)
+            made = picked(made.drop_columns([PARENT_ROW]), order)
         elif part.num_rows == 1:
             ends = [made.num_rows]
         else:

@@ -407,6 +407,21 @@ class TestVerify:
         assert (report.rows, report.counts) == (2, {RowState.DIFFERS: 2})
         assert not report.ok
 
+    @pytest.mark.parametrize("batch_size", [None, 2])
+    def test_a_function_of_batches(
+        self, local_db: Connection, calls: Calls, batch_size: int | None
+    ) -> None:
+        @udf(data_type=pa.list_(pa.float32(), 2), batch_size=batch_size)
+        def vector(id: pa.Array) -> np.ndarray[Any, Any]:
+            return np.full((len(id), 2), calls.count, np.float32)
+
+        table = make_table(local_db, [5])
+        table.add_columns({"v": vector})
+        table.backfill("v")
+        assert table.verify("v", run=True).counts == {RowState.RIGHT: 5}
+        calls.note([])
+        assert table.verify("v", run=True).counts == {RowState.DIFFERS: 5}
+
     def test_what_a_person_wrote_is_right_and_run_says_that_the_function_gives_another(
         self, local_db: Connection, calls: Calls
     ) -> None:

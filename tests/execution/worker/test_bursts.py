@@ -13,7 +13,7 @@ import pytest
 
 from geneva import Connection, report_usage, udf
 from geneva.errors import TooManyFailedRowsError, UDFExecutionError, UDFOutputError
-from geneva.execution.apply.batch import Applier
+from geneva.execution.apply.batch import Applied, Applier
 from geneva.execution.apply.layouts import as_array
 from geneva.execution.worker import batches
 from geneva.execution.worker.batches import BatchRunner
@@ -222,7 +222,7 @@ def test_lists_in_an_array_of_objects_that_are_used_again(tmp_path: Path) -> Non
 
     applier = Applier(lists, pa.field("y", pa.list_(pa.int64())))
     found = [applier.call(window.inputs) for window in windows()]
-    applied = [each if hasattr(each, "values") else each.applied() for each in found]
+    applied = [each if isinstance(each, Applied) else each.applied() for each in found]
     assert [each.arrays[0][0].as_py() for each in applied] == [[0], [2], [4], [6], [8]]
 
 

@@ -31,8 +31,8 @@ from geneva.udf.policy import Action
 class Applied:
     """The values of a batch, the rows among them that failed, and calls that were made again."""
 
-    values: tuple[Values, ...]
-    """Those of each output column."""
+    outputs: tuple[Values, ...]
+    """The values of each output column."""
     failures: tuple[CellFailure, ...] = ()
     retries: int = 0
     unmatched: int = 0
@@ -41,7 +41,7 @@ class Applied:
     @property
     def arrays(self) -> tuple[pa.Array, ...]:
         """One array for each output column."""
-        return tuple(as_array(values) for values in self.values)
+        return tuple(as_array(values) for values in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from geneva.execution.apply.tensors import is_tensor, numpy_of
 from geneva.render.text import a_type, shorten
 from geneva.render.values import error_text, repr_text
 from geneva.storage.lance.pieces import room
+from geneva.udf.picking import without_nulls
 from geneva.udf.taken import taken
 from geneva.udf.types import holds, is_binary, is_blob_type, is_list, is_text
 
@@ -37,7 +38,7 @@ def forbidden_null(array: pa.Array, field: pa.Field) -> str | None:
         return str(field.name)
     kind = field.type
     if pt.is_struct(kind):
-        children = list(zip(array.drop_null().flatten(), kind, strict=True))
+        children = list(zip(without_nulls(array).flatten(), kind, strict=True))
     elif pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         if kind.value_field.nullable and not pt.is_nested(kind.value_type):
             return None

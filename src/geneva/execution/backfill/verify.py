@@ -296,7 +296,7 @@ def _differing(
         for at in range(0, len(offsets), size):
             some = offsets[at : at + size]
             applied = program.run(batch.slice(at, size))
-            now = digest_rows(applied.values, 0, len(some))
+            now = digest_rows(applied.arrays, 0, len(some))
             there = stored.take(some).columns
             then = digest_rows(there[:outputs], 0, len(some))
             other = now != then

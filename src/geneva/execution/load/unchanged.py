@@ -67,7 +67,7 @@ def _unmatched_if_same(work: ColumnWork, dataset: Dataset, fragment: int) -> int
             applied = program.run(batch.select(list(computation.read_paths)))
         except UnmatchedKeyError:
             return None  # a row that came since: the load itself says so
-        pairs = zip(outputs, applied.values, strict=True)
+        pairs = zip(outputs, applied.arrays, strict=True)
         if not all(equal_rows(batch.column(name), new).all() for name, new in pairs):
             return None
         unmatched += applied.unmatched

@@ -37,6 +37,7 @@ from geneva.storage.lance.pieces import Piece, in_parts
 from geneva.storage.lance.source_rows import SourceRows, next_window
 from geneva.storage.views.definition import is_hidden
 from geneva.storage.views.explode import CHUNKS, stage_rewritten, write_chunk_rows
+from geneva.udf.picking import picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +131,13 @@ def _new_rows(item: Layout, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             made = {
                 IS_SET: pa.repeat(pa.scalar(True), len(chosen)),
                 **_taken(own, pa.array(parents[fresh[some]])),
-                **{name: values.take(chosen) for name, values in chunks.items()},
+                **{name: picked(values, chosen) for name, values in chunks.items()},
             }
             yield pa.record_batch([made[field.name] for field in schema], schema=schema)
 
 
 def _taken(batch: pa.RecordBatch, places: pa.Array) -> dict[str, pa.Array]:
-    return {name: batch.column(name).take(places) for name in batch.schema.names}
+    return {name: picked(batch.column(name), places) for name in batch.schema.names}
 
 
 def _is_kept(ids: RowIds, places: Offsets, kept: tuple[RowIds, Offsets]) -> Mask:
@@ -212,11 +213,11 @@ def _values_of(item: Rewrite, source: SourceRows, some: npt.NDArray[np.int64]) -
     ids, owners = np.unique(item.ids[some], return_inverse=True)
     batch = source.take(ids)
     parents = pa.array(owners)
-    made = {n: batch.column(n).take(parents) for n in item.columns if n in item.lists.carried}
+    made = {n: picked(batch.column(n), parents) for n in item.columns if n in item.lists.carried}
     if CHUNKS in batch.schema.names:
         lists = batch.column(CHUNKS)
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
         starts = np.cumsum(lengths) - lengths
         places = pa.array(starts[owners] + item.places[some])
-        made.update({n: values.take(places) for n, values in list_columns(lists).items()})
+        made.update({n: picked(values, places) for n, values in list_columns(lists).items()})
     return pa.RecordBatch.from_arrays([made[n] for n in item.columns], names=list(item.columns))

@@ -51,6 +51,7 @@ from geneva.execution.worker.waiting import WaitingRows, cut_piece
 from geneva.model.rows import Offsets, RowRange
 from geneva.render.text import count
 from geneva.storage.lance.pieces import concat_batches
+from geneva.udf.picking import picked
 from geneva.udf.usage import metered
 
 _Values = TypeVar("_Values", Computed, Result)
@@ -255,7 +256,7 @@ class BatchRunner:
             elif called.failures:
                 return
             else:
-                nbytes += _size(called.values)
+                nbytes += _size(called.outputs)
             if self._may_give_back and self.deadline.ends_part:
                 return
             if not self._has_value:  # what is wrong with a function is nearly always wrong at once
@@ -526,9 +527,9 @@ class BatchRunner:
         to_compute, places, known = memo.split(digests)
         if not len(to_compute):
             assert known is not None
-            outputs = tuple(known.take(pa.array(places)).columns)
+            outputs = tuple(picked(known, places).columns)
             return _computed(batch, outputs, batch.seconds)
-        rows = batch.inputs.take(pa.array(to_compute))
+        rows = picked(batch.inputs, to_compute)
         part = replace(
             batch, offsets=batch.offsets[to_compute], inputs=rows, digests=digests[to_compute]
         )
@@ -548,7 +549,7 @@ class BatchRunner:
 
         return _computed(
             batch,
-            tuple(concat_batches(parts).take(pa.array(places)).columns),
+            tuple(picked(concat_batches(parts), places).columns),
             computed.seconds,
             places_of(computed.failed),
             computed.failures,
@@ -583,7 +584,7 @@ class BatchRunner:
             unpaid = tuple(row for row, is_unpaid in places if is_unpaid)
         computed = _computed(
             batch,
-            applied.values,
+            applied.outputs,
             batch.seconds + seconds,
             failed,
             failures,

@@ -43,6 +43,7 @@ from geneva.storage.lance.fragments import (
     read_windows,
 )
 from geneva.storage.lance.pieces import Piece, concat_batches
+from geneva.udf.picking import picked
 from geneva.udf.types import holds_json
 
 _READ_BYTES = 16 * 1024 * 1024
@@ -155,7 +156,7 @@ class ColumnFile:
             values = read_range(self._task.work.ref, self._writer.path, rows).select(schema.names)
             if values.schema.types != schema.types:
                 raise AssertionError(f"wrote {schema.types}, and read {values.schema.types}")
-            found.append(values.take(pa.array(own - first)))
+            found.append(picked(values, own - first))
         return concat_batches(found)
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -298,7 +299,7 @@ def _with_adopted(
     (name,) = column.receipts
     receipts = batch.column(name)
     bits, valid = np.array(receipts.fill_null(0)), np.array(receipts.is_valid())
-    own = batch.select(list(column.values)).take(pa.array(places)).columns
+    own = picked(batch.select(list(column.values)), places).columns
     bits[places] = np.asarray(receipts_for(digests, own, adopted=True))
     valid[places] = True
     new = pa.array(bits, receipts.type, mask=~valid)

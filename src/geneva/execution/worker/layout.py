@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from geneva.model.rows import Mask, Offsets, RowRange, RowSet
 from geneva.storage.lance.pieces import Piece, concat_batches, null_rows
+from geneva.udf.picking import picked
 
 
 class Layout:
@@ -77,13 +78,13 @@ def _spread(
     indices = np.arange(base.num_rows, dtype=np.int64)
     indices[places] = base.num_rows + np.arange(len(places), dtype=np.int64)
     if not kept:
-        return both.take(pa.array(indices))
+        return picked(both, indices)
     columns = []
     for name, column in zip(both.schema.names, both.columns, strict=True):
         own = indices.copy()
         if name in kept:
             own[places[kept[name]]] = places[kept[name]]
-        columns.append(column.take(pa.array(own)))
+        columns.append(picked(column, own))
     return pa.RecordBatch.from_arrays(columns, schema=both.schema)
 
 
@@ -105,5 +106,5 @@ class _Buffered:
             rows -= part.num_rows
             # Lance's writer panics on sliced nested structs: take makes a compact copy.
             whole = part.num_rows == self._rest.num_rows
-            parts.append(part if whole else part.take(pa.array(np.arange(part.num_rows))))
+            parts.append(part if whole else picked(part, np.arange(part.num_rows)))
         return concat_batches(parts)

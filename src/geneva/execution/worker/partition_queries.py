@@ -25,6 +25,7 @@ from geneva.storage.lance.pieces import concat_batches, concat_inputs, in_parts
 from geneva.storage.lance.results import Results, Timeout, within
 from geneva.storage.lance.row_ids import read_row_ids
 from geneva.storage.lance.source_rows import MAX_NARROW_ROWS, SourceRows, next_window
+from geneva.udf.picking import picked
 
 
 class PartitionQueries:
@@ -107,7 +108,7 @@ def _taken(source: SourceRows, ids: npt.NDArray[Any]) -> pa.RecordBatch:
         return batch
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
-    return batch.take(pa.array(back))
+    return picked(batch, back)
 
 
 def _chosen(source: SourceRows, columns: Sequence[str] | None) -> SourceRows:

@@ -32,6 +32,7 @@ from geneva.storage.lance.casts import cast_batch
 from geneva.storage.lance.pieces import concat_batches, no_room, null_rows
 from geneva.storage.loads.lookup import Found, open_lookup
 from geneva.udf.job_modules import forget_modules, job_modules
+from geneva.udf.picking import picked
 from geneva.udf.shipped_modules import forget_shipped
 
 
@@ -167,7 +168,7 @@ class Loader:
         base = self._typed(base)
         indices[places] = base.num_rows + np.arange(len(places), dtype=np.int64)
         parts = [base] if found.values is None else [base, self._typed(found.values)]
-        return concat_batches(parts).take(pa.array(indices))
+        return picked(concat_batches(parts), indices)
 
     def _unmatched(self, keys: pa.Array, found: Found) -> UnmatchedKeyError:
         row = int(np.flatnonzero(~found.matched)[0])

@@ -64,7 +64,7 @@ class ReadAhead:
         self._readers = [reader for reader, _ in readers]
         self._batch_sizes = [size for _, size in readers]
         self._awaited = [*self._batch_sizes]
-        """The size of a batch that a program has nothing to do before; None: it has had one."""
+        """The size of each program's first batch; None: it was read, or no size is given."""
         self._legs = legs
         self._shared = SharedReader(self._readers)
         self._queue: BoundedQueue[tuple[int, Group] | _EndOfLeg] = BoundedQueue(halt)

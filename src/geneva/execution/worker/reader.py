@@ -24,6 +24,7 @@ from geneva.storage.checkpoints.store import CheckpointKey, errors_of
 from geneva.storage.columns.inputs import InputReader
 from geneva.storage.lance.fragments import width_of
 from geneva.storage.lance.pieces import Piece
+from geneva.udf.picking import picked
 
 _MAX_AT_ONCE = 8
 _AHEAD_BYTES = 8 * 1024 * 1024
@@ -159,7 +160,7 @@ class Reader:
             found = places < len(offsets)
             if not found.all() or not np.array_equal(offsets[places], wanted):
                 return None
-            values = values.take(pa.array(places))
+            values = picked(values, places)
         return Result(
             rows=rows,
             piece=Piece(wanted, values),

@@ -33,6 +33,7 @@ from geneva.storage.columns.receipts import is_failed
 from geneva.storage.columns.staged_files import StagedFile
 from geneva.storage.lance.damage import is_panic, is_storage_full
 from geneva.storage.lance.pieces import Piece, concat_batches, digests_of
+from geneva.udf.picking import picked
 
 _LOG = logging.getLogger(__name__)
 
@@ -383,4 +384,4 @@ def _joined(ranges: Sequence[_InFile]) -> list[_InFile]:
 
 def _cut(batch: pa.RecordBatch, first: int, rows: int) -> pa.RecordBatch:
     """Some rows of a batch, as a copy: Lance can't write slices of nested structs."""
-    return batch.take(pa.array(range(first, min(first + rows, batch.num_rows))))
+    return picked(batch, np.arange(first, min(first + rows, batch.num_rows)))

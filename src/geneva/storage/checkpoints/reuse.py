@@ -31,6 +31,7 @@ from geneva.storage.columns.staged_files import StagedFile, staged_file_is_whole
 from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.fragments import RowTaker, read_windows
 from geneva.storage.lance.pieces import Piece, concat, merged
+from geneva.udf.picking import picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,7 +492,7 @@ class _OpenResults:
             return None
         unique, back = np.unique(self.source[low:high], return_inverse=True)
         batch = pa.RecordBatch.from_arrays(self.values.take(unique), schema=schema)
-        return Piece(self.target[low:high], batch.take(pa.array(back)))
+        return Piece(self.target[low:high], picked(batch, back))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -501,7 +502,7 @@ class _BatchRows:
     batch: pa.RecordBatch
 
     def take(self, rows: Offsets) -> list[pa.Array]:
-        return list(self.batch.take(pa.array(rows)).columns)
+        return list(picked(self.batch, rows).columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,7 @@ from geneva.model.rows import RowRange
 from geneva.model.tables import Secrets
 from geneva.storage.lance.damage import is_damage
 from geneva.storage.lance.pieces import writable
+from geneva.udf.picking import without_nulls
 from geneva.udf.types import holds_json, without_json
 
 _MAX_NAME_LENGTH = 128
@@ -382,7 +383,7 @@ def _array_checksum(array: pa.Array, state: int) -> int:
     if array.null_count:
         valid = array.is_valid()
         state = zlib.crc32(pc.cast(valid, pa.uint8()).buffers()[1], state)
-        array = array.drop_null()
+        array = without_nulls(array)
     if pa.types.is_null(kind) or not len(array):
         return state
     if pa.types.is_dictionary(kind):

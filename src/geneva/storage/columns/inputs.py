@@ -22,6 +22,7 @@ from geneva.storage.lance.fragments import (
 )
 from geneva.storage.lance.pieces import in_parts
 from geneva.storage.lance.source_rows import SourceRows
+from geneva.udf.picking import picked
 
 _SPARSE = 0.2
 """Below this share of wanted rows they are read by address instead of scanning past the others."""
@@ -74,7 +75,7 @@ class InputReader:
             if len(chunk) == batch.num_rows:
                 yield chunk, batch
             elif len(chunk):
-                yield chunk, batch.take(pa.array(chunk - start))
+                yield chunk, picked(batch, chunk - start)
 
     def _from_source(
         self, source: SourceRows, fragment_id: int, wanted: Offsets, rows: RowRange, window: int

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from geneva.errors import TypeMismatchError
+from geneva.udf.picking import picked
 from geneva.udf.types import is_binary, is_list, is_text
 
 BFLOAT16 = "lance.bfloat16"
@@ -159,9 +160,7 @@ def _fixed_size_lists(
         places = np.zeros((len(array), size), dtype=np.int64)
         places[~np.asarray(nulls)] = np.arange(len(items)).reshape(-1, size)
         items = (
-            items.take(pa.array(places.ravel()))
-            if len(items)
-            else pa.nulls(places.size, kind.value_type)
+            picked(items, places.ravel()) if len(items) else pa.nulls(places.size, kind.value_type)
         )
     return pa.FixedSizeListArray.from_arrays(items, type=kind, mask=nulls)
 

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from geneva.udf.picking import picked
+
 _MIN_ROWS = 512
 _MIN_SHARE = 0.2
 """Below this share of wanted rows in a range, taking them by id reads less."""
@@ -91,4 +93,4 @@ class DenseRows:
             return None
         # A table without columns has no rows, either.
         table = table.select([name for name in self._projection if name != "row"] or ["row"])
-        return table if is_whole else table.take(pa.array(offsets))
+        return table if is_whole else picked(table, offsets)

@@ -44,6 +44,7 @@ from geneva.storage.lance.dataset import has_path, quote_path
 from geneva.storage.lance.dense_rows import DenseRows
 from geneva.storage.lance.fragments import field_at, is_blob
 from geneva.storage.lance.pieces import check_all_taken, noticing_full_dictionaries
+from geneva.udf.picking import picked
 
 _T = TypeVar("_T")
 
@@ -75,7 +76,7 @@ class Expression:
         computed = pa.Table.from_batches(batches)
         # In its own type first: Arrow's kernels know no string views.
         values = compact(single(computed.column("out")), self.type)
-        return values.take(pc.sort_indices(computed.column(_ROW)))
+        return picked(values, pc.sort_indices(computed.column(_ROW)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -404,7 +405,7 @@ class RowReader:
         found = table.column("row").to_numpy()
         order = np.argsort(found)
         places = order[np.searchsorted(found, ids, sorter=order)] if len(found) else order
-        return table.take(pa.array(places))
+        return picked(table, places)
 
 
 _OF_SCANS = ("_row_created_at_version", "_row_last_updated_at_version")

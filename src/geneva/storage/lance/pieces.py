@@ -16,6 +16,7 @@ from geneva.errors import UDFOutputError
 from geneva.model.digests import Digests
 from geneva.model.rows import Offsets
 from geneva.storage.lance.dataset import Dataset
+from geneva.udf.picking import is_sliced, picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def merged(pieces: Sequence[Piece]) -> Piece:
         return pieces[0]
     offsets = np.concatenate([piece.offsets for piece in pieces])
     order = np.argsort(offsets, kind="stable")
-    values = concat_batches([piece.values for piece in pieces]).take(pa.array(order))
+    values = picked(concat_batches([piece.values for piece in pieces]), order)
     return Piece(offsets[order], values, digests_of(pieces)[order])
 
 
@@ -200,13 +201,4 @@ def room(kind: pa.DictionaryType) -> int:
 def writable(array: pa.Array) -> pa.Array:
     """The array as Lance's writer takes it: a slice of structs within structs makes it panic."""
     nested = pa.types.is_nested(array.type) and not pa.types.is_dictionary(array.type)
-    return pa.concat_arrays([array]) if nested and _is_sliced(array) else array
-
-
-def _is_sliced(array: pa.Array) -> bool:
-    """Whether an array, or one below it, begins in the middle of its memory."""
-    if array.offset:
-        return True
-    if pa.types.is_struct(array.type):
-        return any(_is_sliced(array.field(i)) for i in range(array.type.num_fields))
-    return pa.types.is_nested(array.type) and hasattr(array, "values") and _is_sliced(array.values)
+    return pa.concat_arrays([array]) if nested and is_sliced(array) else array

@@ -26,6 +26,7 @@ from geneva.storage.lance.fragments import (
 )
 from geneva.storage.lance.matching_rows import condition_batches, condition_mask
 from geneva.storage.lance.pieces import check_all_taken, in_parts, noticing_full_dictionaries
+from geneva.udf.picking import filtered
 
 ROW_ID, ROW_ADDRESS = "_rowid", "_rowaddr"
 _ROWS = MAX_WINDOW_ROWS
@@ -127,7 +128,7 @@ def scan_part(dataset: lance.LanceDataset, scan: Scan, part: ScanPart) -> Iterat
     for batch in reading(_scanned(dataset, scan, part)):
         chosen = matches.mask[at : at + batch.num_rows]
         at += batch.num_rows
-        yield batch if chosen.all() else batch.filter(pa.array(chosen))
+        yield batch if chosen.all() else filtered(batch, chosen)
 
 
 # -- scanning

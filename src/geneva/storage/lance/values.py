@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from geneva.model.rows import Mask
+from geneva.udf.picking import picked
 
 
 def equal_rows(old: pa.Array, new: pa.Array) -> Mask:
@@ -87,7 +88,7 @@ def _equal_lists(old: pa.Array, new: pa.Array) -> Mask:
     same = _flags(pc.equal(lengths.cast(pa.int64()), pc.list_value_length(new).cast(pa.int64())))
     rows = np.flatnonzero(same)
     # Through take: what is behind a NULL list must not count as its items.
-    items = equal_rows(*(side.take(pa.array(rows)).flatten() for side in (old, new)))
+    items = equal_rows(*(picked(side, rows).flatten() for side in (old, new)))
     ends = np.cumsum(lengths.take(pa.array(rows)).to_numpy(zero_copy_only=False))
     wrong = np.concatenate([[0], np.cumsum(~items)])
     starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends

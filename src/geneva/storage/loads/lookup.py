@@ -26,6 +26,7 @@ from geneva.storage.loads.staging import (
     read_block,
     read_rows,
 )
+from geneva.udf.picking import filtered, picked
 
 _KEPT_BYTES = 256 * 1024 * 1024
 """A source up to this size is kept in memory once it was read; of a larger one nothing is."""
@@ -76,7 +77,7 @@ class KeyLookup:
             if same.all():
                 pieces.append((left, rows))
             elif same.any():
-                pieces.append((left[same], rows.filter(pa.array(same))))
+                pieces.append((left[same], filtered(rows, same)))
             matched[left[same]] = True
             left = left[~same]
             candidate += 1
@@ -112,7 +113,7 @@ class KeyLookup:
             return read_rows(self._reader(block), rows)
         if block not in self._blocks:
             self._blocks[block] = read_block(self._reader(block))
-        return self._blocks[block].take(pa.array(rows))
+        return picked(self._blocks[block], rows)
 
     def _reader(self, block: int) -> Any:
         """An open block. Lance's readers are for one thread each."""
@@ -139,5 +140,5 @@ def _in_order(pieces: Sequence[tuple[Offsets, pa.RecordBatch]]) -> pa.RecordBatc
     rows = concat_batches([batch for _, batch in pieces])
     if len(pieces) > 1:
         offsets = np.concatenate([offsets for offsets, _ in pieces])
-        rows = rows.take(pa.array(np.argsort(offsets)))
+        rows = picked(rows, np.argsort(offsets))
     return rows.select(range(1, rows.num_columns))

@@ -30,6 +30,7 @@ from geneva.model.uris import local_path
 from geneva.storage.lance.casts import cast_batch
 from geneva.storage.lance.pieces import concat_batches, writable
 from geneva.storage.lance.values import equal_rows
+from geneva.udf.picking import picked
 
 _FOLDER = "_checkpoints/loads"
 _BLOCK_ROWS = 1 << 20
@@ -402,7 +403,7 @@ def gather(wanted: Digests, read: Callable[[int, Digests], pa.RecordBatch]) -> p
         parts.append(read(int(block), row_of(distinct[low:high])))
     rows = concat_batches(parts)
     in_order = len(distinct) == len(wanted) and bool((wanted[1:] > wanted[:-1]).all())
-    return rows if in_order else rows.take(pa.array(back))
+    return rows if in_order else picked(rows, back)
 
 
 def read_rows(reader: Any, rows: Digests) -> pa.RecordBatch:
@@ -411,7 +412,7 @@ def read_rows(reader: Any, rows: Digests) -> pa.RecordBatch:
     if len(rows) < _SPARSE * span:
         return _one(reader.take_rows(rows.tolist(), batch_size=len(rows)))
     batch = _one(reader.read_range(first, span, batch_size=span))
-    return batch if len(rows) == span else batch.take(pa.array(rows - np.uint64(first)))
+    return batch if len(rows) == span else picked(batch, rows - np.uint64(first))
 
 
 def read_block(reader: Any) -> pa.RecordBatch:
