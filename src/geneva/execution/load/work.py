@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
 from geneva.errors import (
     JobCancelledError,
     JobTimeoutError,
@@ -44,6 +42,7 @@ from geneva.storage.lance.dataset import Dataset, open_dataset, open_pinned
 from geneva.storage.lance.transactions import files_of_jobs
 from geneva.storage.loads.lookup import open_lookup
 from geneva.storage.loads.staging import SourceSchema, delete_loads, open_folder
+from geneva.udf.picking import filtered
 
 _FEW_ROWS = 100_000
 """A source and a table of so many rows together are joined here: Spark takes longer to start."""
@@ -311,6 +310,6 @@ def find_unmatched(item: RowsToMatch) -> str:
         keys = batch.column(0)
         unmatched = ~lookup.find(keys).matched
         if not rows and unmatched.any():
-            first = repr(keys.filter(pa.array(unmatched))[0].as_py())
+            first = repr(filtered(keys, unmatched)[0].as_py())
         rows += int(unmatched.sum())
     return json.dumps({"rows": rows, "key": first})

@@ -18,6 +18,7 @@ import pyarrow.types as pt
 
 from geneva.storage.lance.dataset import file_version
 from geneva.storage.lance.pieces import room
+from geneva.udf.picking import picked, without_nulls
 
 _MAX_BITS = 16
 """Wider indices count more values than a column will ever have."""
@@ -64,8 +65,8 @@ class DistinctValues:
 
     def _with(self, path: tuple[str, ...], array: pa.Array) -> set[Any]:
         """The values known so far, and those of an array."""
-        used = pc.unique(array.indices).drop_null()
-        values = {v for v in array.dictionary.take(used).to_pylist() if v is not None}
+        used = without_nulls(pc.unique(array.indices))
+        values = {v for v in picked(array.dictionary, used).to_pylist() if v is not None}
         if array.null_count and file_version(self.dataset) < (2, 1):
             values.add(None)
         return values | self._found.get(path, set())

@@ -89,7 +89,7 @@ def _equal_lists(old: pa.Array, new: pa.Array) -> Mask:
     rows = np.flatnonzero(same)
     # Through take: what is behind a NULL list must not count as its items.
     items = equal_rows(*(picked(side, rows).flatten() for side in (old, new)))
-    ends = np.cumsum(lengths.take(pa.array(rows)).to_numpy(zero_copy_only=False))
+    ends = np.cumsum(picked(lengths, rows).to_numpy(zero_copy_only=False))
     wrong = np.concatenate([[0], np.cumsum(~items)])
     starts = np.concatenate([[0], ends[:-1]]) if len(ends) else ends
     same[rows] = wrong[ends.astype(np.int64)] == wrong[starts.astype(np.int64)]

@@ -73,7 +73,7 @@ class KeyLookup:
             if not len(left):
                 break
             rows = gather(places, self._read)
-            same = equal_rows(rows.column(0), keys.take(pa.array(left)))
+            same = equal_rows(rows.column(0), picked(keys, left))
             if same.all():
                 pieces.append((left, rows))
             elif same.any():

@@ -376,7 +376,7 @@ def _equal_keys(
                 for at in (some, some + distance)
             ]
             same = np.flatnonzero(equal_rows(*keys))
-            twice += keys[0].take(pa.array(same)).unique().to_pylist()
+            twice += picked(keys[0], same).unique().to_pylist()
             if len(twice) >= _MAX_SHOWN:
                 return twice[:_MAX_SHOWN]
         distance += 1
