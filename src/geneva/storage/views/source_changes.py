@@ -49,6 +49,7 @@ from geneva.storage.lance.row_ids import (
 )
 from geneva.storage.lance.values import aligned, equal_rows
 from geneva.storage.views.version_path import EVERYTHING, file_paths, read_route
+from geneva.udf.picking import picked
 
 _IDS_AT_ONCE = 4_194_304
 """Row ids to read at once when deletions of several fragments are compared."""
@@ -382,7 +383,8 @@ def _take(dataset: lance.LanceDataset, ids: RowIds, paths: Sequence[str]) -> lis
             ).to_table()
             for some in sql_lists(ids)
         ]
-        table = pa.concat_tables(parts).sort_by("_rowid")
+        found = pa.concat_tables(parts)
+        table = picked(found, np.argsort(found.column("_rowid").to_numpy()))
     else:
         with noticing_full_dictionaries(len(ids)):
             table = dataset._take_rows(pa.array(ids), projection).combine_chunks()
