@@ -178,10 +178,10 @@ def test_the_first_batch_of_a_task_waits_for_no_other_rows(
     ahead = ReadAhead([(Reader(task), 2)], [(part,), (part,)], Halt())
     ahead.run()
     groups = [[len(window.offsets) for window in group] for _, group in ahead.next_leg()]
-    assert groups == [[2], [2, 2], [2, 2]]
+    assert groups == [[2], [2, 2, 2, 2]]
     groups = [[len(window.offsets) for window in group] for _, group in ahead.next_leg()]
     assert groups == [[2] * 5]
-    assert digested == [2, 4, 4, 10]
+    assert digested == [2, 8, 10]
 
 
 def _cut(rows: int, size: int) -> list[int]:

@@ -148,7 +148,7 @@ class ReadAhead:
         rows.add(item)
         while rows:
             yield rows.take(min(size, len(rows)))
-            size *= 2
+            size *= 4
 
     def _is_small(self, leg: Leg) -> bool:
         """Whether reading a leg is one short request, which is waited for and nothing else."""
