@@ -41,7 +41,7 @@ def _unsliced(rows: Rows) -> Rows:
         return rows
     if isinstance(rows, pa.ChunkedArray):
         return pa.chunked_array([_unsliced(chunk) for chunk in rows.chunks], rows.type)
-    return pa.concat_arrays([rows]) if is_sliced(rows) else rows
+    return from_start(rows)
 
 
 def _has_matrices(kind: pa.DataType) -> bool:
@@ -54,12 +54,17 @@ def _has_matrices(kind: pa.DataType) -> bool:
     return any(_has_matrices(kind.field(i).type) for i in inner)
 
 
-def is_sliced(array: pa.Array) -> bool:
+def from_start(array: pa.Array) -> pa.Array:
+    """The same values, with memory that begins with them; a copy only where that is not so yet."""
+    return pa.concat_arrays([array]) if _is_sliced(array) else array
+
+
+def _is_sliced(array: pa.Array) -> bool:
     """Whether an array, or one below it, begins in the middle of its memory."""
     if array.offset:
         return True
     if isinstance(array, pa.ExtensionArray):
-        return is_sliced(array.storage)
+        return _is_sliced(array.storage)
     if pt.is_struct(array.type):
-        return any(is_sliced(array.field(i)) for i in range(array.type.num_fields))
-    return pt.is_nested(array.type) and hasattr(array, "values") and is_sliced(array.values)
+        return any(_is_sliced(array.field(i)) for i in range(array.type.num_fields))
+    return pt.is_nested(array.type) and hasattr(array, "values") and _is_sliced(array.values)

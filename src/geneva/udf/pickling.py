@@ -86,7 +86,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Parts of dispatchers, by their ids: whose they are, and under which name."""
 
     def reducer_override(self, obj: Any) -> Any:
-        self._of_dispatchers = {**_parts_of_dispatcher(obj), **self._of_dispatchers}
+        for part, where in _parts_of_dispatcher(obj).items():
+            self._of_dispatchers.setdefault(part, where)
         if id(obj) in self._of_dispatchers:
             # By itself it is a closure over weak references, and here it is one of another's.
             return getattr, self._of_dispatchers[id(obj)]

@@ -16,7 +16,7 @@ from geneva.errors import UDFOutputError
 from geneva.model.digests import Digests
 from geneva.model.rows import Offsets
 from geneva.storage.lance.dataset import Dataset
-from geneva.udf.picking import is_sliced, picked
+from geneva.udf.picking import from_start, picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,4 +201,4 @@ def room(kind: pa.DictionaryType) -> int:
 def writable(array: pa.Array) -> pa.Array:
     """The array as Lance's writer takes it: a slice of structs within structs makes it panic."""
     nested = pa.types.is_nested(array.type) and not pa.types.is_dictionary(array.type)
-    return pa.concat_arrays([array]) if nested and is_sliced(array) else array
+    return from_start(array) if nested else array
